@@ -1,0 +1,7 @@
+"""`python -m mindswap` is the command line."""
+
+import sys
+
+from mindswap.cli import main
+
+sys.exit(main())

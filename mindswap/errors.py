@@ -1,0 +1,39 @@
+"""Errors that mindswap raises on purpose: one base class, one class per stage.
+
+The command line turns each of them into a short message and exit code 1; any other
+exception is a bug of ours (exit code 3, with a log file).
+"""
+
+__all__ = ["MindswapError", "PolicyError", "ApplyError", "GraphError", "DataError", "LaunchError"]
+
+
+class MindswapError(Exception):
+    """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
+
+
+class PolicyError(MindswapError):
+    """The configuration is wrong. Carries every problem found, in file order.
+
+    Args:
+        problems: the problems, `mindswap.policy.problem.Problem`.
+    """
+
+    def __init__(self, problems):
+        self.problems = tuple(problems)
+        super().__init__("\n".join(f"{p.location}: {p.level.value}: {p.message} [{p.rule}]" for p in self.problems))
+
+
+class ApplyError(MindswapError):
+    """A policy could not be put on a network."""
+
+
+class GraphError(MindswapError):
+    """A network could not be compiled, or its graph could not be read."""
+
+
+class DataError(MindswapError):
+    """Training text or a data file could not be read or written."""
+
+
+class LaunchError(MindswapError):
+    """A training run could not be started."""

@@ -1,0 +1,51 @@
+"""The cells and primitives of one transformer layer as plain data.
+
+An adapter makes the tree from a real network, or it is read from a table of the package
+(`data/families/`); matching and the rules need nothing else.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+__all__ = ["CellNode", "LayerTrees"]
+
+
+@dataclass(frozen=True)
+class CellNode:
+    """One cell or primitive.
+
+    Attributes:
+        name: attribute name in its parent; "" for the layer itself.
+        type_name: class name, e.g. `LLamaAttention`, or primitive name, e.g. `MatMul`.
+        is_primitive: True for a primitive (it has no children).
+        children: what the cell holds, cells and primitives, in order of definition.
+    """
+
+    name: str
+    type_name: str
+    is_primitive: bool = False
+    children: tuple["CellNode", ...] = ()
+
+    def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], "CellNode"]]:
+        """Every node below this one with its path from here, parents first."""
+        for child in self.children:
+            path = (*prefix, child.name)
+            yield path, child
+            yield from child.walk(path)
+
+
+@dataclass(frozen=True)
+class LayerTrees:
+    """The layers of a model.
+
+    Attributes:
+        layers: one tree per layer; equal layers may be the same object.
+        uses: for a primitive path in a layer (`attention.wq.matmul`), the paths of the primitives
+            in the same layer that read its output in forward. Read from a compiled graph; empty
+            where it is not known.
+        source: where the trees come from, for messages ("the real network", "table llama ...").
+    """
+
+    layers: tuple[CellNode, ...]
+    uses: dict[str, tuple[str, ...]]
+    source: str

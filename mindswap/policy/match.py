@@ -1,0 +1,108 @@
+r"""Operator patterns against the tree of a layer. Pure: returns matches, changes nothing.
+
+As in MindFormers, a pattern is split at `\.`; each part is a regular expression that must match
+the whole name on one level; the parts before the last name cells, the last one names a cell or
+a primitive.
+"""
+
+import functools
+from dataclasses import dataclass
+
+import regex
+
+from mindswap.policy.cell_tree import CellNode
+
+__all__ = ["Match", "PatternError", "compile_part", "match_pattern", "split_pattern"]
+
+SEPARATOR = r"\."
+MAX_PATTERN_CHARS = 1000
+# One part against one attribute name takes microseconds; a pattern that needs longer is
+# backtracking without end.
+PART_TIMEOUT_S = 0.2
+
+
+class PatternError(ValueError):
+    """A pattern is not a regular expression, or matching it does not come to an end.
+
+    Attributes:
+        reason: what is wrong, in the words of the regex compiler.
+    """
+
+    def __init__(self, pattern: str, reason: str):
+        self.pattern = pattern
+        self.reason = reason
+        super().__init__(f"'{pattern}': {reason}")
+
+
+@dataclass(frozen=True)
+class Match:
+    """One cell or primitive that a pattern names.
+
+    Attributes:
+        path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
+        node: what is there.
+    """
+
+    path: tuple[str, ...]
+    node: CellNode
+
+    @property
+    def name(self) -> str:
+        """The path joined by dots."""
+        return ".".join(self.path)
+
+
+def split_pattern(pattern: str) -> tuple[str, ...]:
+    r"""The parts of a pattern, one per level: `a\.b` gives `("a", "b")`."""
+    return tuple(pattern.split(SEPARATOR))
+
+
+@functools.lru_cache(maxsize=4096)
+def compile_part(part: str) -> regex.Pattern:
+    """One part of a pattern, compiled.
+
+    Raises:
+        PatternError: if it is too long or no regular expression.
+    """
+    if len(part) > MAX_PATTERN_CHARS:
+        raise PatternError(part[:40] + "...", f"longer than {MAX_PATTERN_CHARS} characters")
+    try:
+        return regex.compile(part)
+    except (regex.error, RecursionError, OverflowError, MemoryError) as error:
+        raise PatternError(part, str(error) or type(error).__name__) from None
+
+
+@functools.lru_cache(maxsize=65536)
+def _is_match(part: str, name: str) -> bool:
+    try:
+        return compile_part(part).fullmatch(name, timeout=PART_TIMEOUT_S) is not None
+    except TimeoutError:
+        raise PatternError(part, f"takes longer than {PART_TIMEOUT_S} s on the name '{name}'") from None
+
+
+@functools.lru_cache(maxsize=4096)
+def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
+    """Every cell and primitive of `layer` that `pattern` names, in order of definition.
+
+    Args:
+        pattern: as in `swap_config.op_swap[].op_name`.
+        layer: tree of one layer.
+
+    Raises:
+        PatternError: if a part is no regular expression, or backtracks without end.
+    """
+    parts = split_pattern(pattern)
+    for part in parts:
+        compile_part(part)
+    return tuple(_match_parts(parts, layer, ()))
+
+
+def _match_parts(parts, node, path):
+    for child in node.children:
+        if not _is_match(parts[0], child.name):
+            continue
+        child_path = (*path, child.name)
+        if len(parts) == 1:
+            yield Match(child_path, child)
+        elif not child.is_primitive:
+            yield from _match_parts(parts[1:], child, child_path)

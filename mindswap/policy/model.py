@@ -1,0 +1,146 @@
+"""The normalised policy: what each operator of each layer does with its activations.
+
+One immutable object, made by `policy.normalize` from any accepted spelling, serves applying,
+simulating and planning alike. `Policy.to_config()` writes it as MindFormers spells it; read
+back, that gives an equal policy.
+"""
+
+from dataclasses import dataclass
+
+__all__ = ["ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy"]
+
+# The default strategy swaps flash attention. It is two levels deep in the legacy models
+# (attention.flash_attention) and three in the newer ones (self_attention.core_attention.flash_attention).
+DEFAULT_SWAP_PATTERNS = (r".*\.flash_attention", r".*\.core_attention\.flash_attention")
+
+
+@dataclass(frozen=True)
+class Layers:
+    """A set of layer indices.
+
+    Attributes:
+        indices: sorted, without repetition; None stands for every layer of the model.
+    """
+
+    indices: tuple[int, ...] | None
+
+    def __contains__(self, layer_index: int) -> bool:
+        return self.indices is None or layer_index in self.indices
+
+    def __bool__(self) -> bool:
+        return self.indices is None or bool(self.indices)
+
+    def resolve(self, num_layers: int) -> tuple[int, ...]:
+        """The indices as a tuple, in a model of `num_layers` layers."""
+        return tuple(range(num_layers)) if self.indices is None else self.indices
+
+    def to_config(self) -> bool | list[int]:
+        """`True` for every layer, else the list of indices."""
+        return True if self.indices is None else list(self.indices)
+
+
+ALL_LAYERS = Layers(None)
+NO_LAYERS = Layers(())
+
+
+@dataclass(frozen=True)
+class LayerSwap:
+    """Offload every operator of these layers, prefetched `num_prefetch_ops` operators ahead."""
+
+    layers: Layers
+    num_prefetch_ops: int
+
+
+@dataclass(frozen=True)
+class OpSwap:
+    r"""Offload the operators that `pattern` names in these layers.
+
+    Attributes:
+        pattern: parts joined by `\.`; each part is a regular expression that must match the whole
+            name of one level below the layer, the last part names a cell or a primitive.
+        layers: layers in which the pattern acts.
+        num_prefetch_ops: prefetch distance in operators (`backward_prefetch` in YAML), at least 1.
+    """
+
+    pattern: str
+    layers: Layers
+    num_prefetch_ops: int
+
+
+@dataclass(frozen=True)
+class OpRecompute:
+    """Recompute the operators that `pattern` names in these layers (pattern as in `OpSwap`)."""
+
+    pattern: str
+    layers: Layers
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What the configuration asks for, in one form.
+
+    Where entries overlap, this order decides, weakest first: layer_swap (the first entry that has
+    the layer), then op_swap in order (a later pattern overrides an earlier one). Full recompute of a
+    layer goes before select recompute of its operators; the exclude options go before both.
+
+    Attributes:
+        is_swap_enabled: `swap: True`. When False, every other swap field is empty, and the recompute
+            fields are empty too: MindFormers does its own (stage count) recompute then.
+        default_prefetch: set when the default strategy acts; `op_swap` then holds its patterns.
+        layer_swap: whole layers to offload.
+        op_swap: operators to offload.
+        layer_recompute: layers that are recomputed whole.
+        select_recompute: operators to recompute.
+        select_comm_recompute: communication operators to recompute.
+        select_recompute_exclude: operators that must not be recomputed.
+        select_comm_recompute_exclude: communication operators that must not be recomputed.
+        recompute_slice_activation: slice what a recomputed layer keeps over the tensor parallel group.
+        mp_comm_recompute: recompute tensor parallel communication inside a recomputed layer.
+        parallel_optimizer_comm_recompute: recompute the AllGather of the parallel optimizer.
+    """
+
+    is_swap_enabled: bool = False
+    default_prefetch: int | None = None
+    layer_swap: tuple[LayerSwap, ...] = ()
+    op_swap: tuple[OpSwap, ...] = ()
+    layer_recompute: Layers = NO_LAYERS
+    select_recompute: tuple[OpRecompute, ...] = ()
+    select_comm_recompute: tuple[OpRecompute, ...] = ()
+    select_recompute_exclude: tuple[OpRecompute, ...] = ()
+    select_comm_recompute_exclude: tuple[OpRecompute, ...] = ()
+    recompute_slice_activation: bool = False
+    mp_comm_recompute: bool = True
+    parallel_optimizer_comm_recompute: bool = False
+
+    def to_config(self) -> dict:
+        """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling."""
+        if not self.is_swap_enabled:
+            return {"swap_config": {"swap": False}}
+        swap: dict = {"swap": True}
+        if self.default_prefetch is not None:
+            swap["default_prefetch"] = self.default_prefetch
+        else:
+            if self.layer_swap:
+                swap["layer_swap"] = [
+                    {"backward_prefetch": e.num_prefetch_ops, "layers": e.layers.to_config()} for e in self.layer_swap
+                ]
+            if self.op_swap or not self.layer_swap:
+                swap["op_swap"] = [
+                    {"op_name": e.pattern, "backward_prefetch": e.num_prefetch_ops, "layers": e.layers.to_config()}
+                    for e in self.op_swap
+                ]
+        recompute = {
+            "recompute": self.layer_recompute.to_config() or False,
+            "select_recompute": _ops_to_config(self.select_recompute),
+            "select_comm_recompute": _ops_to_config(self.select_comm_recompute),
+            "select_recompute_exclude": _ops_to_config(self.select_recompute_exclude),
+            "select_comm_recompute_exclude": _ops_to_config(self.select_comm_recompute_exclude),
+            "recompute_slice_activation": self.recompute_slice_activation,
+            "mp_comm_recompute": self.mp_comm_recompute,
+            "parallel_optimizer_comm_recompute": self.parallel_optimizer_comm_recompute,
+        }
+        return {"swap_config": swap, "recompute_config": recompute}
+
+
+def _ops_to_config(entries: tuple[OpRecompute, ...]) -> bool | dict:
+    return {entry.pattern: entry.layers.to_config() for entry in entries} or False
