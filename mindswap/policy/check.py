@@ -1,0 +1,96 @@
+"""A configuration -> its policy and every problem in it."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindswap.errors import PolicyError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.document import Document, Node, to_data
+from mindswap.policy.families import load_layer_trees
+from mindswap.policy.model import Policy
+from mindswap.policy.normalize import build_policy
+from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.policy.read import read_settings
+from mindswap.policy.rules import Context, run_rules
+from mindswap.policy.yaml_source import load_document
+
+__all__ = ["CheckResult", "check_document", "load_policy"]
+
+
+@dataclass(frozen=True, eq=False)
+class CheckResult:
+    """What came out of checking a configuration.
+
+    Attributes:
+        policy: the normalised policy; None if there is an error.
+        problems: every problem, in file order.
+        num_layers: layers of the model; None if not known.
+        trees: the layers that operator names were checked against; None if they were not.
+    """
+
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+    num_layers: int | None
+    trees: LayerTrees | None
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that stop a run."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+
+def check_document(
+    document: Document,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> CheckResult:
+    """Check a configuration with every rule.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model; None takes what the configuration states, then what `trees` has.
+        trees: the real layers; None takes the table of the model family, if there is one.
+        environ: environment variables of the run; None leaves them unchecked.
+    """
+    if num_layers is None:
+        num_layers = read_num_layers(document, trees)
+    settings = read_settings(document, num_layers)
+    if trees is None and num_layers is not None and settings.is_swap_enabled:
+        trees = load_layer_trees(_model_section(document), num_layers)
+    coverage = Coverage(trees) if trees is not None and settings.is_swap_enabled else None
+    context = Context(document, settings, coverage, environ or {})
+    problems = sort_problems((*document.problems, *run_rules(context)))
+    has_errors = any(problem.level is Level.ERROR for problem in problems)
+    return CheckResult(None if has_errors else build_policy(settings), problems, num_layers, trees)
+
+
+def load_policy(
+    path: str | os.PathLike,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Policy:
+    """The policy of a configuration file (arguments as in `check_document`).
+
+    Raises:
+        PolicyError: with every error and warning, if there is an error.
+    """
+    result = check_document(load_document(path), num_layers, trees, environ)
+    if result.policy is None:
+        raise PolicyError(result.problems)
+    return result.policy
+
+
+def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
+    """Layers as the configuration states them, else as many as the trees have."""
+    stated = read_settings(document).num_layers
+    return stated if stated is not None or trees is None else len(trees.layers)
+
+
+def _model_section(document: Document) -> dict:
+    node: Node | None = document.get("model")
+    data = to_data(node) if node is not None else None
+    return data if isinstance(data, dict) else {}

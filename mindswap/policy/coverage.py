@@ -1,0 +1,107 @@
+"""Which operators the patterns of a policy name, worked out once per pattern and kind of layer.
+
+An operator is a leaf of the tree: a primitive, or a cell that holds neither cells nor primitives.
+"""
+
+from functools import cached_property
+
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.match import Match, PatternError, match_pattern
+from mindswap.policy.model import Layers
+
+__all__ = ["Coverage"]
+
+
+class Coverage:
+    """Patterns against the layers of one model. Layers with equal trees are one kind.
+
+    Args:
+        trees: the layers of the model.
+
+    Attributes:
+        trees: as given.
+        num_layers: layers of the model.
+        kinds: the distinct trees.
+        kind_of: for each layer the index of its tree in `kinds`.
+    """
+
+    def __init__(self, trees: LayerTrees):
+        self.trees = trees
+        self.num_layers = len(trees.layers)
+        index_of: dict[CellNode, int] = {}
+        index_of_object: dict[int, int] = {}  # hashing a tree visits every node; equal layers are often one object
+        kind_of = []
+        for tree in trees.layers:
+            if id(tree) not in index_of_object:
+                index_of_object[id(tree)] = index_of.setdefault(tree, len(index_of))
+            kind_of.append(index_of_object[id(tree)])
+        self.kind_of = tuple(kind_of)
+        self.kinds = tuple(index_of)
+        self._matches: dict[tuple[str, int], tuple[Match, ...]] = {}
+        self._operators: dict[tuple[str | None, int], frozenset[str]] = {}
+        self._errors: dict[str, PatternError] = {}
+
+    @cached_property
+    def operators_of_kind(self) -> tuple[tuple[str, ...], ...]:
+        """For each kind of layer its operators, in order of definition."""
+        return tuple(tuple(".".join(path) for path, node in tree.walk() if not node.children) for tree in self.kinds)
+
+    @cached_property
+    def paths(self) -> tuple[str, ...]:
+        r"""Every path that a pattern can name, written with `\.`, in order of definition."""
+        names = (r"\.".join(path) for tree in self.kinds for path, _ in tree.walk())
+        return tuple(dict.fromkeys(names))
+
+    def error(self, pattern: str) -> PatternError | None:
+        """Why a pattern cannot be matched; None if it can."""
+        for kind in range(len(self.kinds)):
+            self.matches(pattern, kind)
+        return self._errors.get(pattern)
+
+    def matches(self, pattern: str, kind: int) -> tuple[Match, ...]:
+        """What a pattern names in one kind of layer; nothing if it is no usable regular expression."""
+        if pattern in self._errors:
+            return ()
+        key = (pattern, kind)
+        if key not in self._matches:
+            try:
+                self._matches[key] = match_pattern(pattern, self.kinds[kind])
+            except PatternError as error:
+                self._errors[pattern] = error
+                return ()
+        return self._matches[key]
+
+    def operators(self, pattern: str | None, kind: int) -> frozenset[str]:
+        """The operators below what a pattern names; None stands for the whole layer."""
+        key = (pattern, kind)
+        if key not in self._operators:
+            all_operators = self.operators_of_kind[kind]
+            if pattern is None:
+                found = frozenset(all_operators)
+            else:
+                names = [match.name for match in self.matches(pattern, kind)]
+                prefixes = tuple(f"{name}." for name in names)
+                found = frozenset(name for name in all_operators if name in names or name.startswith(prefixes))
+            self._operators[key] = found
+        return self._operators[key]
+
+    def layers_by_kind(self, layers: Layers) -> dict[int, tuple[int, ...]]:
+        """The layers of a set, by kind; layers the model does not have are left out."""
+        by_kind: dict[int, list[int]] = {}
+        for index in layers.resolve(self.num_layers):
+            if 0 <= index < self.num_layers:
+                by_kind.setdefault(self.kind_of[index], []).append(index)
+        return {kind: tuple(indices) for kind, indices in by_kind.items()}
+
+    def shared_operators(
+        self, left: str | None, right: str | None, layers: Layers
+    ) -> tuple[tuple[int, ...], tuple[str, ...]]:
+        """Where two patterns meet: the layers out of `layers`, and the operators in them."""
+        shared_layers: list[int] = []
+        shared: set[str] = set()
+        for kind, indices in self.layers_by_kind(layers).items():
+            both = self.operators(left, kind) & self.operators(right, kind)
+            if both:
+                shared_layers += indices
+                shared |= both
+        return tuple(sorted(shared_layers)), tuple(sorted(shared))

@@ -1,0 +1,70 @@
+"""Layer trees of known model families, from tables that were made with the real MindFormers.
+
+They serve where MindFormers is not installed (a login node) or too slow to build the network.
+"""
+
+import json
+from functools import cache
+from importlib import resources
+
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+
+__all__ = ["load_layer_trees"]
+
+
+def load_layer_trees(model_section: dict, num_layers: int) -> LayerTrees | None:
+    """The layers of a model by its configuration.
+
+    Args:
+        model_section: the `model` section of the configuration, as plain data.
+        num_layers: layers of the model.
+
+    Returns:
+        The trees; None if no table has this model, or none of its variants fits the configuration.
+    """
+    names = _architecture_names(model_section)
+    model_config = _mapping(model_section.get("model_config"))
+    for table in _tables():
+        if names.isdisjoint(table["architectures"]):
+            continue
+        settings = table["defaults"] | {key: model_config[key] for key in table["defaults"] if key in model_config}
+        for variant in table["variants"]:
+            if all(settings.get(key) == value for key, value in variant["when"].items()):
+                made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
+                uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
+                layers = (_tree(json.dumps(variant["tree"])),) * num_layers
+                return LayerTrees(layers, uses, f"table {table['family']} ({made_with})")
+    return None
+
+
+@cache
+def _tables() -> tuple[dict, ...]:
+    folder = resources.files("mindswap") / "data" / "families"
+    if not folder.is_dir():
+        return ()
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return tuple(json.loads(file.read_text("utf-8")) for file in files)
+
+
+@cache
+def _tree(text: str) -> CellNode:
+    """The tree of a table; the same object each time, so that equal layers are seen as equal at once."""
+    return _node(json.loads(text))
+
+
+def _node(data: dict) -> CellNode:
+    children = tuple(_node(child) for child in data.get("children", ()))
+    return CellNode(data["name"], data["type"], data.get("primitive", False), children)
+
+
+def _architecture_names(model_section: dict) -> set[str]:
+    """Every name the configuration gives its model: legacy `arch.type`, newer `architectures`, `model_type`."""
+    model_config = _mapping(model_section.get("model_config"))
+    names = [_mapping(model_section.get("arch")).get("type"), model_config.get("model_type")]
+    architectures = model_config.get("architectures")
+    names += architectures if isinstance(architectures, list) else [architectures]
+    return {name for name in names if isinstance(name, str)}
+
+
+def _mapping(value: object) -> dict:
+    return value if isinstance(value, dict) else {}

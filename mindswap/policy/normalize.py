@@ -1,0 +1,96 @@
+"""Every accepted spelling -> one immutable Policy."""
+
+from dataclasses import dataclass
+
+from mindswap.policy.document import Document
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.policy.read import read_settings
+from mindswap.policy.rules import Context, run_rules
+from mindswap.policy.settings import Settings, Statement
+
+__all__ = ["NormalizeResult", "build_policy", "normalize"]
+
+# The rules that say why a value could not be read; normalising cannot go on with such a value.
+SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool", "unknown-key", "wrong-type")
+
+
+@dataclass(frozen=True, eq=False)
+class NormalizeResult:
+    """A configuration in normalised form.
+
+    Attributes:
+        policy: what the configuration asks for; None if a part of it could not be read.
+        problems: why not, in file order (the rules that judge what was read come with `check_document`).
+        num_layers: layers of the model; None if not known.
+        settings: the statements with their places.
+    """
+
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+    num_layers: int | None
+    settings: Settings
+
+
+def normalize(document: Document, num_layers: int | None = None) -> NormalizeResult:
+    """The policy of a configuration.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model; None takes what the configuration states.
+    """
+    settings = read_settings(document, num_layers)
+    problems = sort_problems((*document.problems, *run_rules(Context(document, settings), only=SHAPE_RULES)))
+    is_good = document.root is not None and not any(problem.level is Level.ERROR for problem in problems)
+    return NormalizeResult(build_policy(settings) if is_good else None, problems, settings.num_layers, settings)
+
+
+def build_policy(settings: Settings) -> Policy:
+    """The policy of everything that could be read."""
+    if not settings.is_swap_enabled:
+        return Policy()
+    layer_swap = _grouped(statement for statement in settings.of("layer_swap"))
+    op_swap = _grouped(statement for statement in settings.of("op_swap"))
+    recompute = [statement.layers for statement in settings.of("recompute")]
+    return Policy(
+        True,
+        settings.default_prefetch,
+        tuple(LayerSwap(layers, prefetch) for (_, prefetch), layers in layer_swap.items()),
+        tuple(OpSwap(pattern, layers, prefetch) for (pattern, prefetch), layers in op_swap.items()),
+        _union(recompute),
+        _op_recompute(settings, "select_recompute"),
+        _op_recompute(settings, "select_comm_recompute"),
+        _op_recompute(settings, "select_recompute_exclude"),
+        _op_recompute(settings, "select_comm_recompute_exclude"),
+        **dict(settings.flags),
+    )
+
+
+def _op_recompute(settings: Settings, option: str) -> tuple[OpRecompute, ...]:
+    groups = _grouped(settings.of(option))
+    return tuple(OpRecompute(pattern, layers) for (pattern, _), layers in groups.items())
+
+
+def _grouped(statements) -> dict[tuple, Layers]:
+    """Layers by (pattern, prefetch); patterns in order of first appearance, as MindFormers groups them."""
+    by_pattern: dict[str | None, dict[int | None, list[Layers]]] = {}
+    for statement in statements:
+        if statement.layers and _is_readable(statement):
+            by_pattern.setdefault(statement.pattern, {}).setdefault(statement.num_prefetch_ops, []).append(
+                statement.layers
+            )
+    return {
+        (pattern, prefetch): _union(layers)
+        for pattern, by_prefetch in by_pattern.items()
+        for prefetch, layers in by_prefetch.items()
+    }
+
+
+def _is_readable(statement: Statement) -> bool:
+    return statement.num_prefetch_ops is not None or not statement.option.endswith("_swap")
+
+
+def _union(parts: list[Layers]) -> Layers:
+    if any(layers.indices is None for layers in parts):
+        return Layers(None)
+    return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))

@@ -1,0 +1,104 @@
+r"""What may stand in `swap_config` and `recompute_config`, as data.
+
+The reader asks here whether a value fits; the rules take their "allowed" text from here, so what
+is accepted and what a message says cannot drift apart.
+"""
+
+from enum import Enum
+
+from mindswap.policy.document import Node
+
+__all__ = [
+    "ENTRY_KEYS",
+    "Expect",
+    "MAX_NUM_LAYERS",
+    "PREFETCH_DEFAULT",
+    "RECOMPUTE_FLAGS",
+    "RECOMPUTE_KEYS",
+    "SELECT_OPTIONS",
+    "SWAP_KEYS",
+    "default_operators",
+    "is_index",
+    "is_pattern",
+    "is_prefetch",
+]
+
+SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
+SELECT_OPTIONS = (
+    "select_recompute",
+    "select_comm_recompute",
+    "select_recompute_exclude",
+    "select_comm_recompute_exclude",
+)
+# Flags of recompute_config with MindFormers' defaults.
+RECOMPUTE_FLAGS = {
+    "parallel_optimizer_comm_recompute": False,
+    "mp_comm_recompute": True,
+    "recompute_slice_activation": False,
+}
+RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
+# Keys of one entry, by option; `op_swap value` is an entry below an operator name.
+ENTRY_KEYS = {
+    "layer_swap": ("backward_prefetch", "layers"),
+    "op_swap": ("op_name", "backward_prefetch", "layers"),
+    "op_swap value": ("backward_prefetch", "layers"),
+}
+PREFETCH_DEFAULT = 1
+# More layers than any model has; a larger index is refused even where the model is not known.
+MAX_NUM_LAYERS = 10_000
+
+# Operators that `True` or a list of layers stands for, by option and by use_legacy.
+_DEFAULT_OPERATORS = {
+    True: (r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+    False: (
+        r"mlp\.shared_experts\.mul",
+        r"mlp\.shared_experts\.activation_func\.silu",
+        r"mlp\.mul",
+        r"mlp\.activation_func\.silu",
+    ),
+}
+_DEFAULT_COMM_OPERATORS = (r".*\.norm",)
+
+
+class Expect(Enum):
+    """What a place in the configuration takes, in the words of the messages."""
+
+    BOOL = "True or False"
+    MAPPING = "a mapping"
+    PREFETCH = "an integer, 1 or more (number of operators)"
+    LAYERS = "a list of layer indices such as [0, 3] or ['0-3', 7], or True for every layer"
+    LAYER_INDEX = "layer indices: integers, or ranges such as '0-3'"
+    PATTERN = r"an operator name, a string such as 'attention\.flash_attention', or a list of them"
+    LAYER_SWAP = "null, or a list of {backward_prefetch: ..., layers: ...}"
+    OP_SWAP = "null, or a list of {op_name: ..., backward_prefetch: ..., layers: ...}"
+    RECOMPUTE = "True, False, or a list of layer indices such as [0, 3]"
+    SELECT = (
+        "True, False, a list of operator names, a list of layer indices, or a mapping of each operator name to "
+        "True or a list of layer indices"
+    )
+    SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"
+
+
+def is_prefetch(node: Node) -> bool:
+    """True for a prefetch distance: an integer of at least 1 (a bool is none)."""
+    return is_index(node) and 1 <= node.value < 2**31
+
+
+def is_index(node: Node) -> bool:
+    """True for an integer (a bool is none)."""
+    return isinstance(node.value, int) and not isinstance(node.value, bool)
+
+
+def is_pattern(node: Node) -> bool:
+    """True for a string that is not empty."""
+    return isinstance(node.value, str) and bool(node.value.strip())
+
+
+def default_operators(option: str, use_legacy: bool) -> tuple[str, ...]:
+    """The operators that `option: True` stands for.
+
+    Args:
+        option: one of SELECT_OPTIONS.
+        use_legacy: top-level `use_legacy` of the configuration; False for the newer model families.
+    """
+    return _DEFAULT_COMM_OPERATORS if "comm" in option else _DEFAULT_OPERATORS[use_legacy]

@@ -1,0 +1,135 @@
+"""What a configuration says about swap and recomputation, statement by statement, with places.
+
+Made by `read`; `normalize` makes the Policy from it and the rules judge it.
+"""
+
+from dataclasses import dataclass
+
+from mindswap.policy.document import Entry, Node
+from mindswap.policy.model import Layers
+from mindswap.policy.pipeline import Pipeline
+from mindswap.policy.problem import Location
+from mindswap.policy.schema import Expect
+
+__all__ = ["LayerRef", "MissingKey", "Misfit", "Settings", "StageCounts", "Statement", "UnknownKey"]
+
+
+@dataclass(frozen=True)
+class LayerRef:
+    """One layer index as it is written."""
+
+    index: int
+    location: Location
+
+
+@dataclass(frozen=True)
+class Statement:
+    """ "These operators, in these layers", as one place of the configuration says it.
+
+    Attributes:
+        option: the option it belongs to, e.g. `op_swap`.
+        path: key path of the entry, e.g. `swap_config.op_swap[1]`.
+        location: where the entry begins.
+        pattern: the operators; None for whole layers; "" where the configuration has none that is usable.
+        pattern_path: key path of the pattern.
+        pattern_location: where the pattern stands (for whole layers: where the entry begins).
+        layers: the layers; only those that could be read.
+        layers_path: key path of the layers.
+        layer_refs: each index with its place; empty for `True`.
+        num_prefetch_ops: prefetch distance; None for recomputation, or where it could not be read.
+        prefetch_location: where it stands.
+        is_default: the pattern is mindswap's, not the user's.
+    """
+
+    option: str
+    path: str
+    location: Location
+    pattern: str | None
+    pattern_path: str
+    pattern_location: Location
+    layers: Layers
+    layers_path: str
+    layer_refs: tuple[LayerRef, ...] = ()
+    num_prefetch_ops: int | None = None
+    prefetch_location: Location | None = None
+    is_default: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Misfit:
+    """A value that does not fit its place."""
+
+    path: str
+    node: Node
+    expect: Expect
+
+
+@dataclass(frozen=True, eq=False)
+class StageCounts:
+    """A list that can only be meant as layers per pipeline stage."""
+
+    path: str
+    node: Node
+
+
+@dataclass(frozen=True, eq=False)
+class UnknownKey:
+    """A key that nothing reads; `known` are those that may stand there."""
+
+    path: str
+    entry: Entry
+    known: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class MissingKey:
+    """A key that an entry needs."""
+
+    path: str
+    node: Node
+    key: str
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """Everything the configuration says, and what could not be read of it.
+
+    Attributes:
+        is_swap_enabled: what `swap_config.swap` says; also True where its value is no bool and does
+            not look like "off", so that the rest is checked.
+        use_legacy: the model belongs to the legacy family.
+        num_layers: layers of the model; None if not known.
+        pipeline: how layers are spread over stages.
+        default_prefetch: prefetch of the default strategy; None where it does not act.
+        swap: statements of layer_swap and op_swap, in file order (the default strategy included).
+        recompute: statements of `recompute` and the select options.
+        flags: values of RECOMPUTE_FLAGS.
+        misfits, stage_counts, unknown_keys, missing_keys: what could not be read.
+    """
+
+    is_swap_enabled: bool
+    use_legacy: bool
+    num_layers: int | None
+    pipeline: Pipeline
+    default_prefetch: int | None = None
+    swap: tuple[Statement, ...] = ()
+    recompute: tuple[Statement, ...] = ()
+    flags: tuple[tuple[str, bool], ...] = ()
+    misfits: tuple[Misfit, ...] = ()
+    stage_counts: tuple[StageCounts, ...] = ()
+    unknown_keys: tuple[UnknownKey, ...] = ()
+    missing_keys: tuple[MissingKey, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """True if everything could be read."""
+        return not (self.misfits or self.stage_counts or self.unknown_keys or self.missing_keys)
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """All statements."""
+        return self.swap + self.recompute
+
+    def of(self, option: str) -> tuple[Statement, ...]:
+        """The statements of one option."""
+        return tuple(statement for statement in self.statements if statement.option == option)

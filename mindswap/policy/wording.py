@@ -1,0 +1,59 @@
+"""Words for messages: sets of layers, lists of names, and the closest valid name."""
+
+from collections.abc import Iterable
+
+from mindswap.policy.model import Layers
+
+__all__ = ["closest_names", "edit_distance", "format_indices", "format_layers", "format_names"]
+
+MAX_COMPARED_CHARS = 120
+
+
+def format_indices(indices: Iterable[int]) -> str:
+    """Indices with runs joined: `0-2, 5`."""
+    runs: list[list[int]] = []
+    for index in sorted(set(indices)):
+        if runs and index == runs[-1][1] + 1:
+            runs[-1][1] = index
+        else:
+            runs.append([index, index])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def format_layers(layers: Layers) -> str:
+    """A set of layers in words: `layer 3`, `layers 0-2, 5`, `every layer`."""
+    if layers.indices is None:
+        return "every layer"
+    return f"layer{'' if len(layers.indices) == 1 else 's'} {format_indices(layers.indices) or '(none)'}"
+
+
+def format_names(names: Iterable[str], limit: int = 3) -> str:
+    """The first names, and how many more there are."""
+    names = tuple(names)
+    rest = len(names) - limit
+    return ", ".join(names[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_distance: int | None = None) -> list[str]:
+    """The candidates that take the fewest edits to reach, closest first.
+
+    Args:
+        name: what was written.
+        candidates: what would be valid.
+        limit: how many to give.
+        max_distance: leave out what is further away; None keeps all.
+    """
+    scored = [(edit_distance(name.lower(), candidate.lower()), candidate) for candidate in candidates]
+    kept = [pair for pair in scored if max_distance is None or pair[0] <= max_distance]
+    return [candidate for _, candidate in sorted(kept, key=lambda pair: pair[0])[:limit]]
+
+
+def edit_distance(left: str, right: str) -> int:
+    """Insertions, deletions and substitutions between two strings (the first 120 characters of each)."""
+    left, right = left[:MAX_COMPARED_CHARS], right[:MAX_COMPARED_CHARS]
+    row = list(range(len(right) + 1))
+    for i, left_char in enumerate(left, 1):
+        above_left, row[0] = row[0], i
+        for j, right_char in enumerate(right, 1):
+            above_left, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above_left + (left_char != right_char))
+    return row[-1]
