@@ -15,7 +15,7 @@ __all__ = ["main"]
 
 # Each is a module of `mindswap.commands` with HELP, EXAMPLES, add_arguments(parser) and
 # run(args) -> exit code.
-COMMANDS = ("check", "run", "prove", "prepare-data")
+COMMANDS = ("check", "run", "verify", "prepare-data")
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 
@@ -50,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
         options exit with 1 as well.
     """
     logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
+        argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         args = build_parser().parse_args(argv)
         return args.run(args)

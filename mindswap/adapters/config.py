@@ -1,0 +1,64 @@
+"""The configuration of MindFormers, divided between mindswap and MindFormers."""
+
+from mindformers.modules.transformer import TransformerSwapConfig
+from mindformers.tools.register import MindFormerConfig
+from mindformers.tools.register.template import ConfigTemplate, RecomputeConfig, SwapConfig
+
+from mindswap.policy.model import Policy
+
+__all__ = ["install_stand_ins", "keep_swap_sections", "replace_swap_sections"]
+
+SECTIONS = ("swap_config", "recompute_config")
+
+
+def keep_swap_sections() -> None:
+    """From now on, loading a YAML leaves `swap_config` and `recompute_config` as the user wrote them."""
+    original = ConfigTemplate.apply_template
+
+    def apply_template(cls, config):
+        kept = {key: config.pop(key) for key in SECTIONS if key in config}
+        original(config)
+        config.update(kept)
+
+    ConfigTemplate.apply_template = classmethod(apply_template)
+
+
+def replace_swap_sections(config, policy: Policy) -> None:
+    """Give MindFormers the sections it is to act on.
+
+    Args:
+        config: MindFormers configuration, changed in place.
+        policy: with swap enabled, mindswap alone owns swap and recompute, and the memory
+            optimisation that swap needs is set; otherwise MindFormers gets what the user wrote.
+    """
+    if policy.is_swap_enabled:
+        sections = {
+            "swap_config": SwapConfig.apply({"swap": False}),
+            "recompute_config": RecomputeConfig.apply({"recompute": False}),
+        }
+        config.context.memory_optimize_level = "O0"
+    else:
+        sections = {
+            "swap_config": _readable_swap_section(config.get("swap_config")),
+            "recompute_config": RecomputeConfig.apply(config.get("recompute_config")),
+        }
+    for key, value in sections.items():
+        config[key] = MindFormerConfig(**value)
+
+
+def _readable_swap_section(section) -> dict:
+    """The section, or the defaults if MindFormers would stop at it although swap is off."""
+    try:
+        completed = SwapConfig.apply(section)
+        TransformerSwapConfig(**completed)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return SwapConfig.apply({"swap": False})
+    return completed
+
+
+def install_stand_ins(config) -> None:
+    """Stand-ins for parts without a CPU kernel, where `mindswap: {cpu_stand_ins: True}` asks for them."""
+    if (config.get("mindswap") or {}).get("cpu_stand_ins") and config.context.device_target == "CPU":
+        from mindswap.adapters.cpu import install_cpu_stand_ins
+
+        install_cpu_stand_ins()

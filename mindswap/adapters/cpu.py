@@ -1,0 +1,89 @@
+"""Stand-ins for the two parts of MindFormers that have no CPU kernel.
+
+They let the documented cases train on a machine without Ascend, at the same cell paths. They
+are on only where the YAML says `mindswap: {cpu_stand_ins: True}` and the device target is CPU.
+"""
+
+import mindspore as ms
+from mindformers.models.llama import llama_transformer
+from mindformers.tools.register import MindFormerRegister
+from mindformers.tools.register.register import MindFormerModuleType
+from mindformers.wrapper import MFTrainOneStepCell
+from mindspore import nn, ops
+
+__all__ = ["CpuFlashAttention", "CpuTrainOneStepCell", "install_cpu_stand_ins"]
+
+
+class CpuFlashAttention(nn.Cell):
+    """Attention from single operators, called as MindFormers calls its `FlashAttention`.
+
+    Takes query, key and value of shape (batch, heads, seq, head_dim), or (batch, seq, hidden) with
+    `input_layout="BSH"`, and a mask of shape (batch, 1, seq, seq) or (seq, seq) that is 1 where
+    attention is not allowed. Gives the output in the layout of the query.
+    """
+
+    def __init__(self, head_num, scale_value=1.0, input_layout="BSH", **_):
+        super().__init__()
+        self.head_num = head_num
+        self.is_flat = input_layout == "BSH"
+        self.scale_value = scale_value
+        self.shape = ops.Shape()
+        self.reshape = ops.Reshape()
+        self.transpose = ops.Transpose()
+        self.scores_matmul = ops.BatchMatMul(transpose_b=True)
+        self.output_matmul = ops.BatchMatMul()
+        self.mul = ops.Mul()
+        self.mask_mul = ops.Mul()
+        self.mask_cast = ops.Cast()
+        self.add = ops.Add()
+        self.softmax = ops.Softmax()
+        self.tile = ops.Tile()
+
+    def construct(self, query, key, value, attn_mask=None, *_):
+        """Softmax(query key^T * scale + mask) value."""
+        query_heads = self._split_heads(query)
+        scores = self.scores_matmul(query_heads, self._match_heads(self._split_heads(key)))
+        scores = self.mul(scores, self.scale_value)
+        if attn_mask is not None:
+            scores = self.add(scores, self.mask_mul(self.mask_cast(attn_mask, ms.float32), -10000.0))
+        output = self.output_matmul(self.softmax(scores), self._match_heads(self._split_heads(value)))
+        if not self.is_flat:
+            return output
+        return self.reshape(self.transpose(output, (0, 2, 1, 3)), self.shape(query))
+
+    def _split_heads(self, x):
+        if not self.is_flat:
+            return x
+        batch, seq, hidden = self.shape(x)
+        return self.transpose(self.reshape(x, (batch, seq, self.head_num, hidden // self.head_num)), (0, 2, 1, 3))
+
+    def _match_heads(self, x):
+        """Repeat the key and value heads that several query heads share."""
+        batch, num_heads, seq, head_dim = self.shape(x)
+        if num_heads == self.head_num:
+            return x
+        x = self.reshape(x, (batch, num_heads, 1, seq * head_dim))
+        x = self.tile(x, (1, 1, self.head_num // num_heads, 1))
+        return self.reshape(x, (batch, self.head_num, seq, head_dim))
+
+
+class CpuTrainOneStepCell(MFTrainOneStepCell):
+    """MindFormers' training step without the overflow flag that only an NPU has."""
+
+    def process_loss_scale(self, overflow):
+        """Keep the loss scale."""
+        return overflow
+
+    def get_overflow_status(self, status, compute_output):
+        """Never an overflow: the CPU has no such register."""
+        return ms.Tensor(False)
+
+    def start_overflow_check(self, pre_cond, compute_input):
+        """Nothing to clear."""
+        return ms.Tensor(False), compute_input
+
+
+def install_cpu_stand_ins() -> None:
+    """Let MindFormers build these cells where the YAML asks for its own."""
+    llama_transformer.FlashAttention = CpuFlashAttention
+    MindFormerRegister.registry[MindFormerModuleType.WRAPPER]["MFTrainOneStepCell"] = CpuTrainOneStepCell

@@ -1,0 +1,111 @@
+"""The package's own training entry, for users of the MindFormers wheel: it has no `run_mindformer.py`.
+
+Same options as upstream's script for training; the work is MindFormers' own Trainer.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+import mindformers.core.context
+from mindformers.tools.register import ActionDict, MindFormerConfig
+from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
+from mindformers.trainer import Trainer
+from mindformers.utils.file_utils import set_output_path
+
+from mindswap.errors import LaunchError
+
+__all__ = ["train"]
+
+# option -> (type, key path in the configuration)
+OPTIONS = {
+    "mode": (int, "context.mode"),
+    "device_id": (int, "context.device_id"),
+    "device_target": (str, "context.device_target"),
+    "run_mode": (str, "run_mode"),
+    "do_eval": (str2bool, "do_eval"),
+    "train_dataset_dir": (str, "train_dataset.data_loader.dataset_dir"),
+    "eval_dataset_dir": (str, "eval_dataset.data_loader.dataset_dir"),
+    "load_checkpoint": (str, "load_checkpoint"),
+    "src_strategy_path_or_dir": (str, "src_strategy_path_or_dir"),
+    "auto_trans_ckpt": (str2bool, "auto_trans_ckpt"),
+    "transform_process_num": (int, "transform_process_num"),
+    "only_save_strategy": (str2bool, "only_save_strategy"),
+    "resume_training": (str2bool_or_str, "resume_training"),
+    "strategy_load_checkpoint": (str, "parallel.strategy_ckpt_load_file"),
+    "remote_save_url": (str, "remote_save_url"),
+    "seed": (int, "seed"),
+    "use_parallel": (str2bool, "use_parallel"),
+    "profile": (str2bool, "profile"),
+    "epochs": (int, "runner_config.epochs"),
+    "batch_size": (int, "runner_config.batch_size"),
+    "gradient_accumulation_steps": (int, "runner_config.gradient_accumulation_steps"),
+    "sink_mode": (str2bool, "runner_config.sink_mode"),
+    "num_samples": (int, "train_dataset.data_loader.num_samples"),
+    "output_dir": (str, "output_dir"),
+    "trust_remote_code": (str2bool, "trust_remote_code"),
+}
+RUN_MODES = ("train", "finetune")
+
+
+def train(argv: list[str]) -> None:
+    """Train as the options and the YAML say.
+
+    Args:
+        argv: options as for upstream's `run_mindformer.py`; any key of the YAML can be given as
+            `--section.key value`.
+
+    Raises:
+        LaunchError: if an option is wrong or the run mode is not one of training.
+    """
+    args, overrides = _parser().parse_known_args(argv)
+    if args.register_path:
+        os.environ["REGISTER_PATH"] = str(Path(args.register_path).resolve())
+        sys.path.append(os.environ["REGISTER_PATH"])
+    config_path = str(Path(args.config).resolve())
+    config = MindFormerConfig(config_path, run_mode=args.run_mode) if args.run_mode else MindFormerConfig(config_path)
+    for option, (_, key_path) in OPTIONS.items():
+        value = getattr(args, option)
+        if value is not None:
+            _set(config, key_path, value)
+    if args.options:
+        config.merge_from_dict(args.options)
+    for key_path, value in _pairs(overrides):
+        _set(config, key_path, parse_value(value))
+    if config.run_mode not in RUN_MODES:
+        raise LaunchError(f"run_mode is {config.run_mode!r}; `mindswap run` trains: --run_mode train or finetune")
+    set_output_path(config.output_dir)
+    mindformers.core.context.build_context(config)
+    trainer = Trainer(config)
+    trainer.train()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
+    parser.add_argument("--config", required=True)
+    parser.add_argument("--register_path")
+    parser.add_argument("--options", nargs="+", action=ActionDict)
+    for option, (kind, _) in OPTIONS.items():
+        parser.add_argument(f"--{option}", type=kind)
+    return parser
+
+
+def _pairs(words: list[str]):
+    """`--a.b value` and `--a.b=value` as pairs."""
+    words = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
+    if len(words) % 2:
+        raise LaunchError(f"option without a value: {' '.join(words)}")
+    for key, value in zip(words[::2], words[1::2], strict=True):
+        if not key.startswith("--"):
+            raise LaunchError(f"unknown argument {key!r}; a key of the YAML is given as --section.key value")
+        yield key[2:], value
+
+
+def _set(config, key_path: str, value) -> None:
+    *parents, last = key_path.split(".")
+    for name in parents:
+        if not isinstance(config.get(name), dict):
+            raise LaunchError(f"--{key_path}: the configuration has no section {name!r}")
+        config = config[name]
+    config[last] = value

@@ -1,0 +1,77 @@
+"""MindSpore: compile a training cell as far as the frontend goes, and hand its graph over.
+
+The export-phase compile runs parsing, autodiff, recompute and offload, and no backend. It needs
+no device, and with `no_init_parameters` no memory for weights.
+"""
+
+import itertools
+from collections.abc import Sequence
+
+import mindspore as ms
+from mindspore import nn, ops
+from mindspore.graph.api import _cell_graph_executor
+from mindspore.train.mind_ir_pb2 import ModelProto
+
+from mindswap.errors import GraphError
+from mindswap.graph.load import load_graph
+from mindswap.graph.model import Graph
+
+__all__ = ["compile_training_graph", "enable_lazy_inline", "has_lazy_inline"]
+
+LAZY_INLINE_PREFIX = "lazy_inline_"
+# MindSpore keeps one compiled graph per value of `cell_init_args`; two networks must not share one.
+_lazy_inline_ids = itertools.count()
+
+
+def has_lazy_inline(cell: nn.Cell) -> bool:
+    """Whether the compiler keeps `cell` as functions of its own, the condition of any offload."""
+    return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
+
+
+def enable_lazy_inline(cell: nn.Cell) -> None:
+    """Mark `cell` as the `lazy_inline` decorator of MindSpore does, also after it was built."""
+    if not has_lazy_inline(cell):
+        cell.cell_init_args = f"{LAZY_INLINE_PREFIX}{type(cell).__name__}_mindswap_{next(_lazy_inline_ids)}"
+
+
+class _GradientCell(nn.Cell):
+    """Gradients of a network by its trainable parameters: all that decides what is saved."""
+
+    def __init__(self, network: nn.Cell):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.weights = ms.ParameterTuple(network.trainable_params())
+        self.grad = ops.GradOperation(get_by_list=True)
+
+    def construct(self, *inputs):
+        return self.grad(self.network, self.weights)(*inputs)
+
+
+def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Graph:
+    """Forward and backward of `network` as the frontend leaves them.
+
+    Args:
+        network: a network that returns its loss; lazy_inline stays as it is.
+        inputs: tensors of the right shape and dtype; their values do not matter.
+
+    Raises:
+        GraphError: if the compiler refuses the network; the text is the compiler's own.
+    """
+    network.set_train(True)
+    cell = _GradientCell(network)
+    cell.set_train(True)
+    try:
+        phase, _ = _cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
+        serialized = _cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
+    except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError) as error:
+        raise GraphError(f"MindSpore could not compile the network: {_first_lines(error)}") from error
+    model = ModelProto()
+    model.ParseFromString(serialized)
+    return load_graph(model)
+
+
+def _first_lines(error: Exception) -> str:
+    """What is wrong and where in the model's source, without the C++ call stack."""
+    text = str(error).split("- C++ Call Stack")[0]
+    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
+    return "\n    ".join(lines[:12])

@@ -1,0 +1,112 @@
+"""The plugin inside MindFormers: four hooks, put in place before a training script runs.
+
+1. When the YAML is loaded, `swap_config` and `recompute_config` stay as the user wrote them:
+   MindFormers' template would stop at the first key it does not know.
+2. When the context is built (command-line overrides are merged by then), the configuration is
+   checked and turned into a Policy. With swap on, MindFormers' own swap and recompute are
+   switched off; with swap off, both sections go to MindFormers as they would without the plugin.
+3. When the network is built, the policy is set on it: before any compile, on every path.
+4. With `mindswap: {cpu_stand_ins: True}`, cells that have no CPU kernel get one (`adapters/cpu.py`).
+"""
+
+import os
+
+import mindformers.core
+import mindformers.core.context
+from mindformers.tools.logger import logger
+from mindformers.trainer.base_trainer import BaseTrainer
+
+from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.mindformers import find_layers, find_lazy_inline_cell, set_policy
+from mindswap.adapters.mindspore import enable_lazy_inline
+from mindswap.apply.apply import read_tree
+from mindswap.errors import PolicyError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.model import Policy
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_source import Document, document_from_data
+from mindswap.report.problems import format_problems
+
+__all__ = ["install"]
+
+TRAIN_MODES = ("train", "finetune")
+
+
+def install(document: Document) -> None:
+    """Put the hooks in place for this process.
+
+    Args:
+        document: the user's YAML; problems point into it.
+    """
+    keep_swap_sections()
+    session = _Session(document)
+    _replace_build_context(session)
+    _replace_create_network(session)
+
+
+class _Session:
+    """What the hooks hand to each other: the checked configuration of this run."""
+
+    def __init__(self, document: Document):
+        self.document = document
+        self.policy = Policy()
+        self.device_target = ""
+
+    def prepare(self, config) -> None:
+        """Check the final configuration and divide it between mindswap and MindFormers."""
+        self.document = document_from_data(config, file="command line", base=self.document)
+        if config.get("run_mode") in TRAIN_MODES:
+            checked = check_document(self.document, environ=dict(os.environ))
+            _raise_errors(checked)
+            self.policy = checked.policy or Policy()
+        self.device_target = config.get("context", {}).get("device_target", "Ascend")
+        replace_swap_sections(config, self.policy)
+        install_stand_ins(config)
+        if self.policy.is_swap_enabled and self.device_target == "CPU":
+            config.model.model_config.disable_lazy_inline = True
+
+    def apply(self, network) -> None:
+        """Set the policy on a network that MindFormers has just built."""
+        if not self.policy.is_swap_enabled:
+            return
+        layers = list(find_layers(network))
+        trees = LayerTrees(tuple(read_tree(layer) for layer in layers), uses={}, source="the real network")
+        checked = check_document(self.document, trees=trees, environ=dict(os.environ))
+        _raise_errors(checked)
+        if checked.problems and os.environ.get("RANK_ID", "0") == "0":
+            logger.warning("mindswap found:\n%s", format_problems(checked.problems))
+        set_policy(network, self.policy, logger)
+        if self.device_target == "CPU":
+            logger.info("mindswap: the CPU backend cannot execute lazy_inline, so nothing is offloaded in this run; "
+                        "`mindswap verify` shows what Ascend will do.")  # fmt: skip
+        else:
+            enable_lazy_inline(find_lazy_inline_cell(network))
+            logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
+
+
+def _raise_errors(checked: CheckResult) -> None:
+    if any(problem.level is Level.ERROR for problem in checked.problems):
+        raise PolicyError(checked.problems)
+
+
+def _replace_build_context(session: _Session) -> None:
+    original = mindformers.core.context.build_context
+
+    def build_context(config):
+        session.prepare(config)
+        return original(config)
+
+    for module in (mindformers, mindformers.core, mindformers.core.context):
+        module.build_context = build_context
+
+
+def _replace_create_network(session: _Session) -> None:
+    original = BaseTrainer.create_network
+
+    def create_network(self, default_args=None):
+        network = original(self, default_args)
+        session.apply(network)
+        return network
+
+    BaseTrainer.create_network = create_network

@@ -1,0 +1,83 @@
+"""`mindswap run`: train with the plugin on, through a given script or the package's own entry."""
+
+import argparse
+import runpy
+import sys
+import traceback
+from pathlib import Path
+
+from mindswap.errors import LaunchError, MindswapError
+
+HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
+EXAMPLES = """\
+  mindswap run run_mindformer.py --config llama2_7b.yaml --run_mode train
+  mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
+  msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
+  scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
+
+Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Everything behind `run` belongs to the training script."""
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, metavar="[SCRIPT.py] OPTIONS")
+    parser.usage = "mindswap run [SCRIPT.py] --config CONFIG [OPTIONS of run_mindformer.py]"
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the training; its own failures show as they are, with its own traceback."""
+    words = [word for position, word in enumerate(args.arguments) if not (position == 0 and word == "--")]
+    script = Path(words[0]) if words and words[0].endswith(".py") else None
+    options = words[1:] if script else words
+    if script and not script.is_file():
+        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
+    config_path = _find_config(options)
+    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
+        config_path = script.resolve().parent / config_path
+    from mindswap.policy.yaml_source import load_document
+
+    document = load_document(str(config_path))
+    _require_mindformers()
+    from mindswap.adapters.plugin import install
+
+    install(document)
+    try:
+        if script:
+            _run_script(script, options)
+        else:
+            from mindswap.adapters.entry import train
+
+            train(options)
+    except MindswapError:
+        raise
+    except Exception:  # noqa: BLE001 the training's own failure, not ours
+        traceback.print_exc()
+        return 1
+    return 0
+
+
+def _find_config(options: list[str]) -> Path:
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config")
+    config = parser.parse_known_args(options)[0].config
+    if config is None:
+        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
+    return Path(config)
+
+
+def _require_mindformers() -> None:
+    import importlib.util
+
+    missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise LaunchError(
+            f"not installed: {', '.join(missing)}\n    fix: pip install 'mindswap[cpu]' (on Ascend, install the "
+            "MindSpore that matches your CANN, then mindformers==1.9.0)"
+        )
+
+
+def _run_script(script: Path, options: list[str]) -> None:
+    sys.argv = [str(script), *options]
+    sys.path.insert(0, str(script.resolve().parent))
+    runpy.run_path(str(script), run_name="__main__")

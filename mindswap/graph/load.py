@@ -1,0 +1,138 @@
+"""MindIR -> Graph: the only module that knows the fields of MindSpore's protobuf.
+
+The message itself comes from an adapter, because its schema ships with MindSpore.
+"""
+
+import re
+from collections.abc import Iterator
+
+from mindswap.errors import GraphError
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+
+__all__ = ["load_graph"]
+
+# How MindSpore marks the two functions that autodiff makes of a lazy_inline cell.
+FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
+RECOMPUTE_SCOPE = "recompute_"
+BYTES_PER_ELEMENT = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
+LAYER_CONTAINER = re.compile(r"-(CellList|SequentialCell)$")
+
+
+def load_graph(model) -> Graph:
+    """The training step in one compiled model.
+
+    Args:
+        model: `ModelProto` of MindIR, from an export-phase compile of a gradient cell.
+
+    Raises:
+        GraphError: if the model has more than one lazy_inline function pair.
+    """
+    primitives = {primitive.name: primitive for primitive in model.primitives}
+    forward = [f for f in model.functions if FORWARD_MARK in f.name and _find_partial(f, primitives)]
+    backward = [f for f in model.functions if BACKWARD_MARK in f.name]
+    if not forward:
+        nodes = tuple(_read_nodes(model.graph, primitives))
+        return Graph(forward=nodes, backward=(), saved=(), has_lazy_inline=False)
+    if len(forward) > 1 or len(backward) != 1:
+        names = ", ".join(f.name for f in (*forward, *backward))
+        raise GraphError(f"expected one lazy_inline cell, found several: {names}")
+    partial = _find_partial(forward[0], primitives)
+    saved = tuple(
+        Saved(captured, parameter.name)
+        for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
+    )
+    return Graph(
+        forward=tuple(_read_nodes(forward[0], primitives)),
+        backward=tuple(_read_nodes(backward[0], primitives)),
+        saved=saved,
+        has_lazy_inline=True,
+    )
+
+
+def _find_partial(function, primitives):
+    """The node that binds what backward needs; autodiff puts it last."""
+    for node in reversed(function.node):
+        if _op_name(node, primitives) == "Partial":
+            return node
+    return None
+
+
+def _op_name(node, primitives) -> str:
+    reference = node.op_type.removeprefix("REF::")
+    return primitives[reference].op_type if reference in primitives else node.op_type
+
+
+def _read_nodes(function, primitives) -> Iterator[Node]:
+    for node in function.node:
+        if node.op_type == "Constant":
+            continue
+        reference = node.op_type.removeprefix("REF::")
+        primitive = primitives.get(reference)
+        marks = {attribute.name for attribute in node.node_attr}
+        scope = node.domain.removeprefix("Gradients/")
+        layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE))
+        yield Node(
+            name=node.name,
+            op=_op_name(node, primitives),
+            layer_index=layer_index,
+            cell_path=cell_path,
+            scope=node.domain,
+            inputs=tuple(node.input),
+            outputs=tuple(_read_types(node)),
+            attributes={a.name: _read_value(a) for a in primitive.attribute} if primitive else {},
+            is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
+            is_duplicate="duplicated" in marks,
+        )
+
+
+def _split_scope(scope: str) -> tuple[int | None, str]:
+    """Layer index and cell path of a scope such as `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
+    parts = scope.split("/")[:-1]
+    names = []
+    layer_index = None
+    for position, part in enumerate(parts):
+        match = SCOPE_PART.match(part)
+        if match is None:
+            continue
+        name = match["name"]
+        if layer_index is None and name.isdecimal() and position and LAYER_CONTAINER.search(parts[position - 1]):
+            layer_index = int(name)
+            names = []
+        else:
+            names.append(name)
+    return layer_index, ".".join(names)
+
+
+def _read_types(node) -> Iterator[TensorType]:
+    for attribute in node.attribute:
+        if attribute.name == "shape":
+            yield from _flatten_types(attribute)
+
+
+def _flatten_types(attribute) -> Iterator[TensorType]:
+    for tensor in attribute.tensors:
+        dtype = tensor.DataType.Name(tensor.data_type).lower()
+        size = BYTES_PER_ELEMENT.get(dtype, 0)
+        for dim in tensor.dims:
+            size *= max(dim, 0)
+        yield TensorType(tuple(tensor.dims), "float32" if dtype == "float" else dtype, size)
+    for value in attribute.values:
+        yield from _flatten_types(value)
+
+
+def _read_value(attribute):
+    """Plain Python value of a primitive's attribute; only the kinds that mindswap reads."""
+    kind = attribute.AttributeType.Name(attribute.type)
+    if kind == "BOOL":
+        return bool(attribute.i)
+    if kind in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"):
+        return attribute.ints[0] if attribute.ints else attribute.i
+    if kind == "STRING":
+        return attribute.s.decode(errors="replace")
+    if kind in ("TUPLE", "LIST"):
+        return tuple(_read_value(value) for value in attribute.values)
+    return None

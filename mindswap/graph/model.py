@@ -1,0 +1,146 @@
+"""A training step as the compiler left it: what forward does, what it keeps, what backward does.
+
+Made by `graph.load` from the compiler's own output. Nothing here is derived from a formula.
+"""
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Graph", "Node", "Saved", "SwapPair", "TensorType", "ALIAS_OPS"]
+
+# Operators whose output is the storage of their first input. A captured `Reshape` keeps the
+# tensor it reshapes alive, not a tensor of its own.
+ALIAS_OPS = frozenset({"Reshape", "TupleGetItem", "Depend", "ExpandDims", "Squeeze", "Flatten"})
+
+
+@dataclass(frozen=True)
+class TensorType:
+    """Type of one tensor: dims as compiled (per rank where the compiler sliced them), dtype in lower case."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator of forward or backward, in execution order.
+
+    Attributes:
+        name: unique in its function; what `inputs` of other nodes refer to.
+        op: primitive name, e.g. `MatMul`.
+        layer_index: index of the transformer layer it belongs to; None outside the layers.
+        cell_path: path of the cell that calls it: below the layer inside one (`attention.wq`), from
+            the root outside; "" for the layer itself.
+        scope: the compiler's own scope text, unique per operator of a function.
+        inputs: names of nodes or function parameters.
+        outputs: types of the outputs, flat; empty where the compiler gives none.
+        attributes: attributes of the primitive.
+        is_recomputed: the node belongs to a recomputed scope (set in forward), or is the copy that
+            backward runs again (`is_duplicate`).
+        is_duplicate: a copy of a forward operator that backward runs again.
+    """
+
+    name: str
+    op: str
+    layer_index: int | None
+    cell_path: str
+    scope: str
+    inputs: tuple[str, ...]
+    outputs: tuple[TensorType, ...]
+    attributes: Mapping[str, object]
+    is_recomputed: bool = False
+    is_duplicate: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all outputs."""
+        return sum(output.size_bytes for output in self.outputs)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One value handed from forward to backward.
+
+    Attributes:
+        forward_name: node (or parameter of forward) that gives it.
+        backward_name: parameter of backward that takes it.
+    """
+
+    forward_name: str
+    backward_name: str
+
+
+@dataclass(frozen=True)
+class SwapPair:
+    """A copy to the host in forward and the copy back in backward.
+
+    Attributes:
+        producer: operator whose output leaves the device.
+        copy_out: `MoveTo` in forward.
+        copies_in: `MoveTo` nodes in backward that bring it back; more than one if the compiler made more.
+        num_prefetch_ops: `backward_prefetch` of the copy in.
+        size_bytes: bytes copied out.
+    """
+
+    producer: Node
+    copy_out: Node
+    copies_in: tuple[Node, ...]
+    num_prefetch_ops: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, eq=False)
+class Graph:
+    """One training step.
+
+    Attributes:
+        forward: operators of forward in execution order.
+        backward: operators of backward in execution order.
+        saved: what forward hands to backward; empty when forward is no function of its own
+            (lazy_inline off), and then nothing can be swapped.
+        has_lazy_inline: forward and backward are functions of their own.
+    """
+
+    forward: tuple[Node, ...]
+    backward: tuple[Node, ...]
+    saved: tuple[Saved, ...]
+    has_lazy_inline: bool
+
+    @functools.cached_property
+    def forward_nodes(self) -> Mapping[str, Node]:
+        """Forward operators by name."""
+        return {node.name: node for node in self.forward}
+
+    @functools.cached_property
+    def swap_pairs(self) -> tuple[SwapPair, ...]:
+        """Every `MoveTo` of forward that backward takes, with its way back."""
+        backward_names = {saved.forward_name: saved.backward_name for saved in self.saved}
+        copies_in: dict[str, list[Node]] = {}
+        for node in self.backward:
+            if node.op == "MoveTo":
+                copies_in.setdefault(node.inputs[0], []).append(node)
+        pairs = []
+        for node in self.forward:
+            back = copies_in.get(backward_names.get(node.name, ""), ())
+            if node.op == "MoveTo" and back:
+                producer = self.forward_nodes[node.inputs[0]]
+                prefetch = int(back[0].attributes["backward_prefetch"])  # type: ignore[call-overload]
+                pairs.append(SwapPair(producer, node, tuple(back), prefetch, node.size_bytes))
+        return tuple(pairs)
+
+    @functools.cached_property
+    def kept_nodes(self) -> tuple[Node, ...]:
+        """Forward operators whose output stays on the device until backward, in execution order.
+
+        Copies to the host do not stay; weights and inputs of the step are no operators.
+        """
+        names = {saved.forward_name for saved in self.saved}
+        return tuple(node for node in self.forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
+
+    def storage(self, node: Node) -> Node:
+        """The operator that made the memory `node` shows, looking through aliases."""
+        while node.op in ALIAS_OPS and node.inputs and node.inputs[0] in self.forward_nodes:
+            node = self.forward_nodes[node.inputs[0]]
+        return node
