@@ -1,0 +1,160 @@
+"""Writes token samples to a MindRecord, the format of MindSpore's MindDataset.
+
+MindSpore writes in a process of its own (`python -m mindswap.adapters.mindrecord PATH LENGTH`): on
+some write errors, a full disk among them, it ends with a segmentation fault, and what it prints
+would run into the progress bar. The samples go there through a pipe, one frame after the other: the
+size in bytes, then the int32 tokens. A frame of size 0 says that the samples are complete.
+"""
+
+import contextlib
+import importlib.util
+import os
+import shutil
+import signal
+import sqlite3
+import struct
+import subprocess
+import sys
+import tempfile
+from array import array
+from pathlib import Path
+
+from mindswap.errors import DataError
+
+__all__ = ["COLUMN", "INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
+
+COLUMN = "input_ids"
+INDEX_SUFFIX = ".db"
+# A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
+MAX_SAMPLE_LENGTH = (1 << 20) + 1
+_TOKENS_PER_WRITE = 1 << 18
+_FRAME_SIZE = struct.Struct("=Q")
+_PACKAGE_FOLDER = Path(__file__).parents[2]
+
+
+def require_mindspore() -> None:
+    """Raise unless MindSpore is installed; does not import it.
+
+    Raises:
+        DataError: with the command that installs it.
+    """
+    if importlib.util.find_spec("mindspore") is None:
+        raise DataError(
+            "writing a MindRecord needs MindSpore, which is not installed\n"
+            "    fix:     pip install 'mindswap[cpu]', or on Ascend the MindSpore that matches your CANN"
+        )
+
+
+class MindRecordWriter:
+    """One MindRecord with one int32 column `input_ids`; a context manager.
+
+    Writes `path` and `path` + ".db", complete when the context ends without an exception. Both hold
+    the name, so they can move to another folder but not to another name.
+
+    Args:
+        path: a file that is not there yet, in a folder that is.
+        sample_length: tokens per sample.
+    """
+
+    def __init__(self, path: Path, sample_length: int):
+        self._path = path
+        search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
+        self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__, str(path), str(sample_length)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=self._messages,
+            env={**os.environ, "PYTHONPATH": search, "GLOG_v": "3"},  # errors only
+            start_new_session=True,  # Ctrl-C is for the command, which then ends this process
+        )
+
+    def __enter__(self) -> "MindRecordWriter":
+        return self
+
+    def write(self, samples: array) -> None:
+        """Append samples.
+
+        Args:
+            samples: type code 'i', shape (n * sample_length,).
+
+        Raises:
+            DataError: MindSpore cannot write, for example because the disk is full.
+        """
+        self._send(samples.tobytes())
+
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if kind is None:
+                self._send(b"")
+                if self._process.wait():
+                    raise self._failure()
+        finally:
+            self._process.kill()
+            self._process.wait()
+            self._close_pipe()
+            self._messages.close()
+
+    def _send(self, data: bytes) -> None:
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(_FRAME_SIZE.pack(len(data)))
+            self._process.stdin.write(data)
+            self._process.stdin.flush()
+        except BrokenPipeError as error:
+            self._process.wait()
+            raise self._failure() from error
+
+    def _close_pipe(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
+            self._process.stdin.close()
+
+    def _failure(self) -> DataError:
+        code = self._process.returncode
+        self._messages.seek(0)
+        lines = self._messages.read().decode(errors="replace").split("\n")
+        reason = next((line.strip() for line in reversed(lines) if line.strip()), "no message")
+        if code < 0:
+            reason = f"it was ended by {signal.Signals(-code).name}; is the disk full, or the memory?"
+        free_mib = shutil.disk_usage(self._path.parent).free >> 20
+        return DataError(
+            f"MindSpore cannot write the MindRecord: {reason}\n    free in {self._path.parent.parent}: {free_mib} MiB"
+        )
+
+
+def main() -> int:
+    """The process that writes: frames from the standard input to a MindRecord."""
+    path, sample_length = sys.argv[1], int(sys.argv[2])
+    try:
+        return _write(path, sample_length)
+    except Exception as error:  # noqa: BLE001 MindSpore raises RuntimeError and classes of its own
+        lines = str(error).splitlines() or [type(error).__name__]
+        reason = next((line for line in lines if "[ERROR]" in line), lines[0])
+        print(f"\n{reason.replace('[ERROR] ', '')}", file=sys.stderr)
+        return 1
+
+
+def _write(path: str, sample_length: int) -> int:
+    import numpy as np
+    from mindspore.mindrecord import FileWriter
+
+    writer = FileWriter(path, shard_num=1, overwrite=False)
+    writer.add_schema({COLUMN: {"type": "int32", "shape": [-1]}}, "token samples")
+    num_samples = 0
+    step = max(1, _TOKENS_PER_WRITE // sample_length)
+    while size := _FRAME_SIZE.unpack(sys.stdin.buffer.read(_FRAME_SIZE.size))[0]:
+        rows = np.frombuffer(sys.stdin.buffer.read(size), dtype=np.int32).reshape(-1, sample_length)
+        for start in range(0, len(rows), step):
+            writer.write_raw_data([{COLUMN: row} for row in rows[start : start + step]])
+        num_samples += len(rows)
+    writer.commit()
+    with contextlib.closing(sqlite3.connect(path + INDEX_SUFFIX)) as index:
+        (num_written,) = index.execute("SELECT COUNT(*) FROM INDEXES").fetchone()
+    if num_written != num_samples:
+        raise RuntimeError(f"{num_written} of {num_samples} samples reached the file")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

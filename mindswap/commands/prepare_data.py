@@ -1,0 +1,188 @@
+"""`mindswap prepare-data`: text to the MindRecord that MindFormers trains on."""
+
+import argparse
+import json
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
+from mindswap.datasets.load_tokenizer import load_tokenizer
+from mindswap.datasets.samples import Counts, read_samples
+from mindswap.datasets.staged_file import refuse_existing, staged
+from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
+from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
+from mindswap.errors import DataError
+
+HELP = "Turn text into a MindRecord that MindFormers trains on."
+EXAMPLES = """\
+  mindswap prepare-data book.txt docs/ --output data/train.mindrecord --seq-length 128
+  zcat wiki.txt.gz | mindswap prepare-data - --output wiki.mindrecord --seq-length 4096 --tokenizer tokenizer.json
+
+Without --tokenizer the tokens are bytes: pad 0, bos 1, eos 2, byte value + 3; vocab_size 259.
+A document (file) ends with eos; documents follow each other and are cut into samples of
+seq_length + 1 tokens, the column input_ids of CausalLanguageModelDataset."""
+
+# Both from MindFormers/MindSpore: CausalLanguageModelDataset looks for this name, FileWriter refuses these characters.
+_NAME = re.compile(r".*mindrecord\d*", re.DOTALL)
+_FORBIDDEN = set("\\:*?\"<>|`&;'")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument(
+        "text",
+        nargs="+",
+        metavar="TEXT",
+        help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="X.mindrecord",
+        help="file to write; X.mindrecord.db comes with it",
+    )
+    parser.add_argument("--seq-length", type=int, required=True, metavar="N", help="seq_length of the model")
+    parser.add_argument(
+        "--tokenizer",
+        type=Path,
+        metavar="FILE",
+        help="Hugging Face tokenizer.json or sentencepiece .model (default: bytes)",
+    )
+    parser.add_argument("--eos-token", metavar="NAME", help="token of the tokenizer file that ends a document")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the command; see `mindswap.cli`."""
+    if args.eos_token is not None and args.tokenizer is None:
+        raise DataError("--eos-token names a token of --tokenizer FILE; byte tokens have eos 2")
+    check_seq_length(args.seq_length)
+    check_output(args.output, overwrite=args.overwrite)
+    sources = find_text_sources(args.text)
+    tokenizer = ByteTokenizer() if args.tokenizer is None else load_tokenizer(args.tokenizer, args.eos_token)
+    require_mindspore()
+    with _terminate_like_ctrl_c():
+        counts = write_mindrecord(sources, tokenizer, args.seq_length, args.output, overwrite=args.overwrite)
+    result = {
+        "output": str(args.output),
+        "seq_length": args.seq_length,
+        "vocab_size": tokenizer.vocab_size,
+        "eos_token_id": tokenizer.eos_id,
+        "tokenizer": tokenizer.name,
+        "num_samples": counts.num_samples,
+        "num_tokens": counts.num_tokens,
+        "num_documents": counts.num_documents,
+        "num_text_bytes": counts.num_bytes,
+        "size_on_disk_bytes": sum(path.stat().st_blocks for path in _files(args.output)) * 512,
+    }
+    print(json.dumps(result, indent=2) if args.json else format_result(result))
+    return 0
+
+
+def check_seq_length(seq_length: int) -> None:
+    """Refuse what no model trains on or MindRecord cannot hold.
+
+    Raises:
+        DataError: with the range.
+    """
+    if not 1 <= seq_length < MAX_SAMPLE_LENGTH:
+        raise DataError(f"--seq-length {seq_length}\n    allowed: 1 to {MAX_SAMPLE_LENGTH - 1}")
+
+
+def check_output(output: Path, *, overwrite: bool) -> None:
+    """Refuse names that MindFormers or MindSpore would, and files that are there.
+
+    Raises:
+        DataError: with a name that works.
+    """
+    name = output.name
+    if forbidden := sorted(_FORBIDDEN & set(name)):
+        raise DataError(f"--output {output}: MindRecord names have no {' '.join(forbidden)}")
+    if not _NAME.fullmatch(name) or name != name.strip():
+        stem = output.with_suffix("") if output.suffix else output
+        raise DataError(
+            f"--output {output}: MindFormers finds only names that end with 'mindrecord' and digits\n"
+            f"    fix:     --output {str(stem).strip()}.mindrecord"
+        )
+    if any(path.is_dir() for path in _files(output)):
+        raise DataError(f"--output {output}: is a folder\n    fix:     --output {output / 'train.mindrecord'}")
+    if not overwrite:
+        refuse_existing(_files(output))
+
+
+def write_mindrecord(
+    sources: list[TextSource], tokenizer: Tokenizer, seq_length: int, output: Path, *, overwrite: bool
+) -> Counts:
+    """Read, tokenise and write everything; the output appears at the end, complete.
+
+    Raises:
+        DataError: a text cannot be read, the text does not fill one sample, the output cannot be written.
+    """
+    counts = Counts()
+    size_bytes = sum(source.size_bytes for source in sources)
+    is_size_known = all(source.size_bytes for source in sources)
+    with tqdm(
+        total=size_bytes if is_size_known else None,
+        unit="B",
+        unit_scale=True,
+        desc=output.name,
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        samples = read_samples(sources, tokenizer, seq_length + 1, counts, progress.update)
+        first = next(samples, None)
+        if first is None:
+            raise _too_little(counts, seq_length)
+        with (
+            staged(output, (INDEX_SUFFIX,), overwrite=overwrite) as path,
+            MindRecordWriter(path, seq_length + 1) as writer,
+        ):
+            for some in chain([first], samples):
+                writer.write(some)
+    return counts
+
+
+def _too_little(counts: Counts, seq_length: int) -> DataError:
+    if not counts.num_tokens:
+        return DataError("no text: every TEXT is empty")
+    text = f"too little text: {counts.num_tokens} tokens, one sample needs seq_length + 1 = {seq_length + 1}"
+    return DataError(f"{text}\n    fix:     more text, or --seq-length {counts.num_tokens - 1} at most")
+
+
+def format_result(result: dict) -> str:
+    """The result as text, with the lines for the YAML."""
+    length = result["seq_length"] + 1
+    left = result["num_tokens"] - result["num_samples"] * length
+    return f"""\
+{result["output"]}: {result["num_samples"]:,} samples of {length} tokens, {result["size_on_disk_bytes"] / 2**20:.1f} MiB
+from {result["num_documents"]:,} documents, {result["num_text_bytes"]:,} bytes, {result["num_tokens"]:,} tokens \
+({result["tokenizer"]}); the last {left} tokens fill no sample
+in the YAML:
+    train_dataset.data_loader: {{type: MindDataset, dataset_dir: "{result["output"]}"}}
+    model.model_config: {{seq_length: {result["seq_length"]}, vocab_size: {result["vocab_size"]}}}  # at least"""
+
+
+def _files(output: Path) -> list[Path]:
+    return [output, output.with_name(output.name + INDEX_SUFFIX)]
+
+
+@contextmanager
+def _terminate_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM unwind the stack, so that the temporary folder goes."""
+
+    def leave(number, frame):
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

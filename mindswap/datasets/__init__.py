@@ -1,0 +1,1 @@
+"""Training text: files -> tokens -> samples of equal length, streamed, without MindSpore."""

@@ -1,0 +1,78 @@
+"""Documents to samples of equal length."""
+
+from array import array
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from mindswap.datasets.text_files import TextSource, read_blocks
+from mindswap.datasets.tokenizing import Tokenizer
+
+__all__ = ["Counts", "read_samples"]
+
+
+@dataclass
+class Counts:
+    """What `read_samples` has read so far.
+
+    Attributes:
+        num_documents: documents that hold any text; empty ones are passed over.
+        num_bytes: their bytes.
+        num_tokens: their tokens, one eos after each document included.
+        num_samples: samples handed out.
+    """
+
+    num_documents: int = 0
+    num_bytes: int = 0
+    num_tokens: int = 0
+    num_samples: int = 0
+
+
+def read_samples(
+    sources: Iterable[TextSource],
+    tokenizer: Tokenizer,
+    sample_length: int,
+    counts: Counts,
+    on_bytes: Callable[[int], object] = lambda num_bytes: None,
+) -> Iterator[array]:
+    """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.
+
+    Holds one block of text, and one sample, at a time.
+
+    Args:
+        sources: the documents.
+        tokenizer: makes the tokens.
+        sample_length: tokens per sample.
+        counts: kept up to date.
+        on_bytes: called with the size of every block read.
+
+    Yields:
+        Whole samples, one or several in one array of type code 'i', shape (n * sample_length,).
+
+    Raises:
+        DataError: a text that cannot be read or decoded.
+    """
+
+    def blocks(source: TextSource) -> Iterator[bytes]:
+        for block in read_blocks(source):
+            counts.num_bytes += len(block)
+            on_bytes(len(block))
+            yield block
+
+    def all_tokens() -> Iterator[array]:
+        for source in sources:
+            before = counts.num_tokens
+            for tokens in tokenizer.tokens(source.name, blocks(source)):
+                counts.num_tokens += len(tokens)
+                yield tokens
+            if counts.num_tokens > before:
+                counts.num_tokens += 1
+                counts.num_documents += 1
+                yield array("i", [tokenizer.eos_id])
+
+    rest = array("i")
+    for tokens in all_tokens():
+        rest.extend(tokens)
+        if whole := len(rest) // sample_length:
+            counts.num_samples += whole
+            yield rest[: whole * sample_length]
+            rest = rest[whole * sample_length :]
