@@ -189,9 +189,9 @@ class _Reader:
     def _add_swap(self, option: str, path: str, entry: Node, patterns: list) -> None:
         layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
         layers, refs = self._layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
-        is_good = prefetch is not None and is_prefetch(prefetch)
-        if prefetch is not None and not is_good:
+        if prefetch is not None and not is_prefetch(prefetch):
             self._misfit(f"{path}.backward_prefetch", prefetch, Expect.PREFETCH)
+            prefetch = None
         for pattern, pattern_path, pattern_location in patterns:
             self.swap.append(
                 Statement(
@@ -204,8 +204,8 @@ class _Reader:
                     layers,
                     f"{path}.layers",
                     refs,
-                    prefetch.value if is_good else None,
-                    prefetch.location if is_good else None,
+                    prefetch.value if prefetch is not None else None,
+                    prefetch.location if prefetch is not None else None,
                 )
             )
 

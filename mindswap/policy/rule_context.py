@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.document import Document
@@ -9,7 +10,7 @@ from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers
 from mindswap.policy.settings import Settings, Statement
 
-__all__ = ["Context", "Meeting"]
+__all__ = ["Context", "Meeting", "shared_layers"]
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,38 @@ class Context:
                 meeting = self.meeting(left, right)
                 if meeting is not None:
                     yield left, right, meeting
+
+    @cached_property
+    def _recomputed(self) -> "dict[int, frozenset[str]]":
+        return {}
+
+    def recomputed_operators(self, layer_index: int) -> frozenset[str]:
+        """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
+        assert self.coverage is not None
+        if layer_index not in self._recomputed:
+            kind = self.coverage.kind_of[layer_index]
+            named = {
+                option: frozenset().union(
+                    *(
+                        self.coverage.operators(statement.pattern, kind)
+                        for statement in self.settings.of(option)
+                        if layer_index in statement.layers
+                    )
+                )
+                for option in ("recompute", "select_recompute", "select_recompute_exclude")
+            }
+            selected = named["recompute"] | named["select_recompute"]
+            self._recomputed[layer_index] = selected - named["select_recompute_exclude"]
+        return self._recomputed[layer_index]
+
+    def is_excluded(self, operator: str, layers: Layers) -> bool:
+        """True if an exclude option keeps an operator from recomputation in all of these layers."""
+        assert self.coverage is not None
+        return all(
+            operator not in self.recomputed_operators(layer)
+            for layers_of_kind in self.coverage.layers_by_kind(layers).values()
+            for layer in layers_of_kind
+        )
 
     def matches_anything(self, statement: Statement) -> bool:
         """True if a pattern names something in one of its layers (the model must be known)."""

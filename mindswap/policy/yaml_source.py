@@ -8,7 +8,7 @@ from mindswap.policy.plain_data import document_from_data
 from mindswap.policy.problem import Level, Problem
 from mindswap.policy.yaml_parser import parse_file
 
-__all__ = ["document_from_data", "load_document"]
+__all__ = ["Document", "document_from_data", "load_document"]
 
 BASE_CONFIG = "base_config"
 MAX_FILES = 100

@@ -34,7 +34,5 @@ def check(context: Context) -> Iterator[Problem]:
         else:
             key = counts.path.removeprefix("recompute_config.")
             fix = f"{key}: {list(layers) if layers else False}"
-        message = (
-            f"{counts.path}: {show(counts.node)} counts layers per pipeline stage; with swap on, lists name layers"
-        )
+        message = f"{counts.path}: {show(counts.node)} counts layers per pipeline stage, but swap is on"
         yield Problem(counts.node.location, ID, LEVEL, message, "True, False, or a list of layer indices", fix)
