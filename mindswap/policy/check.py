@@ -28,12 +28,14 @@ class CheckResult:
         problems: every problem, in file order.
         num_layers: layers of the model; None if not known.
         trees: the layers that operator names were checked against; None if they were not.
+        is_swap_enabled: what `swap` says, also where there are errors.
     """
 
     policy: Policy | None
     problems: tuple[Problem, ...]
     num_layers: int | None
     trees: LayerTrees | None
+    is_swap_enabled: bool = False
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -64,7 +66,8 @@ def check_document(
     context = Context(document, settings, coverage, environ or {})
     problems = sort_problems((*document.problems, *run_rules(context)))
     has_errors = any(problem.level is Level.ERROR for problem in problems)
-    return CheckResult(None if has_errors else build_policy(settings), problems, num_layers, trees)
+    policy = None if has_errors else build_policy(settings)
+    return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled)
 
 
 def load_policy(

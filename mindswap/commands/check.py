@@ -1,0 +1,146 @@
+"""`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
+
+import argparse
+import importlib.util
+import json
+import os
+import sys
+from dataclasses import dataclass, replace
+
+from mindswap.adapters.quiet import quiet
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.document import Document
+from mindswap.policy.yaml_source import load_document
+from mindswap.report.policy_text import format_policy, group_layers
+from mindswap.report.problems import format_counts, format_problems
+
+HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
+EXAMPLES = """\
+  mindswap check llama2_7b.yaml
+  mindswap check --table llama2_7b.yaml          do not build the network to learn its operator names
+  mindswap check --num-layers 80 --json my.yaml | jq .problems
+"""
+
+# With these problems the real network may still say otherwise than the table of the model family.
+_MODEL_RULES = {"plain-dot", "unmatched-pattern"}
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    result: CheckResult
+    notes: tuple[str, ...]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of `mindswap check`."""
+    parser.add_argument("config", metavar="CONFIG", help="the YAML file")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--num-layers", type=_positive_int, metavar="N", help="layers, if not as in model.model_config")
+    parser.add_argument(
+        "--table",
+        action="store_true",
+        help="take operator names from the table of the model family, even where MindFormers is installed",
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Check one file.
+
+    Returns:
+        0, or 1 if there is an error.
+    """
+    document = load_document(args.config)
+    outcome = _check(document, args.config, args.num_layers, use_table=args.table)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
+    print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
+    return 1 if outcome.result.errors else 0
+
+
+def _check(document: Document, path: str, num_layers: int | None, use_table: bool) -> _Outcome:
+    result = check_document(document, num_layers, environ=os.environ)
+    is_about_model = all(problem.rule in _MODEL_RULES for problem in result.errors)
+    if not result.is_swap_enabled or not is_about_model:
+        return _Outcome(result, ())
+    notes = []
+    if not use_table and result.num_layers is not None and _has_mindformers():
+        try:
+            trees = _read_real_trees(path, result.num_layers)
+        except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
+            reason = str(error).strip().splitlines()
+            notes.append(f"the real network could not be built ({reason[0] if reason else type(error).__name__})")
+        else:
+            if not trees.uses and result.trees is not None:
+                trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
+            return _Outcome(check_document(document, num_layers, trees, os.environ), ())
+    if result.num_layers is None:
+        notes.append(
+            "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
+        )
+    elif result.trees is None:
+        hint = "run this where MindFormers is installed" if not _has_mindformers() else "train, or mend the above"
+        notes.append(f"operator names were not checked: no table has this model; to check them, {hint}")
+    elif notes:
+        notes.append(f"operator names were checked against {result.trees.source}")
+    return _Outcome(result, tuple(notes))
+
+
+def _has_mindformers() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
+
+
+def _read_real_trees(path: str, num_layers: int) -> LayerTrees:
+    with quiet():
+        from mindswap.adapters.mindformers import read_layer_trees
+
+        return read_layer_trees(path, num_layers)
+
+
+def _as_text(outcome: _Outcome, colour: bool) -> str:
+    result = outcome.result
+    parts = [format_problems(result.problems, colour)] if result.problems else []
+    parts += [f"note: {note}" for note in outcome.notes]
+    parts.append(f"{format_counts(result.problems)}")
+    if result.policy is not None:
+        parts += ["", format_policy(result.policy, result.num_layers, result.trees)]
+    return "\n".join(parts)
+
+
+def _as_json(outcome: _Outcome) -> str:
+    result = outcome.result
+    policy = result.policy
+    groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
+    data = {
+        "ok": not result.errors,
+        "problems": [
+            {
+                "file": problem.location.file,
+                "line": problem.location.line,
+                "column": problem.location.column,
+                "rule": problem.rule,
+                "level": problem.level.value,
+                "message": problem.message,
+                "allowed": problem.allowed,
+                "fix": problem.fix,
+            }
+            for problem in result.problems
+        ],
+        "notes": list(outcome.notes),
+        "num_layers": result.num_layers,
+        "operators_from": result.trees.source if result.trees is not None else None,
+        "policy": policy.to_config() if policy is not None else None,
+        "layers": [group.to_data() for group in groups],
+    }
+    return json.dumps(data, indent=2)
+
+
+def _has_colour() -> bool:
+    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+
+
+def _positive_int(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= 10_000:
+        raise ValueError(text)
+    return value

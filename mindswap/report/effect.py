@@ -1,0 +1,97 @@
+"""The effect of a policy on the compiled graph, as text and as JSON."""
+
+from collections.abc import Sequence
+
+from mindswap.graph.effect import LayerEffect
+from mindswap.graph.model import SwapPair
+from mindswap.report.tables import format_table, group_equal
+from mindswap.units import format_bytes
+
+__all__ = ["effect_to_json", "format_effect"]
+
+HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
+
+
+def format_effect(effects: Sequence[LayerEffect], is_ok: bool) -> str:
+    """A table with equal layers in one row, then the operators of each row, then the verdict."""
+    groups = group_equal(effects, key=_describe)
+    rows = [(name, *_row(effect)) for name, effect in groups]
+    lines = [format_table(HEADER, rows), ""]
+    for name, effect in groups:
+        lines += [f"{name}:", *(f"    {line}" for line in _describe(effect)[1:])]
+    total = sum(effect.swapped_bytes for effect in effects)
+    pairs = sum(len(effect.pairs) for effect in effects)
+    verdict = (
+        "the compiled graph does what the policy asks"
+        if is_ok
+        else "the compiled graph does NOT do what the policy asks"
+    )
+    return "\n".join([*lines, "", f"{verdict}: {pairs} MoveTo pairs, {format_bytes(total)} swapped per micro-batch"])
+
+
+def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool) -> dict:
+    """The same as plain data; sizes in bytes, every pair listed."""
+    return {
+        "ok": is_ok,
+        "layers": [
+            {
+                "layer": effect.layer_index,
+                "ok": effect.is_as_asked,
+                "num_pairs": len(effect.pairs),
+                "swapped_bytes": effect.swapped_bytes,
+                "kept_before_bytes": effect.kept_before_bytes,
+                "kept_bytes": effect.kept_bytes,
+                "num_recomputed_ops": effect.num_recomputed,
+                "pairs": [
+                    {
+                        "operator": _name(pair),
+                        "num_prefetch_ops": pair.num_prefetch_ops,
+                        "size_bytes": pair.size_bytes,
+                        "shape": list(pair.copy_out.outputs[0].shape),
+                        "dtype": pair.copy_out.outputs[0].dtype,
+                    }
+                    for pair in effect.pairs
+                ],
+                "missing": [f"{node.cell_path} {node.op}".strip() for node in effect.missing],
+                "unasked": [_name(pair) for pair in effect.unasked],
+                "wrong_prefetch": [_name(pair) for pair in effect.wrong_prefetch],
+                "one_way": [node.scope for node in effect.one_way],
+            }
+            for effect in effects
+        ],
+    }
+
+
+def _row(effect: LayerEffect) -> tuple[str, ...]:
+    return (
+        str(len(effect.pairs)),
+        format_bytes(effect.swapped_bytes),
+        format_bytes(effect.kept_before_bytes),
+        format_bytes(effect.kept_bytes),
+        str(effect.num_recomputed),
+        "yes" if effect.is_as_asked else "NO",
+    )
+
+
+def _describe(effect: LayerEffect) -> tuple[str, ...]:
+    """Everything that makes two layers look alike; the first entry stands for the row of the table."""
+    return (
+        repr(_row(effect)),
+        *(f"swapped {_name(pair)}: {_size(pair)}, prefetch {pair.num_prefetch_ops}" for pair in effect.pairs),
+        *(f"NOT swapped though asked: {node.cell_path} {node.op}" for node in effect.missing),
+        *(f"swapped though not asked: {_name(pair)}" for pair in effect.unasked),
+        *(
+            f"prefetch differs from the policy: {_name(pair)}: {pair.num_prefetch_ops}"
+            for pair in effect.wrong_prefetch
+        ),
+        *(f"copied out and never back: {node.scope}" for node in effect.one_way),
+    )
+
+
+def _name(pair: SwapPair) -> str:
+    return f"{pair.producer.cell_path} {pair.producer.op}".strip()
+
+
+def _size(pair: SwapPair) -> str:
+    tensor = pair.copy_out.outputs[0]
+    return f"{format_bytes(pair.size_bytes)} {tensor.dtype}{list(tensor.shape)}"

@@ -1,0 +1,194 @@
+"""A normalised policy for readers: what happens in each layer, equal layers once."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.apply.actions import LayerActions, plan_layer
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.wording import format_layers
+from mindswap.report.problems import escape
+
+__all__ = ["Action", "LayerGroup", "Step", "format_policy", "group_layers"]
+
+# Stands for any layer that no entry names: only entries for every layer hold for it.
+_UNNAMED_LAYER = -1
+
+
+class Action(Enum):
+    """What happens to the activations of an operator."""
+
+    RECOMPUTE = "recompute"
+    RECOMPUTE_COMM = "recompute communication of"
+    OFFLOAD = "offload"
+
+
+@dataclass(frozen=True)
+class Step:
+    """One action on one part of a layer.
+
+    Attributes:
+        action: what happens.
+        name: path of a cell or operator below the layer; "" for the whole layer; a pattern where the
+            model is not known.
+        num_operators: operators it concerns; None where the model is not known.
+        num_prefetch_ops: prefetch distance; None for recomputation.
+    """
+
+    action: Action
+    name: str
+    num_operators: int | None = None
+    num_prefetch_ops: int | None = None
+
+    def to_data(self) -> dict:
+        """Plain data, for JSON."""
+        return {
+            "action": self.action.name.lower(),
+            "name": self.name,
+            "num_operators": self.num_operators,
+            "backward_prefetch": self.num_prefetch_ops,
+        }
+
+
+@dataclass(frozen=True)
+class LayerGroup:
+    """Layers in which the same happens; `layers.indices` is None for every layer that no other group names."""
+
+    layers: Layers
+    steps: tuple[Step, ...]
+
+    def to_data(self) -> dict:
+        """Plain data, for JSON."""
+        return {"layers": self.layers.to_config(), "steps": [step.to_data() for step in self.steps]}
+
+
+def group_layers(policy: Policy, num_layers: int | None, trees: LayerTrees | None) -> tuple[LayerGroup, ...]:
+    """What happens in each layer, consecutive equal layers together.
+
+    Args:
+        policy: a normalised policy.
+        num_layers: layers of the model; None if not known: layers that are not named come last, as one group.
+        trees: the layers of the model; None leaves patterns as they are, without precedence.
+    """
+    named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
+    known: dict[tuple, tuple[Step, ...]] = {}
+    runs: list[tuple[list[int], tuple[Step, ...]]] = []
+    for index in range(num_layers) if num_layers is not None else sorted(named):
+        tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
+        signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
+        if signature not in known:
+            known[signature] = _resolved_steps(policy, index, tree) if tree is not None else _steps(policy, index)
+        if runs and runs[-1][1] == known[signature] and runs[-1][0][-1] == index - 1:
+            runs[-1][0].append(index)
+        else:
+            runs.append(([index], known[signature]))
+    groups = [LayerGroup(Layers(tuple(indices)), steps) for indices, steps in runs]
+    if num_layers is None:
+        groups.append(LayerGroup(Layers(None), _steps(policy, _UNNAMED_LAYER)))
+    return tuple(groups)
+
+
+def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | None) -> str:
+    """The policy as indented text, one block per group of equal layers."""
+    if not policy.is_swap_enabled:
+        return "policy: swap is off; MindFormers runs as it does without mindswap"
+    count = "unknown number of layers" if num_layers is None else f"{num_layers} layer{'' if num_layers == 1 else 's'}"
+    lines = [f"policy: swap is on, {count}" + (f"; operators of {trees.source}" if trees is not None else "")]
+    groups = group_layers(policy, num_layers, trees)
+    for group in groups:
+        is_rest = group.layers.indices is None and len(groups) > 1
+        lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
+        rows = [(step.action.value, _name(step), _distance(step)) for step in group.steps]
+        width = max((len(name) for _, name, _ in rows), default=0)
+        lines += [f"    {action} {name:<{width}}  {distance}".rstrip() for action, name, distance in rows]
+        if not rows:
+            lines.append("    nothing is offloaded or recomputed")
+    return "\n".join(lines)
+
+
+def _name(step: Step) -> str:
+    name = escape(step.name) or "the whole layer"
+    if step.num_operators is None or step.num_operators == 1:
+        return name
+    return f"{name} ({step.num_operators} operators)"
+
+
+def _distance(step: Step) -> str:
+    return "" if step.num_prefetch_ops is None else f"prefetch {step.num_prefetch_ops}"
+
+
+def _all_layers(policy: Policy) -> list[Layers]:
+    entries = (
+        *policy.layer_swap,
+        *policy.op_swap,
+        *policy.select_recompute,
+        *policy.select_comm_recompute,
+        *policy.select_recompute_exclude,
+        *policy.select_comm_recompute_exclude,
+    )
+    return [policy.layer_recompute, *(entry.layers for entry in entries)]
+
+
+def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
+    """What the entries say about one layer, patterns as they are."""
+    steps = [Step(Action.RECOMPUTE, "")] if layer_index in policy.layer_recompute else []
+    if not steps:
+        steps += [Step(Action.RECOMPUTE, e.pattern) for e in policy.select_recompute if layer_index in e.layers]
+        steps += [
+            Step(Action.RECOMPUTE_COMM, e.pattern) for e in policy.select_comm_recompute if layer_index in e.layers
+        ]
+    distance = next((e.num_prefetch_ops for e in policy.layer_swap if layer_index in e.layers), None)
+    if distance is not None:
+        steps.append(Step(Action.OFFLOAD, "", num_prefetch_ops=distance))
+    steps += [
+        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.num_prefetch_ops)
+        for e in policy.op_swap
+        if layer_index in e.layers
+    ]
+    return tuple(steps)
+
+
+def _resolved_steps(policy: Policy, layer_index: int, tree: CellNode) -> tuple[Step, ...]:
+    """What really happens to the operators of one layer, after precedence."""
+    actions = plan_layer(policy, layer_index, tree)
+    decided = _decide_operators(actions, tree)
+    steps = list(_compress(tree, (), decided))
+    steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in actions.comm_recomputes]
+    order = list(Action)
+    return tuple(sorted(steps, key=lambda step: order.index(step.action)))
+
+
+Decision = tuple[Action, int | None]
+
+
+def _decide_operators(actions: LayerActions, tree: CellNode) -> dict[tuple[str, ...], Decision]:
+    """What happens to each operator by its path; operators that stay as they are have no entry."""
+    operators = [path for path, node in tree.walk() if not node.children]
+
+    def below(matches) -> list[tuple[str, ...]]:
+        prefixes = {match.path for match in matches}
+        return [path for path in operators if any(path[:end] in prefixes for end in range(1, len(path) + 1))]
+
+    decided: dict[tuple[str, ...], Decision] = {}
+    if actions.layer_prefetch is not None:
+        decided.update(dict.fromkeys(operators, (Action.OFFLOAD, actions.layer_prefetch)))
+    for swap in actions.op_swaps:
+        decided.update(dict.fromkeys(below([swap.match]), (Action.OFFLOAD, swap.num_prefetch_ops)))
+    excluded = set(below(actions.recompute_excludes))
+    recomputed = operators if actions.is_fully_recomputed else below(actions.recomputes)
+    decided.update(dict.fromkeys((path for path in recomputed if path not in excluded), (Action.RECOMPUTE, None)))
+    return decided
+
+
+def _compress(node: CellNode, path: tuple[str, ...], decided: dict[tuple[str, ...], Decision]) -> Iterator[Step]:
+    """One step for the largest parts of a layer to which the same happens as a whole."""
+    operators = [path] if not node.children else [(*path, *below) for below, leaf in node.walk() if not leaf.children]
+    decisions = {decided.get(operator) for operator in operators}
+    if len(decisions) > 1:
+        for child in node.children:
+            yield from _compress(child, (*path, child.name), decided)
+        return
+    decision = decisions.pop()
+    if decision is not None:
+        yield Step(decision[0], ".".join(path), len(operators), decision[1])

@@ -1,0 +1,44 @@
+"""Plain-text tables, equal layers in one row."""
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+__all__ = ["format_layers", "format_table", "group_equal"]
+
+T = TypeVar("T")
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns as wide as their widest cell; the first to the left, the others to the right."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        first = cells[0].ljust(widths[0])
+        return "  ".join([first, *(cell.rjust(width) for cell, width in zip(cells[1:], widths[1:], strict=True))])
+
+    return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
+
+
+def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[tuple[str, T]]:
+    """Layers with equal keys as one, in order of their first: `layers 0-2, 5`.
+
+    Args:
+        items: one entry per layer, in order of layer index.
+        key: what must be equal; hashable.
+    """
+    groups: dict[object, list[int]] = {}
+    for index, item in enumerate(items):
+        groups.setdefault(key(item), []).append(index)
+    return [(format_layers(indices), items[indices[0]]) for indices in groups.values()]
+
+
+def format_layers(indices: Sequence[int]) -> str:
+    """`layer 3`, `layers 1-2`, `layers 0, 3-5`; sorted indices."""
+    spans: list[list[int]] = []
+    for index in indices:
+        if spans and index == spans[-1][1] + 1:
+            spans[-1][1] = index
+        else:
+            spans.append([index, index])
+    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
+    return f"layer{'s' * (len(indices) > 1)} {text}"
