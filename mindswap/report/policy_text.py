@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.apply.actions import LayerActions, plan_layer
+from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.model import Layers, Policy
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import format_layers
 from mindswap.report.problems import escape
 
@@ -119,7 +119,7 @@ def _distance(step: Step) -> str:
 
 
 def _all_layers(policy: Policy) -> list[Layers]:
-    entries = (
+    entries: tuple[LayerSwap | OpSwap | OpRecompute, ...] = (
         *policy.layer_swap,
         *policy.op_swap,
         *policy.select_recompute,
