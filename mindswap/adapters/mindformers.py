@@ -1,6 +1,7 @@
 """MindFormers: its networks, built from a YAML file without weights, without device, without workers."""
 
 import logging
+from dataclasses import dataclass
 
 import mindspore as ms
 from mindformers.core.context import build_context
@@ -13,37 +14,21 @@ from mindspore.common.initializer import Zero
 from mindspore.nn.utils import no_init_parameters
 
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.mindspore import compile_training_graph, enable_lazy_inline
-from mindswap.apply.actions import LayerActions
-from mindswap.apply.apply import apply_policy, iterate_primitives, read_tree
-from mindswap.errors import ApplyError, GraphError
+from mindswap.adapters.mindspore import (
+    compile_training_graph,
+    enable_lazy_inline,
+    find_layers,
+    find_lazy_inline_cell,
+)
+from mindswap.applier.actions import LayerActions
+from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
+from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.uses import graph_uses
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
 
-__all__ = ["build_network", "capture_graph", "find_layers", "find_lazy_inline_cell", "read_layer_trees", "read_operator_uses", "set_policy"]
-
-# Attribute names under which MindFormers' models hold their transformer layers.
-LAYER_LISTS = ("layers", "blocks", "h")
-
-
-def find_layers(network: nn.Cell) -> nn.CellList:
-    """The list of transformer layers of a network (`model.layers`, `model.decoder.layers`, ...).
-
-    Raises:
-        ApplyError: if there is none.
-    """
-    lists = [
-        (name.count("."), -len(cell), name, cell)
-        for name, cell in network.cells_and_names()
-        if isinstance(cell, nn.CellList) and name.rsplit(".", 1)[-1] in LAYER_LISTS and ".mtp." not in f".{name}."
-    ]
-    if not lists:
-        raise ApplyError(
-            f"no list of layers in {type(network).__name__}; name it: mindswap.apply(network, policy, layers='...')"
-        )
-    return min(lists)[-1]
+__all__ = ["Capture", "build_network", "capture", "read_layer_trees", "read_operator_uses", "set_policy"]
 
 
 def set_policy(network: nn.Cell, policy: Policy, logger: logging.Logger | None = None) -> tuple[LayerActions, ...]:
@@ -56,14 +41,6 @@ def set_policy(network: nn.Cell, policy: Policy, logger: logging.Logger | None =
     mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
     indices = [*range(len(layers)), *[len(layers) - 1] * len(mtp_layers)]
     return apply_policy(layers + mtp_layers, policy, logger, indices)
-
-
-def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
-    """The cell that MindFormers decorates with lazy_inline: GPTModel in the newer models, else the network."""
-    for _, cell in network.cells_and_names():
-        if type(cell).__name__ == "GPTModel":
-            return cell
-    return network
 
 
 def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
@@ -97,8 +74,27 @@ def read_operator_uses(config_path: str, layer_index: int) -> tuple[CellNode, di
     return tree, graph_uses(_compile(network, config), "mindswap_path")
 
 
-def capture_graph(config_path: str, policy: Policy, with_lazy_inline: bool = True) -> Graph:
-    """Forward and backward of the network of a YAML file under a policy, as the compiler leaves them.
+# Where `_build` leaves its notes in the configuration.
+NOTES_KEY = "mindswap_notes"
+
+
+@dataclass(frozen=True)
+class Capture:
+    """A network under a policy, compiled.
+
+    Attributes:
+        layers: tree of each layer.
+        graph: forward and backward as the compiler leaves them.
+        notes: where the compiled network differs from the one that trains, in words.
+    """
+
+    layers: tuple[CellNode, ...]
+    graph: Graph
+    notes: tuple[str, ...]
+
+
+def capture(config_path: str, policy: Policy, with_lazy_inline: bool = True) -> Capture:
+    """Compile the network of a YAML file under a policy.
 
     Args:
         config_path: MindFormers YAML.
@@ -113,7 +109,8 @@ def capture_graph(config_path: str, policy: Policy, with_lazy_inline: bool = Tru
     set_policy(network, policy)
     if with_lazy_inline:
         enable_lazy_inline(find_lazy_inline_cell(network))
-    return _compile(network, config)
+    trees = tuple(read_tree(layer) for layer in find_layers(network))
+    return Capture(trees, _compile(network, config), tuple(config.get(NOTES_KEY, ())))
 
 
 def build_network(config_path: str, policy: Policy):
@@ -137,6 +134,7 @@ def _build(config_path, policy):
     config = MindFormerConfig(config_path, run_mode="train")
     replace_swap_sections(config, policy)
     install_stand_ins(config)
+    _avoid_cpu_limits(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
@@ -156,6 +154,14 @@ def _build(config_path, policy):
     return network, config
 
 
+def _avoid_cpu_limits(config) -> None:
+    """The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast."""
+    model = config.model.model_config
+    if config.get("use_legacy", True) and not model.get("use_rope_slice"):
+        model.use_rope_slice = True
+        config[NOTES_KEY] = ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"]
+
+
 def _compile(network, config) -> Graph:
     inputs = _example_inputs(config)
     return compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
@@ -171,7 +177,10 @@ def _example_inputs(config) -> dict[str, ms.Tensor]:
     data = config.train_dataset or {}
     columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]
     columns = list(dict.fromkeys([*columns, "labels"]))
-    shapes = {"attention_mask": ((batch, 1, seq_length, seq_length), ms.uint8), "loss_mask": ((batch, seq_length), ms.float32)}
+    shapes = {
+        "attention_mask": ((batch, 1, seq_length, seq_length), ms.uint8),
+        "loss_mask": ((batch, seq_length), ms.float32),
+    }
     return {name: _empty(*shapes.get(name, ((batch, seq_length), ms.int32))) for name in columns}
 
 

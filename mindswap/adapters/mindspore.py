@@ -5,6 +5,7 @@ no device, and with `no_init_parameters` no memory for weights.
 """
 
 import itertools
+import re
 from collections.abc import Sequence
 
 import mindspore as ms
@@ -12,13 +13,17 @@ from mindspore import nn, ops
 from mindspore.graph.api import _cell_graph_executor
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-from mindswap.errors import GraphError
+from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
-__all__ = ["compile_training_graph", "enable_lazy_inline", "has_lazy_inline"]
+__all__ = ["compile_training_graph", "enable_lazy_inline", "find_layers", "find_lazy_inline_cell", "has_lazy_inline"]
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
+# An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
+SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
+# Attribute names under which models hold their transformer layers.
+LAYER_LISTS = ("layers", "blocks", "h")
 # MindSpore keeps one compiled graph per value of `cell_init_args`; two networks must not share one.
 _lazy_inline_ids = itertools.count()
 
@@ -34,6 +39,32 @@ def enable_lazy_inline(cell: nn.Cell) -> None:
         cell.cell_init_args = f"{LAZY_INLINE_PREFIX}{type(cell).__name__}_mindswap_{next(_lazy_inline_ids)}"
 
 
+def find_layers(network: nn.Cell) -> nn.CellList:
+    """The list of transformer layers of a network (`model.layers`, `model.decoder.layers`, ...).
+
+    Raises:
+        ApplyError: if there is none.
+    """
+    lists = [
+        (name.count("."), -len(cell), name, cell)
+        for name, cell in network.cells_and_names()
+        if isinstance(cell, nn.CellList) and name.rsplit(".", 1)[-1] in LAYER_LISTS and ".mtp." not in f".{name}."
+    ]
+    if not lists:
+        raise ApplyError(
+            f"no list of layers in {type(network).__name__}; name it: mindswap.apply(network, policy, layers='...')"
+        )
+    return min(lists)[-1]
+
+
+def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
+    """The cell that MindFormers decorates with lazy_inline: GPTModel in the newer models, else the network."""
+    for _, cell in network.cells_and_names():
+        if type(cell).__name__ == "GPTModel":
+            return cell
+    return network
+
+
 class _GradientCell(nn.Cell):
     """Gradients of a network by its trainable parameters: all that decides what is saved."""
 
@@ -42,6 +73,10 @@ class _GradientCell(nn.Cell):
         self.network = network
         self.weights = ms.ParameterTuple(network.trainable_params())
         self.grad = ops.GradOperation(get_by_list=True)
+
+    def init_parameters_data(self, auto_parallel_mode=False):
+        """Leave the weights without values: MindSpore would fill them in after the compile."""
+        return {}
 
     def construct(self, *inputs):
         return self.grad(self.network, self.weights)(*inputs)
@@ -64,14 +99,18 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Gra
         phase, _ = _cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
         serialized = _cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError) as error:
-        raise GraphError(f"MindSpore could not compile the network: {_first_lines(error)}") from error
+        raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()
     model.ParseFromString(serialized)
     return load_graph(model)
 
 
-def _first_lines(error: Exception) -> str:
-    """What is wrong and where in the model's source, without the C++ call stack."""
-    text = str(error).split("- C++ Call Stack")[0]
-    lines = [line.strip() for line in text.splitlines() if line.strip(" -\t")]
-    return "\n    ".join(lines[:12])
+def _describe_failure(error: Exception) -> str:
+    """What is wrong, and the innermost line of the model's source, without MindSpore's call stacks."""
+    text = str(error).strip()
+    what = next((line.strip() for line in text.splitlines() if line.strip(" -\t")), type(error).__name__)
+    places = SOURCE_PLACE.findall(text)
+    if not places:
+        return what
+    *_, (place, code) = places
+    return f"{what}\n    at {place}: {code.strip()}"

@@ -17,9 +17,9 @@ from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.mindformers import find_layers, find_lazy_inline_cell, set_policy
-from mindswap.adapters.mindspore import enable_lazy_inline
-from mindswap.apply.apply import read_tree
+from mindswap.adapters.mindformers import set_policy
+from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+from mindswap.applier.apply import read_tree
 from mindswap.errors import PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import CheckResult, check_document

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mindswap.apply.actions import LayerActions
+from mindswap.applier.actions import LayerActions
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.policy.cell_tree import CellNode
 

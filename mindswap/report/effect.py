@@ -12,7 +12,7 @@ __all__ = ["effect_to_json", "format_effect"]
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
 
 
-def format_effect(effects: Sequence[LayerEffect], is_ok: bool) -> str:
+def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
     """A table with equal layers in one row, then the operators of each row, then the verdict."""
     groups = group_equal(effects, key=_describe)
     rows = [(name, *_row(effect)) for name, effect in groups]
@@ -26,13 +26,15 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool) -> str:
         if is_ok
         else "the compiled graph does NOT do what the policy asks"
     )
-    return "\n".join([*lines, "", f"{verdict}: {pairs} MoveTo pairs, {format_bytes(total)} swapped per micro-batch"])
+    lines += ["", *(f"note: {note}" for note in notes)]
+    return "\n".join([*lines, f"{verdict}: {pairs} MoveTo pairs, {format_bytes(total)} swapped per micro-batch"])
 
 
-def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool) -> dict:
+def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict:
     """The same as plain data; sizes in bytes, every pair listed."""
     return {
         "ok": is_ok,
+        "notes": list(notes),
         "layers": [
             {
                 "layer": effect.layer_index,

@@ -6,7 +6,7 @@ Nothing is imported from MindSpore here: the cells bring their methods along.
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 
-from mindswap.apply.actions import LayerActions, format_log_lines, plan_layer
+from mindswap.applier.actions import LayerActions, format_log_lines, plan_layer
 from mindswap.errors import ApplyError
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match, match_pattern

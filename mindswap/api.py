@@ -1,0 +1,56 @@
+"""The Python interface: put a policy on any network whose layers are a list."""
+
+import logging
+
+from mindswap.applier.actions import LayerActions
+from mindswap.applier.apply import apply_policy
+from mindswap.errors import ApplyError
+from mindswap.policy.model import Policy
+
+__all__ = ["apply"]
+
+
+def apply(
+    network,
+    policy: Policy,
+    layers: str | None = None,
+    with_lazy_inline: bool = True,
+    logger: logging.Logger | None = None,
+) -> tuple[LayerActions, ...]:
+    """Set a policy on a network, before its first compile.
+
+    Args:
+        network: a MindSpore `Cell`; its layers are changed in place.
+        policy: from `mindswap.load_policy`, or built from `mindswap.policy.model`.
+        layers: path of the list of layers, e.g. `"backbone.blocks"`; None looks for the list as the
+            models of MindFormers name it.
+        with_lazy_inline: mark the network as lazy_inline, without which the compiler offloads
+            nothing. The CPU backend cannot execute such a network: False there.
+        logger: gets one line for each thing set; default is the logger of `mindswap.applier.apply`.
+
+    Returns:
+        What was set, one entry per layer; empty if the policy has swap disabled.
+
+    Raises:
+        ApplyError: if there is no such list, or a pattern names nothing in the network.
+    """
+    from mindswap.adapters import mindspore as adapter
+
+    cells = adapter.find_layers(network) if layers is None else _resolve_layers(network, layers)
+    actions = apply_policy(cells, policy, logger)
+    if with_lazy_inline and policy.is_swap_enabled:
+        adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
+    return actions
+
+
+def _resolve_layers(network, path: str):
+    cell = network
+    for name in path.split("."):
+        children = getattr(cell, "_cells", {})
+        if name not in children:
+            known = ", ".join(sorted(children)) or "none"
+            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {known}")
+        cell = children[name]
+    if not hasattr(cell, "__len__"):
+        raise ApplyError(f"layers='{path}' is one {type(cell).__name__}, not a list of layers")
+    return list(cell)
