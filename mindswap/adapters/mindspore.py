@@ -58,11 +58,10 @@ def find_layers(network: nn.Cell) -> nn.CellList:
 
 
 def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
-    """The cell that MindFormers decorates with lazy_inline: GPTModel in the newer models, else the network."""
-    for _, cell in network.cells_and_names():
-        if type(cell).__name__ == "GPTModel":
-            return cell
-    return network
+    """The cell that is or should be lazy_inline: the one that MindFormers' models decorate, else the network."""
+    cells = [cell for _, cell in network.cells_and_names()]
+    decorated = next((cell for cell in cells if has_lazy_inline(cell)), None)
+    return decorated or next((cell for cell in cells if type(cell).__name__ == "GPTModel"), network)
 
 
 class _GradientCell(nn.Cell):

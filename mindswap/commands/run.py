@@ -1,6 +1,8 @@
 """`mindswap run`: train with the plugin on, through a given script or the package's own entry."""
 
 import argparse
+import importlib.util
+import os
 import runpy
 import sys
 import traceback
@@ -39,6 +41,7 @@ def run(args: argparse.Namespace) -> int:
 
     document = load_document(str(config_path))
     _require_mindformers()
+    _quiet_cpu(document)
     from mindswap.adapters.plugin import install
 
     install(document)
@@ -67,14 +70,19 @@ def _find_config(options: list[str]) -> Path:
 
 
 def _require_mindformers() -> None:
-    import importlib.util
-
     missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(
             f"not installed: {', '.join(missing)}\n    fix: pip install 'mindswap[cpu]' (on Ascend, install the "
             "MindSpore that matches your CANN, then mindformers==1.9.0)"
         )
+
+
+def _quiet_cpu(document) -> None:
+    """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
+    target = document.get("context", "device_target")
+    if target is not None and target.value == "CPU":
+        os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
 
 
 def _run_script(script: Path, options: list[str]) -> None:
