@@ -61,8 +61,8 @@ def read_pipeline(document: Document) -> Pipeline:
 def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> bool:
     """True for a list that cannot be layer indices but has the shape of stage counts.
 
-    That is a list of lists, a list of integers with a bool among them, or one integer per stage of
-    which one is no layer or, with more than one stage, stands twice.
+    That is a list of lists, a list of integers with a bool among them, or (with more than one stage)
+    one integer per stage of which one is no layer or stands twice.
     """
     if not node.items:
         return False
@@ -73,10 +73,9 @@ def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> b
         return False
     if any(isinstance(value, bool) for value in values):
         return True
-    if len(values) != pipeline.num_stages or min(values) < 0:
+    if pipeline.num_stages == 1 or len(values) != pipeline.num_stages or min(values) < 0:
         return False
-    is_beyond = num_layers is not None and max(values) >= num_layers
-    return is_beyond or (pipeline.num_stages > 1 and len(set(values)) < len(values))
+    return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
 
 
 def layers_of_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:

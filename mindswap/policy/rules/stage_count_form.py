@@ -2,7 +2,7 @@
 
 With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would
 mean layers 2 and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, and
-one number per stage of which one is no layer or stands twice.
+one number per stage (of several) of which one is no layer or stands twice.
 
 PASS (swap on):
     recompute_config:

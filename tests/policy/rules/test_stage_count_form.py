@@ -1,0 +1,62 @@
+from tests.builders import check, found
+
+
+def config(recompute, num_layers=8, stages=2, model=""):
+    return f"""
+        model: {{model_config: {{num_layers: {num_layers}, {model}}}}}
+        parallel_config: {{pipeline_stage: {stages}}}
+        swap_config: {{swap: True, op_swap: []}}
+        recompute_config:
+          recompute: {recompute}
+    """
+
+
+def fix(text):
+    problems = [problem for problem in check(text, None).problems if problem.rule != "nothing-swapped"]
+    assert [(p.location.line, p.location.column, p.rule) for p in problems] == [(5, 14, "stage-count-form")]
+    return problems[0].fix
+
+
+def test_one_count_per_stage():
+    # 8 layers on 2 stages: stage 0 has layers 0-3, stage 1 layers 4-7; facts: [2, 2] would be 0, 1, 4, 5.
+    assert fix(config("[2, 2]")) == "recompute: [0, 1, 4, 5]"
+    assert fix(config("[9, 1]")) == "recompute: [0, 1, 2, 3, 4]"
+    assert fix(config("[True, 0]")) == "recompute: [0, 1, 2, 3]"
+
+
+def test_one_count_per_chunk_and_stage():
+    # 2 chunks x 2 stages x 2 layers: chunk 0 has 0-1 and 2-3, chunk 1 has 4-5 and 6-7.
+    assert fix(config("[[2, 1], [1, 0]]")) == "recompute: [0, 1, 2, 4]"
+    assert fix(config("[[2, 1], [1, 0]]", model="pp_interleave_num: 2")) == "recompute: [0, 1, 2, 4]"
+    # Counts per stage are dealt out to the chunks in turn: 3 of stage 0 are two of chunk 0, one of chunk 1.
+    assert fix(config("[3, 3]", model="pp_interleave_num: 2")) == "recompute: [0, 1, 2, 3, 4, 6]"
+
+
+def test_offset_moves_the_stages():
+    # 9 layers on 2 stages with offset [1, 0]: stage 0 has layers 0-4, stage 1 layers 5-8.
+    assert fix(config("[1, 1]", num_layers=9, model="offset: [1, 0]")) == "recompute: [0, 5]"
+
+
+def test_counts_that_do_not_fit_get_general_advice():
+    assert fix(config("[[2, 1, 0], [1]]")).startswith("write the indices")
+
+
+def test_without_stages_a_list_names_layers():
+    assert [rule for *_, rule in found(config("[8]", stages=1), None)] == ["layer-out-of-range", "nothing-swapped"]
+
+
+def test_lists_that_can_be_indices_pass():
+    for recompute in ("[2, 1]", "[0, 7]", "[0, 1, 2]", "[]", "True"):
+        assert "stage-count-form" not in [rule for *_, rule in found(config(recompute), None)]
+
+
+def test_every_recompute_option_is_checked():
+    text = """
+        swap_config: {swap: True}
+        recompute_config:
+          select_recompute: {add: [[1]]}
+          select_comm_recompute: [[1]]
+          select_recompute_exclude: [[1]]
+          select_comm_recompute_exclude: {add: [[1]]}
+    """
+    assert [line for line, _, rule in found(text) if rule == "stage-count-form"] == [3, 4, 5, 6]

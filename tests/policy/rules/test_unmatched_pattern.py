@@ -1,0 +1,78 @@
+import pytest
+import yaml
+
+from mindswap.policy.cell_tree import LayerTrees
+from tests.builders import LLAMA, QWEN, check, found, layer, trees
+
+
+def op_swap(name, layers="True"):
+    return f"swap_config: {{swap: True, op_swap: [{{op_name: '{name}', backward_prefetch: 2, layers: {layers}}}]}}"
+
+
+def test_a_missing_level_is_found_with_the_full_path():
+    problem = check(op_swap("flash_attention")).problems[0]
+    assert (problem.location.column, problem.rule) == (47, "unmatched-pattern")
+    assert problem.fix == r"write 'attention\.flash_attention'"
+    assert "matches no operator in every layer of the test model" in problem.message
+
+
+@pytest.mark.parametrize(
+    ("name", "closest"),
+    [
+        (r"feed_forward\.mull", r"feed_forward\.mul"),
+        ("atention", "attention"),
+        (r"feed_forward\.w4\.matmul", r"feed_forward\.w1\.matmul"),
+        ("Attention", "attention"),
+    ],
+)
+def test_the_closest_path_is_the_fix(name, closest):
+    problem = check(op_swap(name)).problems[0]
+    assert (problem.rule, problem.fix) == ("unmatched-pattern", f"write '{closest}'")
+    assert f"closest: '{closest}'" in problem.allowed
+
+
+def test_an_operator_is_no_cell():
+    assert found(op_swap(r"add\.x")) == [(1, 47, "unmatched-pattern")]
+
+
+def test_every_option_with_patterns_is_checked():
+    text = r"""
+        swap_config: {swap: True}
+        recompute_config:
+          select_recompute: {'none\.such': [0]}
+          select_comm_recompute: ['none\.such']
+          select_recompute_exclude: {'none\.such': True}
+    """
+    assert [rule for *_, rule in found(text) if rule == "unmatched-pattern"] == ["unmatched-pattern"] * 3
+
+
+def test_a_pattern_may_miss_some_layers_of_all_but_not_one_that_is_named():
+    mixed = LayerTrees((layer("mlp\n  mul*"), layer("experts\n  mul*")), {}, "the test model")
+    assert found(op_swap("experts"), mixed) == []
+    problems = check(op_swap("experts", "[0, 1]"), mixed).problems
+    assert [(p.rule, p.level.value) for p in problems] == [("unmatched-pattern", "warning")]
+    assert found(op_swap("experts", "[0]"), mixed) == [(1, 47, "unmatched-pattern")]
+
+
+@pytest.mark.parametrize("outline", [LLAMA, QWEN])
+def test_the_default_strategy_finds_flash_attention_in_both_families(outline):
+    assert found("swap_config: {swap: True}", trees(outline=outline)) == []
+
+
+def test_the_default_strategy_needs_flash_attention():
+    model = trees(outline="attention\n  softmax*")
+    assert found("swap_config: {swap: True}", model) == [(1, 21, "unmatched-pattern")]
+
+
+def test_default_operators_need_not_all_exist():
+    text = "{use_legacy: False, swap_config: {swap: True}, recompute_config: {select_recompute: True}}"
+    result = check(text, trees(outline=QWEN))
+    assert result.problems == ()
+    written = yaml.safe_dump(result.policy.to_config() | {"use_legacy": False}, sort_keys=False)
+    assert check(written, trees(outline=QWEN)).policy == result.policy
+
+
+def test_default_operators_that_are_nowhere_are_a_warning():
+    text = "{swap_config: {swap: True}, recompute_config: {select_comm_recompute: True}}"
+    problems = check(text, trees(outline="attention\n  flash_attention*")).problems
+    assert [(p.rule, p.level.value) for p in problems] == [("unmatched-pattern", "warning")]
