@@ -10,7 +10,7 @@ __all__ = ["document_from_data"]
 
 COMMAND_LINE = "command line"
 MAX_DEPTH = 64
-MAX_NODES = 1_000_000
+MAX_NODES = 200_000
 
 
 def document_from_data(data: Mapping, file: str, base: Document | None = None) -> Document:

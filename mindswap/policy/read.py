@@ -230,7 +230,7 @@ class _Reader:
 
     def _read_layer_recompute(self, node: Node, path: str) -> None:
         layers, refs = self._recompute_layers(node, path, Expect.RECOMPUTE)
-        if layers:
+        if layers or refs:
             self.recompute.append(
                 Statement("recompute", path, node.location, None, path, node.location, layers, path, refs)
             )
@@ -253,7 +253,7 @@ class _Reader:
                 self._add_select(option, path, node, (name, path, node.location), layers, refs, is_default=True)
 
     def _add_select(self, option, path, node, pattern, layers, refs, is_default=False) -> None:
-        if layers:
+        if layers or refs:
             name, pattern_path, pattern_location = pattern
             self.recompute.append(
                 Statement(
