@@ -1,0 +1,7 @@
+"""`python -m mindswap.launch EXECUTE_ORDER [WORKER_NUM] ...`: the launcher without the shell script."""
+
+import sys
+
+from mindswap.launch.run import main
+
+sys.exit(main())

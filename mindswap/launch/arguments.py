@@ -1,0 +1,149 @@
+"""The 1-, 2-, 6- and 9-argument forms of the launcher, as in MindFormers' msrun_launcher.sh."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from mindswap.errors import LaunchError
+
+__all__ = ["USAGE", "Job", "parse_arguments"]
+
+USAGE = """\
+usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM MASTER_PORT LOG_DIR JOIN CLUSTER_TIME_OUT
+       bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM LOCAL_WORKER MASTER_ADDR MASTER_PORT NODE_RANK \\
+                                    LOG_DIR JOIN CLUSTER_TIME_OUT
+
+  EXECUTE_ORDER     script and its arguments in one string, as in a shell, but nothing is evaluated:
+                    "run_mindformer.py --config case1.yaml --run_mode train --use_parallel True"
+  WORKER_NUM        workers of the job, on all machines together (8)
+  LOCAL_WORKER      workers on this machine (WORKER_NUM)
+  MASTER_ADDR       address of the machine with NODE_RANK 0 (127.0.0.1)
+  MASTER_PORT       its port, 1024 to 65535 (8118)
+  NODE_RANK         0, 1, ...: number of this machine (0)
+  LOG_DIR           folder for worker_0.log ... (output/msrun_log)
+  JOIN              True: wait, and return the exit code of the training; False: return once all are started (False)
+  CLUSTER_TIME_OUT  seconds that workers wait for each other (7200)
+
+environment: MF_LOG_SUFFIX=x makes LOG_DIR end with _x; LOG_MF_PATH is the folder of MindFormers' own logs;
+PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of the launcher.
+
+    Attributes:
+        order: EXECUTE_ORDER as given.
+        num_workers: on all machines.
+        num_local_workers: on this machine.
+        master_addr, master_port: where the scheduler listens.
+        node_rank: number of this machine; -1: MindSpore numbers the workers.
+        log_dir: as given, without MF_LOG_SUFFIX.
+        join: wait for the workers.
+        timeout_s: how long workers wait for each other; negative: for ever.
+    """
+
+    order: str
+    num_workers: int = 8
+    num_local_workers: int = 8
+    master_addr: str = "127.0.0.1"
+    master_port: int = 8118
+    node_rank: int = 0
+    log_dir: str = "output/msrun_log"
+    join: bool = False
+    timeout_s: int = 7200
+
+    @property
+    def is_single_node(self) -> bool:
+        """All workers are on this machine; then the address plays no role."""
+        return self.num_workers == self.num_local_workers
+
+    @property
+    def ranks(self) -> range:
+        """The workers of this machine, as msrun numbers them and their logs."""
+        first = 0 if self.is_single_node else max(self.node_rank, 0) * self.num_local_workers
+        return range(first, first + self.num_local_workers)
+
+
+def parse_arguments(words: list[str]) -> Job:
+    """The job that the words describe.
+
+    Raises:
+        LaunchError: every problem, one per line.
+    """
+    if len(words) not in _FORMS:
+        raise LaunchError(f"{len(words)} arguments\n    allowed: 1, 2, 6 or 9")
+    values: dict = {}
+    problems = []
+    for name, word in zip(_FORMS[len(words)], words, strict=True):
+        field, parse, allowed = _PARSERS[name]
+        try:
+            values[field] = parse(word)
+        except ValueError:
+            problems.append(f"{name} is {word!r}\n    allowed: {allowed}")
+    if "num_workers" in values and len(words) != 9:
+        values["num_local_workers"] = values["num_workers"]
+    problems += _check_counts(values)
+    if problems:
+        raise LaunchError("\n".join(problems))
+    return Job(**values)
+
+
+def _check_counts(values: dict) -> list[str]:
+    total, local, node = (values.get(name) for name in ("num_workers", "num_local_workers", "node_rank"))
+    if total is None or local is None:
+        return []
+    if local > total:
+        return [f"LOCAL_WORKER is {local}, WORKER_NUM is {total}\n    allowed: at most WORKER_NUM on one machine"]
+    if node is None or node < 0:
+        return []
+    if total == local:
+        fix = f"a larger WORKER_NUM, or 0; {local} workers here are all of them"
+        return [f"NODE_RANK is {node}\n    allowed: {fix}"] if node else []
+    if total % local:
+        return [f"WORKER_NUM {total}, LOCAL_WORKER {local}\n    allowed: the same number of workers on every machine"]
+    if node >= total // local:
+        return [f"NODE_RANK is {node}\n    allowed: 0 to {total // local - 1}, with {local} of {total} workers each"]
+    return []
+
+
+def _number(low: int, high: int | None = None) -> Callable[[str], int]:
+    def parse(word: str) -> int:
+        if not re.fullmatch(r"-?[0-9]{1,9}", word) or int(word) < low or (high is not None and int(word) > high):
+            raise ValueError
+        return int(word)
+
+    return parse
+
+
+def _choice(word: str) -> bool:
+    if word not in ("True", "False"):
+        raise ValueError
+    return word == "True"
+
+
+def _text(word: str) -> str:
+    if not word.strip() or "\0" in word:
+        raise ValueError
+    return word
+
+
+_PARSERS: dict[str, tuple[str, Callable, str]] = {
+    "EXECUTE_ORDER": ("order", _text, "a script and its arguments"),
+    "WORKER_NUM": ("num_workers", _number(1), "a number from 1"),
+    "LOCAL_WORKER": ("num_local_workers", _number(1), "a number from 1"),
+    "MASTER_ADDR": ("master_addr", _text, "an IP address or a host name"),
+    "MASTER_PORT": ("master_port", _number(1024, 65535), "a number from 1024 to 65535"),
+    "NODE_RANK": ("node_rank", _number(-1), "a number from 0 (or -1: MindSpore numbers the workers)"),
+    "LOG_DIR": ("log_dir", _text, "a folder"),
+    "JOIN": ("join", _choice, "True or False"),
+    "CLUSTER_TIME_OUT": ("timeout_s", _number(-(10**9)), "a number of seconds (negative: for ever)"),
+}
+_FORMS: dict[int, tuple[str, ...]] = {
+    1: ("EXECUTE_ORDER",),
+    2: ("EXECUTE_ORDER", "WORKER_NUM"),
+    6: ("EXECUTE_ORDER", "WORKER_NUM", "MASTER_PORT", "LOG_DIR", "JOIN", "CLUSTER_TIME_OUT"),
+    9: tuple(_PARSERS),
+}

@@ -1,0 +1,44 @@
+"""Is the master's port free?"""
+
+import errno
+import socket
+
+from mindswap.errors import LaunchError
+
+__all__ = ["check_port"]
+
+
+def check_port(address: str, port: int) -> None:
+    """Raise if the master runs here and its port is taken; a port of another machine is not checked.
+
+    Raises:
+        LaunchError: naming a free port; or the address is unknown.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
+    except (OSError, UnicodeError) as error:
+        raise LaunchError(f"MASTER_ADDR is {address!r}: {error}\n    allowed: an IP address or a host name") from error
+    if _listen_error(family, (place[0], 0, *place[2:])) or not _listen_error(family, place):
+        return
+    free = next((p for p in _others(port) if not _listen_error(family, (place[0], p, *place[2:]))), None)
+    raise LaunchError(
+        f"MASTER_PORT {port} of {address} is in use\n    fix:     {free} is free (ss -ltnp shows who has {port})"
+    )
+
+
+def _others(port: int):
+    yield from range(port + 1, min(port + 1000, 65536))
+    yield from range(1024, port)
+
+
+def _listen_error(family: int, place: tuple) -> int:
+    """0 if a server can listen there, else the error number; port 0 asks for any port."""
+    with socket.socket(family, socket.SOCK_STREAM) as server:
+        # As MindSpore's scheduler does: connections of an earlier run that wait for their end do not count.
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            server.bind(place)
+            server.listen(1)
+        except OSError as error:
+            return error.errno or errno.EIO
+    return 0
