@@ -29,7 +29,7 @@ def test_a_port_is_free_again_at_once(used_port):
 
 
 def test_ports_of_other_machines_are_not_checked(used_port):
-    check_port("192.0.2.1", used_port)  # TEST-NET-1: never an address of this machine
+    check_port("203.0.113.1", used_port)  # TEST-NET-3: never an address of this machine
 
 
 def test_an_unknown_host():
