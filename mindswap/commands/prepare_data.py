@@ -128,10 +128,9 @@ def write_mindrecord(
         DataError: a text cannot be read, the text does not fill one sample, the output cannot be written.
     """
     counts = Counts()
-    size_bytes = sum(source.size_bytes for source in sources)
-    is_size_known = all(source.size_bytes for source in sources)
+    sizes = [source.size_bytes for source in sources if source.size_bytes is not None]
     with tqdm(
-        total=size_bytes if is_size_known else None,
+        total=sum(sizes) if len(sizes) == len(sources) else None,
         unit="B",
         unit_scale=True,
         desc=output.name,

@@ -1,6 +1,7 @@
 """Which texts to read, and their bytes in blocks."""
 
 import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -21,11 +22,11 @@ class TextSource:
 
     Attributes:
         path: its file; None is the standard input.
-        size_bytes: 0 where it is not known before the end (pipes, the standard input).
+        size_bytes: None where it is not known before the end (pipes, the standard input).
     """
 
     path: Path | None
-    size_bytes: int = 0
+    size_bytes: int | None = None
 
     @property
     def name(self) -> str:
@@ -81,7 +82,8 @@ def _files_of_folder(folder: Path) -> list[TextSource]:
 
 
 def _source(path: Path) -> TextSource:
-    return TextSource(path, path.stat().st_size)
+    status = path.stat()
+    return TextSource(path, status.st_size if stat.S_ISREG(status.st_mode) else None)
 
 
 def read_blocks(source: TextSource, block_bytes: int = BLOCK_BYTES) -> Iterator[bytes]:

@@ -1,9 +1,11 @@
 import argparse
+import io
 import json
 import signal
 import subprocess
 import sys
 import time
+import types
 from array import array
 
 import pytest
@@ -66,6 +68,19 @@ def test_result_names_what_the_yaml_needs(text, fake_writer, capsys, tmp_path):
     assert err == ""  # no progress bar where stderr is no terminal
     rows = json.loads((tmp_path / "x.mindrecord").read_text())
     assert bytes(token - 3 for token in rows[0]).decode() == TEXT[:10]
+
+
+@pytest.mark.parametrize(("words", "bar"), [(["book.txt", "empty.txt"], "100%"), (["book.txt", "-"], "1.38kB")])
+def test_progress_bar_on_a_terminal(text, fake_writer, tmp_path, monkeypatch, words, bar):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    (tmp_path / "empty.txt").touch()
+    monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO()))
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    run(*words, "--output", "x.mindrecord", "--seq-length", "9")
+    assert "x.mindrecord: " in terminal.getvalue() and bar in terminal.getvalue()
 
 
 def test_json_result(text, fake_writer, capsys):
