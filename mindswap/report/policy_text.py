@@ -99,9 +99,9 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     for group in groups:
         is_rest = group.layers.indices is None and len(groups) > 1
         lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
-        rows = [(step.action.value, _name(step), _distance(step)) for step in group.steps]
-        width = max((len(name) for _, name, _ in rows), default=0)
-        lines += [f"    {action} {name:<{width}}  {distance}".rstrip() for action, name, distance in rows]
+        rows = [(f"{step.action.value} {_name(step)}", _distance(step)) for step in group.steps]
+        width = max((len(what) for what, _ in rows), default=0)
+        lines += [f"    {what:<{width}}  {distance}".rstrip() for what, distance in rows]
         if not rows:
             lines.append("    nothing is offloaded or recomputed")
     return "\n".join(lines)

@@ -1,0 +1,35 @@
+from mindswap.policy.problem import Level, Location, Problem
+from mindswap.report.problems import escape, format_counts, format_problems
+
+ERROR = Problem(Location("x.yaml", 41, 16), "unmatched-pattern", Level.ERROR, "a.b: 'c' is wrong", "this", "that")
+WARNING = Problem(Location("x.yaml", 3, 1), "overlap", Level.WARNING, "a: twice")
+
+
+def test_the_format_of_the_style_guide_in_file_order():
+    assert format_problems([ERROR, WARNING]) == (
+        "x.yaml:3:1: warning: a: twice [overlap]\n"
+        "x.yaml:41:16: error: a.b: 'c' is wrong [unmatched-pattern]\n"
+        "    allowed: this\n"
+        "    fix:     that"
+    )
+
+
+def test_a_place_without_text_has_no_line():
+    problem = Problem(Location("command line"), "graph-mode", Level.ERROR, "m")
+    assert format_problems([problem]) == "command line: error: m [graph-mode]"
+
+
+def test_colour_is_for_terminals():
+    assert "\033" not in format_problems([ERROR])
+    assert "\033[1;31merror\033[0m" in format_problems([ERROR], colour=True)
+
+
+def test_control_characters_of_the_file_are_shown_not_sent():
+    problem = Problem(Location("x\x1b.yaml", 1, 1), "r", Level.ERROR, "a\nb\x1b[31m \udcff é")
+    assert format_problems([problem]) == "x\\x1b.yaml:1:1: error: a\\nb\\x1b[31m \\udcff é [r]"
+    assert escape(r"a\.b") == r"a\.b"
+
+
+def test_counts():
+    assert format_counts([]) == "no problems"
+    assert format_counts([ERROR, WARNING, WARNING]) == "1 error, 2 warnings"
