@@ -1,0 +1,204 @@
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindswap import cli
+from mindswap.commands import check
+from mindswap.errors import GraphError
+from tests.builders import trees
+
+ROOT = Path(__file__).parents[2]
+CASE_4 = ROOT / "configs" / "llama2_7b" / "case4_swap_and_recompute.yaml"
+GOOD = "{model: {model_config: {num_layers: 4}}, swap_config: {swap: True, default_prefetch: 10}}"
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write_file(content):
+        path = tmp_path / "x.yaml"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return str(path)
+
+    return write_file
+
+
+@pytest.fixture
+def run(capsys):
+    def run_check(*arguments):
+        code = cli.main(["check", *arguments])
+        captured = capsys.readouterr()
+        assert "a bug" not in captured.err and "Traceback" not in captured.err, captured.err
+        return code, captured.out
+
+    return run_check
+
+
+@pytest.fixture(autouse=True)
+def bare(monkeypatch):
+    """As on a machine without MindFormers, unless a test says otherwise."""
+    monkeypatch.setattr(check, "_has_mindformers", lambda: False)
+    monkeypatch.delenv("ENABLE_LAZY_INLINE_NO_PIPELINE", raising=False)
+
+
+def test_the_fourth_case_of_the_specification(run):
+    code, out = run(str(CASE_4))
+    assert code == 0
+    lines = out.splitlines()
+    assert lines[0] == "no problems"
+    assert [line for line in lines if line.startswith("  layer")] == ["  layer 0", "  layers 1-2", "  layer 3"]
+
+
+def test_errors_come_with_place_and_exit_code_1(run, write):
+    path = write("swap_config:\n  swap: True\n  default_prefetch: 0\n")
+    code, out = run(path)
+    assert code == 1
+    assert out.startswith(f"{path}:3:21: error: swap_config.default_prefetch: 0 is out of range [bad-prefetch]\n")
+    assert "policy:" not in out
+
+
+def test_json(run, write):
+    code, out = run(write(GOOD), "--json")
+    data = json.loads(out)
+    assert code == 0 and data["ok"] is True and data["problems"] == []
+    assert data["policy"]["swap_config"] == {"swap": True, "default_prefetch": 10}
+    assert [group["layers"] for group in data["layers"]] == [[0, 1, 2, 3]]
+
+    code, out = run(write("swap_config: {swap: True, op_swap: 3}"), "--json")
+    data = json.loads(out)
+    assert code == 1 and data["ok"] is False and data["policy"] is None and data["layers"] == []
+    assert [(p["line"], p["column"], p["rule"], p["level"]) for p in data["problems"]] == [
+        (1, 36, "wrong-type", "error")
+    ]
+
+
+def test_the_number_of_layers_can_be_given(run, write):
+    text = "swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [5]}]}"
+    assert run(write(text), "--num-layers", "6")[0] == 0
+    assert run(write(text), "--num-layers", "5")[0] == 1
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "x", "1.5", "99999999"])
+def test_a_number_of_layers_that_is_none(run, write, value):
+    assert run(write(GOOD), "--num-layers", value)[0] == 1
+
+
+def test_an_unknown_model_is_said_so_with_what_to_do(run, write):
+    code, out = run(write(GOOD))
+    assert code == 0
+    note = [line for line in out.splitlines() if line.startswith("note:")]
+    assert len(note) == 1 and "operator names were not checked" in note[0] and "MindFormers is installed" in note[0]
+
+
+def test_without_a_number_of_layers_it_is_said_so(run, write):
+    assert "use --num-layers" in run(write("swap_config: {swap: True}"))[1]
+
+
+def test_swap_off_needs_no_note(run, write):
+    code, out = run(write("a: 1"))
+    assert (code, out) == (0, "no problems\n\npolicy: swap is off; MindFormers runs as it does without mindswap\n")
+
+
+def test_the_real_network_goes_before_the_table(run, write, monkeypatch):
+    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
+    monkeypatch.setattr(check, "_read_real_trees", lambda path, num_layers: trees(num_layers))
+    assert "operators of the test model" in run(write(GOOD))[1]
+    assert "operators of" not in run(write(GOOD), "--table")[1]
+
+
+def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
+    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
+    seen = []
+    real = check.check_document
+
+    def spy(document, num_layers=None, model=None, environ=None):
+        seen.append(model)
+        return real(document, num_layers, model, environ)
+
+    monkeypatch.setattr(check, "check_document", lambda *args, **options: spy(*args, **options))
+    monkeypatch.setattr(check, "_read_real_trees", lambda path, num_layers: trees(num_layers))
+    run(str(CASE_4))
+    assert seen[-1].source == "the test model" and seen[-1].uses
+
+
+@pytest.mark.parametrize("error", [GraphError("no such model\nsecond line"), ImportError("torn"), RuntimeError()])
+def test_a_network_that_cannot_be_built_falls_back_to_the_table(run, monkeypatch, error):
+    def fail(path, num_layers):
+        raise error
+
+    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
+    monkeypatch.setattr(check, "_read_real_trees", fail)
+    code, out = run(str(CASE_4))
+    assert code == 0
+    notes = [line for line in out.splitlines() if line.startswith("note:")]
+    assert "could not be built" in notes[0] and "second line" not in out
+    assert "checked against table llama" in notes[1]
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\x00\xff\xfe",
+        "a: 1".encode("utf-16"),
+        b"\t",
+        b"a: &a [*a]",
+        b"[" * 10_000,
+        b'swap_config: {swap: True, op_swap: [{op_name: "\\x1b[31m", backward_prefetch: 1, layers: [0]}]}',
+        b'swap_config: {swap: True, "\\ud800": 1}',
+        b"swap_config: {swap: True, ? [a] : 1}",
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--json"]])
+def test_a_broken_file_is_a_message(run, write, content, options):
+    code, out = run(write(content), *options)
+    assert code == 1
+    assert "\x1b" not in out
+
+
+def test_what_is_no_file(run, tmp_path):
+    for path in (str(tmp_path), str(tmp_path / "none.yaml"), ""):
+        code, out = run(path)
+        assert code == 1 and "[yaml-file]" in out
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("environ", "stream", "has_colour"),
+    [({}, Terminal(), True), ({"NO_COLOR": "1"}, Terminal(), False), ({}, io.StringIO(), False)],
+)
+def test_colour_only_on_a_terminal(write, monkeypatch, environ, stream, has_colour):
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    for name, value in environ.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(sys, "stdout", stream)
+    assert cli.main(["check", write("swap_config: {swap: 3}")]) == 1
+    assert ("\033[" in stream.getvalue()) is has_colour
+
+
+def start(*arguments, **options):
+    return subprocess.run([sys.executable, *arguments], capture_output=True, text=True, cwd=ROOT, **options)
+
+
+def test_a_terminal_that_knows_only_ascii(write):
+    path = write("swap_config: {swap: True, größe: 1}")
+    done = start("-m", "mindswap", "check", path, env={"PYTHONIOENCODING": "ascii"})
+    assert done.returncode == 1 and "gr\\xf6\\xdfe: no such key" in done.stdout
+    assert "bug" not in done.stderr
+
+
+def test_nothing_heavy_is_imported():
+    program = """
+import sys, mindswap.cli
+mindswap.cli.main(sys.argv[1:])
+print([name for name in ("mindspore", "mindformers") if name in sys.modules])
+"""
+    done = start("-c", program, "check", "--table", str(CASE_4))
+    assert done.stdout.splitlines()[-1] == "[]"
