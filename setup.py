@@ -12,7 +12,7 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "__init__.p
 # that is there matches the CANN of the machine, and pip must not replace it.
 CPU_STACK = ["mindspore==2.9.0", "mindformers==1.9.0"]
 TEST_TOOLS = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
-CHECK_TOOLS = ["ruff==0.14.5", "mypy==1.18.2", "types-PyYAML", "types-tqdm"]
+CHECK_TOOLS = ["ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-tqdm"]
 
 setup(
     name="mindswap",

@@ -1,0 +1,42 @@
+# Everything here works on a fresh Linux machine with Python 3.11; `make help` lists the targets.
+PYTHON ?= python3.11
+VENV ?= .venv
+CHECK_VENV ?= .venv-check
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: help demo test check dev bench tables clean
+help:  ## this list
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+
+$(VENV)/.installed: setup.py
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/pip install --quiet -e '.[cpu,test]'
+	touch $@
+
+$(CHECK_VENV)/.installed: setup.py
+	$(PYTHON) -m venv $(CHECK_VENV)
+	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
+	touch $@
+
+demo: $(VENV)/.installed  ## train the four documented cases on CPU with 8 workers and prove the swap (8 min)
+	$(VENV)/bin/python tools/demo.py
+
+check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (1 min)
+	$(CHECK_VENV)/bin/ruff check .
+	$(CHECK_VENV)/bin/ruff format --check .
+	$(CHECK_VENV)/bin/mypy
+	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
+
+test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (20 min)
+	$(VENV)/bin/pytest -q -m "mindspore and not ascend"
+
+dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
+
+bench: $(VENV)/.installed  ## speed of reading, checking and applying
+	$(VENV)/bin/python benchmarks/policy_speed.py
+
+tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormers
+	$(VENV)/bin/python tools/make_family_tables.py
+
+clean:  ## remove the environments and what runs left behind
+	rm -rf $(VENV) $(CHECK_VENV) output build *.egg-info
