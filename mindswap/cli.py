@@ -56,8 +56,12 @@ def main(argv: list[str] | None = None) -> int:
     try:
         args = build_parser().parse_args(argv)
         return args.run(args)
-    except SystemExit as stop:  # argparse leaves with 2 on wrong options
-        return EXIT_BAD_INPUT if stop.code == 2 else stop.code or EXIT_OK
+    except SystemExit as stop:  # argparse leaves with 2 on wrong options, a training script as it likes
+        if stop.code in (None, 0):
+            return EXIT_OK
+        if isinstance(stop.code, str):
+            print(stop.code, file=sys.stderr)
+        return stop.code if isinstance(stop.code, int) and stop.code != 2 else EXIT_BAD_INPUT
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `mindswap check ... | head`

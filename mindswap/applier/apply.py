@@ -5,6 +5,7 @@ Nothing is imported from MindSpore here: the cells bring their methods along.
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from mindswap.applier.actions import LayerActions, format_log_lines, plan_layer
 from mindswap.errors import ApplyError
@@ -111,7 +112,7 @@ def _resolve(cell, path: tuple[str, ...]):
     return cell
 
 
-def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...], object]]:
+def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Every primitive below a cell with its path; `tree` is the cell's tree."""
     for path, node in tree.walk():
         if node.is_primitive:

@@ -129,7 +129,7 @@ def _primitive_of(graph: Graph, node: Node) -> Node:
     return node
 
 
-def _kept_in(graph: Graph, layer_index: int) -> list[Node]:
+def _kept_in(graph: Graph, layer_index: int | None) -> list[Node]:
     return [node for node in graph.kept_nodes if node.layer_index == layer_index]
 
 

@@ -92,7 +92,7 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
 def _split_scope(scope: str) -> tuple[int | None, str]:
     """Layer index and cell path of a scope such as `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
     parts = scope.split("/")[:-1]
-    names = []
+    names: list[str] = []
     layer_index = None
     for position, part in enumerate(parts):
         match = SCOPE_PART.match(part)
