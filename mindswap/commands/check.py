@@ -91,10 +91,11 @@ def _has_mindformers() -> bool:
 
 
 def _read_real_trees(path: str, num_layers: int) -> LayerTrees:
+    absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
     with quiet():
         from mindswap.adapters.mindformers import read_layer_trees
 
-        return read_layer_trees(path, num_layers)
+        return read_layer_trees(absolute_path, num_layers)
 
 
 def _as_text(outcome: _Outcome, colour: bool) -> str:
