@@ -11,7 +11,7 @@ from typing import Any
 
 from mindswap.policy.problem import Location, Problem
 
-__all__ = ["Document", "DuplicateKey", "Entry", "Node", "expanded_size", "show", "to_data"]
+__all__ = ["Document", "DuplicateKey", "Entry", "Node", "expanded_size", "is_huge", "key_text", "show", "to_data"]
 
 MAX_SHOWN_CHARS = 60
 
@@ -134,6 +134,17 @@ def to_data(node: Node) -> object:
     return data[id(node)]
 
 
+def is_huge(value: object) -> bool:
+    """True for an integer so long that Python refuses to print it."""
+    return isinstance(value, int) and value.bit_length() > 4096
+
+
+def key_text(key: object) -> str:
+    """A key as part of a key path, shortened."""
+    text = str(key)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+
+
 def show(value: object) -> str:
     """A value as YAML writes it on one line, shortened, for messages."""
     text = "".join(_show_parts(value, MAX_SHOWN_CHARS + 1))
@@ -154,8 +165,6 @@ def _show_parts(value: object, room: int) -> Iterator[str]:
         yield f"'{value[:room]}'" if value.isprintable() else repr(value[:room])
     elif value is None:
         yield "null"
-    elif isinstance(value, int) and not isinstance(value, bool) and value.bit_length() > 256:
-        yield "<an integer of more than 77 digits>"  # Python refuses to print the longest
     else:
         yield repr(value)[:room]
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from numbers import Integral
 
-from mindswap.policy.document import Document, Entry, Node
+from mindswap.policy.document import Document, Entry, Node, is_huge
 from mindswap.policy.problem import Level, Location, Problem
 
 __all__ = ["document_from_data"]
@@ -60,7 +60,7 @@ class _Converter:
         for key, child in value.items():
             below = base.entry(key) if base is not None else None
             node = self.convert(child, below.value if below is not None else None, depth + 1)
-            entries.append(Entry(key, below.location if below is not None else self.location, node))
+            entries.append(Entry(_plain(key), below.location if below is not None else self.location, node))
         location = base.location if base is not None and base.entries is not None else self.location
         return Node(location, entries=tuple(entries))
 
@@ -78,7 +78,9 @@ class _Converter:
 
 
 def _plain(value: object) -> object:
-    """Configuration objects as dicts, NumPy values as Python ones."""
+    """Configuration objects as dicts, NumPy values as Python ones, integers only as long as can be printed."""
+    if is_huge(value):
+        return "an integer of more than 1000 digits"
     if isinstance(value, (Mapping, list, tuple, range, str, bytes, bool, int, float, type(None))):
         return value
     for method in ("to_dict", "tolist"):

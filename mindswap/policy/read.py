@@ -6,7 +6,7 @@ Nothing is judged here beyond "can this be read": values that fit their place bu
 
 import re
 
-from mindswap.policy.document import Document, Entry, Node, expanded_size
+from mindswap.policy.document import Document, Entry, Node, expanded_size, key_text
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS, Layers
 from mindswap.policy.pipeline import is_stage_counts, read_pipeline
 from mindswap.policy.problem import Location
@@ -167,7 +167,7 @@ class _Reader:
     def _read_op_swap_mapping(self, node: Node, path: str) -> None:
         """The form that MindFormers itself makes: {op_name: [{backward_prefetch, layers}, ...]}."""
         for named in node.unique_entries():
-            name_path = f"{path}[{named.key!r}]"
+            name_path = f"{path}[{key_text(named.key)!r}]"
             patterns = self._patterns(Node(named.location, named.key), name_path)
             for entry_path, entry in self._entries(named.value, name_path, Expect.LAYER_SWAP):
                 self._check_keys(entry, entry_path, ENTRY_KEYS["op_swap value"], are_required=True)
@@ -217,7 +217,7 @@ class _Reader:
             return
         self._check_keys(section, "recompute_config", RECOMPUTE_KEYS)
         for entry in section.unique_entries():
-            path = f"recompute_config.{entry.key}"
+            path = f"recompute_config.{key_text(entry.key)}"
             if entry.key == "recompute":
                 self._read_layer_recompute(entry.value, path)
             elif entry.key in SELECT_OPTIONS:
@@ -238,7 +238,7 @@ class _Reader:
     def _read_select(self, option: str, node: Node, path: str) -> None:
         if node.entries is not None:
             for named in node.unique_entries():
-                name_path = f"{path}[{named.key!r}]"
+                name_path = f"{path}[{key_text(named.key)!r}]"
                 layers, refs = self._recompute_layers(named.value, name_path, Expect.RECOMPUTE)
                 for pattern in self._patterns(Node(named.location, named.key), name_path):
                     self._add_select(option, name_path, named.value, pattern, layers, refs)
@@ -332,7 +332,7 @@ class _Reader:
         self.misfits.append(Misfit(path, node, expect))
 
     def _unknown(self, path: str, entry: Entry, known: tuple[str, ...]) -> None:
-        self.unknown_keys.append(UnknownKey(f"{path}.{entry.key}", entry, known))
+        self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known))
 
 
 def _asks_for_default_strategy(layer_swap: Node | None, op_swap: Node | None, prefetch: Node | None) -> bool:

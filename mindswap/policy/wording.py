@@ -1,5 +1,6 @@
 """Words for messages: sets of layers, lists of names, and the closest valid name."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
@@ -43,9 +44,22 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
         limit: how many to give.
         max_distance: leave out what is further away; None keeps all.
     """
-    scored = [(edit_distance(name.lower(), candidate.lower()), candidate) for candidate in candidates]
-    kept = [pair for pair in scored if max_distance is None or pair[0] <= max_distance]
-    return [candidate for _, candidate in sorted(kept, key=lambda pair: pair[0])[:limit]]
+    letters = Counter(name.lower())
+    # The letters that differ bound the distance from below; most candidates need no closer look.
+    bounds = sorted((_least_distance(letters, Counter(c.lower())), i, c) for i, c in enumerate(candidates))
+    best: list[tuple[int, int, str]] = []
+    for bound, index, candidate in bounds:
+        limit_now = best[limit - 1][0] if len(best) >= limit else bound
+        if bound > limit_now or (max_distance is not None and bound > max_distance):
+            break
+        distance = edit_distance(name.lower(), candidate.lower())
+        if max_distance is None or distance <= max_distance:
+            best = sorted([*best, (distance, index, candidate)])[:limit]
+    return [candidate for *_, candidate in best]
+
+
+def _least_distance(left: Counter, right: Counter) -> int:
+    return max((left - right).total(), (right - left).total())
 
 
 def edit_distance(left: str, right: str) -> int:

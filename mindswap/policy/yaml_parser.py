@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from mindswap.policy.document import Document, DuplicateKey, Entry, Node
+from mindswap.policy.document import Document, DuplicateKey, Entry, Node, is_huge, key_text
 from mindswap.policy.problem import Level, Location, Problem
 
 __all__ = ["parse_document", "parse_file"]
@@ -97,8 +97,7 @@ class _Frame:
     def child_path(self) -> str:
         if not self.is_mapping:
             return f"{self.path}[{len(self.items)}]"
-        key = self.key.value if self.key is not None else "?"
-        return f"{self.path}.{key}" if self.path else str(key)
+        return join_path(self.path, self.key.value if self.key is not None else "?")
 
 
 @dataclass(frozen=True)
@@ -196,12 +195,14 @@ class _Builder:
             self.report(location, "yaml-tag", message, "plain YAML", "delete the tag, or quote the value")
             return event.value
         try:
-            return constructor(self._scalars, yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
+            value = constructor(self._scalars, yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
+            if not is_huge(value):
+                return value
         except (yaml.YAMLError, ValueError, OverflowError, KeyError, IndexError, AttributeError, TypeError):
-            # The constructors of PyYAML check little: `!!int x`, 2024-99-99 and 5000 digits end here.
-            shown = event.value if len(event.value) <= 40 else event.value[:40] + "..."
-            self.report(location, "yaml-value", f"{shown!r} is no {tag.replace(_TAG, '')}", fix="quote it")
-            return event.value
+            pass  # the constructors of PyYAML check little: `!!int x`, 2024-99-99 and 5000 digits end here
+        message = f"{key_text(event.value)!r} is no {tag.replace(_TAG, '')}"
+        self.report(location, "yaml-value", message, fix="quote it")
+        return event.value
 
     def _add_alias(self, event, location: Location) -> None:
         target = self._anchors.get(event.anchor)
@@ -240,8 +241,7 @@ class _Builder:
             return _Key("?", location, is_usable=False)
         first = frame.first_places.setdefault(node.value, location)
         if first is not location:
-            path = f"{frame.path}.{node.value}" if frame.path else str(node.value)
-            self._duplicates.append(DuplicateKey(path, location, first))
+            self._duplicates.append(DuplicateKey(join_path(frame.path, node.value), location, first))
         return _Key(node.value, location)
 
     def _merged_entries(self, frame: _Frame) -> Iterator[Entry]:
@@ -260,6 +260,11 @@ class _Builder:
                     if entry.key not in taken:
                         taken.add(entry.key)
                         yield entry
+
+
+def join_path(path: str, key: object) -> str:
+    """The key path one level deeper."""
+    return f"{path}.{key_text(key)}" if path else key_text(key)
 
 
 def _unreadable(location: Location, rule: str, message: str, allowed: str = "", fix: str = "") -> Document:

@@ -57,6 +57,11 @@ def test_objects_count_as_what_they_say_they_are():
     assert to_data(made.root) == {"a": {"layers": [0, 1, 2], "pair": [1, 2]}, "n": 5}
 
 
+def test_integers_that_cannot_be_printed_become_text():
+    made = document_from_data({10**5000: {"a": 10**5000}}, "my.py")
+    assert [type(entry.key) for entry in made.root.entries] == [str]
+
+
 def test_data_that_contains_itself_is_refused():
     data: dict = {}
     data["a"] = data

@@ -88,6 +88,8 @@ def test_scalars_are_what_pyyaml_makes_of_them(text):
         (b"a: 2024-99-99", [(1, 4, "yaml-value")]),
         (b"a: =", [(1, 4, "yaml-tag")]),
         (b"a: " + b"1" * 5000, [(1, 4, "yaml-value")]),
+        (b"a: 0x" + b"f" * 5000, [(1, 4, "yaml-value")]),
+        (b"? 0x" + b"f" * 5000 + b"\n: 1", [(1, 3, "yaml-value")]),
         (b"a: {<<: 3}", [(1, 9, "yaml-merge")]),
         (b"a: {<<: [3]}", [(1, 9, "yaml-merge")]),
         (b"a: " + b"[" * 100_000, [(1, 67, "yaml-depth")]),
@@ -97,6 +99,12 @@ def test_scalars_are_what_pyyaml_makes_of_them(text):
 )
 def test_what_is_wrong_becomes_a_problem_with_its_place(content, expected):
     assert problems(content) == expected
+
+
+def test_key_paths_stay_short():
+    nested = "{" + "k" * 1000 + ": "
+    document = parse_document(nested * 10 + "{a: 1, a: 2}" + "}" * 10, "x")
+    assert len(document.duplicates[0].path) < 10 * 61 + 3
 
 
 def test_a_byte_order_mark_is_skipped():

@@ -14,7 +14,7 @@ FAIL:
 
 from collections.abc import Iterator
 
-from mindswap.policy.document import Node
+from mindswap.policy.document import Node, key_text
 from mindswap.policy.problem import Level, Problem
 from mindswap.policy.rule_context import Context
 from mindswap.policy.schema import PREFETCH_DEFAULT
@@ -32,7 +32,7 @@ def check(context: Context) -> Iterator[Problem]:
     if said:
         first = min(said, key=lambda entry: entry.location)
         state = "False" if section.get("swap") is not None else "not set"
-        message = f"swap_config.{first.key}: has no effect, because swap is {state}"
+        message = f"swap_config.{key_text(first.key)}: has no effect, because swap is {state}"
         yield Problem(first.location, ID, LEVEL, message, fix="write 'swap: True', or delete it")
 
 

@@ -15,6 +15,7 @@ FAIL:
 
 from collections.abc import Iterator
 
+from mindswap.policy.document import key_text
 from mindswap.policy.problem import Level, Problem
 from mindswap.policy.rule_context import Context
 from mindswap.policy.wording import closest_names
@@ -28,7 +29,7 @@ SECTIONS = ("swap_config", "recompute_config")
 def check(context: Context) -> Iterator[Problem]:
     """Every unknown key, with the closest one that exists."""
     for unknown in context.settings.unknown_keys:
-        closest = closest_names(str(unknown.entry.key), unknown.known, max_distance=4)
+        closest = closest_names(key_text(unknown.entry.key), unknown.known, max_distance=4)
         fix = f"write '{closest[0]}'" if closest else "delete it"
         allowed = ", ".join(unknown.known)
         yield Problem(unknown.entry.location, ID, LEVEL, f"{unknown.path}: no such key", allowed, fix)
@@ -36,7 +37,7 @@ def check(context: Context) -> Iterator[Problem]:
     if root is None:
         return
     for entry in root.unique_entries():
-        meant = closest_names(str(entry.key), SECTIONS, max_distance=3)
+        meant = closest_names(key_text(entry.key), SECTIONS, max_distance=3)
         if meant and entry.key not in SECTIONS and root.get(meant[0]) is None:
-            message = f"{entry.key}: nothing reads this key"
+            message = f"{key_text(entry.key)}: nothing reads this key"
             yield Problem(entry.location, ID, Level.WARNING, message, fix=f"write '{meant[0]}'")
