@@ -167,7 +167,7 @@ class _Reader:
     def _read_op_swap_mapping(self, node: Node, path: str) -> None:
         """The form that MindFormers itself makes: {op_name: [{backward_prefetch, layers}, ...]}."""
         for named in node.unique_entries():
-            name_path = f"{path}[{key_text(named.key)!r}]"
+            name_path = f"{path}['{key_text(named.key)}']"
             patterns = self._patterns(Node(named.location, named.key), name_path)
             for entry_path, entry in self._entries(named.value, name_path, Expect.LAYER_SWAP):
                 self._check_keys(entry, entry_path, ENTRY_KEYS["op_swap value"], are_required=True)
@@ -238,7 +238,7 @@ class _Reader:
     def _read_select(self, option: str, node: Node, path: str) -> None:
         if node.entries is not None:
             for named in node.unique_entries():
-                name_path = f"{path}[{key_text(named.key)!r}]"
+                name_path = f"{path}['{key_text(named.key)}']"
                 layers, refs = self._recompute_layers(named.value, name_path, Expect.RECOMPUTE)
                 for pattern in self._patterns(Node(named.location, named.key), name_path):
                     self._add_select(option, name_path, named.value, pattern, layers, refs)

@@ -70,12 +70,14 @@ def _is_default(context: Context, statement: Statement) -> bool:
 
 def _problem(statement: Statement, coverage: Coverage) -> Problem:
     near = near_paths(statement.pattern or "", coverage)
-    where = f"{format_layers(statement.layers)} of {coverage.trees.source}"
+    layers = "any layer" if statement.layers.indices is None else format_layers(statement.layers)
+    where = f"{layers} of {coverage.trees.source}"
     message = f"{statement.pattern_path}: '{statement.pattern}' matches no operator in {where}"
     allowed = r"cell names joined by '\.', each part a regex"
     if near:
         allowed += "; closest: " + ", ".join(f"'{path}'" for path in near)
-    fix = f"write '{near[0]}'" if near else ""
+    key = "op_name: " if statement.pattern_path.endswith(".op_name") else "write "
+    fix = f"{key}'{near[0]}'" if near else ""
     return Problem(statement.pattern_location, ID, LEVEL, message, allowed, fix)
 
 

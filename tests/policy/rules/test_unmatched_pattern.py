@@ -12,8 +12,8 @@ def op_swap(name, layers="True"):
 def test_a_missing_level_is_found_with_the_full_path():
     problem = check(op_swap("flash_attention")).problems[0]
     assert (problem.location.column, problem.rule) == (47, "unmatched-pattern")
-    assert problem.fix == r"write 'attention\.flash_attention'"
-    assert "matches no operator in every layer of the test model" in problem.message
+    assert problem.fix == r"op_name: 'attention\.flash_attention'"
+    assert "matches no operator in any layer of the test model" in problem.message
 
 
 @pytest.mark.parametrize(
@@ -27,7 +27,7 @@ def test_a_missing_level_is_found_with_the_full_path():
 )
 def test_the_closest_path_is_the_fix(name, closest):
     problem = check(op_swap(name)).problems[0]
-    assert (problem.rule, problem.fix) == ("unmatched-pattern", f"write '{closest}'")
+    assert (problem.rule, problem.fix) == ("unmatched-pattern", f"op_name: '{closest}'")
     assert f"closest: '{closest}'" in problem.allowed
 
 
