@@ -49,7 +49,7 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
-    network, _ = build_network(config_path, Policy())
+    network, _ = build_network(config_path, Policy(is_swap_enabled=True))  # without MindFormers' own recompute
     trees = tuple(read_tree(layer) for layer in find_layers(network))
     if len(trees) != num_layers:
         raise GraphError(f"the network has {len(trees)} layers, the configuration says {num_layers}")

@@ -52,6 +52,7 @@ class _Session:
         self.document = document
         self.policy = Policy()
         self.device_target = ""
+        self.uses: dict[str, tuple[str, ...]] = {}
 
     def prepare(self, config) -> None:
         """Check the final configuration and divide it between mindswap and MindFormers."""
@@ -60,6 +61,7 @@ class _Session:
             checked = check_document(self.document, environ=dict(os.environ))
             _raise_errors(checked)
             self.policy = checked.policy or Policy()
+            self.uses = checked.trees.uses if checked.trees else {}
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
@@ -71,7 +73,7 @@ class _Session:
         if not self.policy.is_swap_enabled:
             return
         layers = list(find_layers(network))
-        trees = LayerTrees(tuple(read_tree(layer) for layer in layers), uses={}, source="the real network")
+        trees = LayerTrees(tuple(read_tree(layer) for layer in layers), uses=self.uses, source="the real network")
         checked = check_document(self.document, trees=trees, environ=dict(os.environ))
         _raise_errors(checked)
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":

@@ -16,12 +16,17 @@ class OpSwapAction:
     Attributes:
         match: what to offload.
         num_prefetch_ops: prefetch distance in operators.
-        is_top_level: the pattern has one part (the log line of the specification shows a leading dot then).
+        pattern: the pattern of the policy that names it.
     """
 
     match: Match
     num_prefetch_ops: int
-    is_top_level: bool
+    pattern: str
+
+    @property
+    def log_name(self) -> str:
+        """Name in the log line: the specification writes a dot before a name of one level."""
+        return f".{self.match.name}" if len(self.match.path) == 1 else self.match.name
 
 
 @dataclass(frozen=True)
@@ -112,7 +117,7 @@ def _match_swaps(policy: Policy, layer_index: int, layer: CellNode) -> tuple[OpS
         for match in match_pattern(entry.pattern, layer):
             for path in [path for path in swaps if path[: len(match.path)] == match.path]:
                 del swaps[path]  # a later pattern overrides an earlier one on all that it covers
-            swaps[match.path] = OpSwapAction(match, entry.num_prefetch_ops, is_top_level=len(match.path) == 1)
+            swaps[match.path] = OpSwapAction(match, entry.num_prefetch_ops, entry.pattern)
     return tuple(swaps.values())
 
 
@@ -133,6 +138,6 @@ def format_log_lines(actions: LayerActions) -> tuple[str, ...]:
     if actions.layer_prefetch is not None:
         lines.append(f"Set layer swap {at} and value is: {actions.layer_prefetch}")
     if actions.op_swaps:
-        swaps = (f"{'.' * s.is_top_level}{s.match.name}, value={s.num_prefetch_ops}" for s in actions.op_swaps)
+        swaps = (f"{swap.log_name}, value={swap.num_prefetch_ops}" for swap in actions.op_swaps)
         lines.append(f"Set op_swap {at}: {', '.join(swaps)}")
     return tuple(lines)

@@ -15,6 +15,9 @@ from mindswap.policy.model import Policy
 
 __all__ = ["apply_policy", "iterate_primitives", "read_tree"]
 
+# `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
+RECOMPUTE_CELL = "_recompute_cell"
+
 
 def apply_policy(
     layers: Sequence, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
@@ -53,7 +56,9 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    children += [read_tree(child, key) for key, child in cell._cells.items() if child is not None]
+    children += [
+        read_tree(child, key) for key, child in cell._cells.items() if child is not None and key != RECOMPUTE_CELL
+    ]
     return CellNode(name, type(cell).__name__, children=tuple(children))
 
 

@@ -2,12 +2,37 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from enum import Enum
 
 from mindswap.applier.actions import LayerActions
 from mindswap.graph.model import Graph, Node, SwapPair
+from mindswap.graph.storage import Fate, SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerEffect", "compare_effect"]
+__all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
+
+
+class IdleReason(Enum):
+    """Why an entry of the policy moves nothing in a layer."""
+
+    RECOMPUTED = "recompute wins: the operators are recomputed"
+    NOT_NEEDED = "backward needs none of these outputs"
+    NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An entry of the policy without effect in a layer.
+
+    Attributes:
+        entry: the pattern, or "layer_swap".
+        reason: one of `IdleReason`.
+        keeps_instead: operators that read the named ones and are what backward keeps.
+    """
+
+    entry: str
+    reason: IdleReason
+    keeps_instead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -22,6 +47,8 @@ class LayerEffect:
         unasked: copies of operators that the policy does not name.
         wrong_prefetch: copies with another prefetch distance than the policy's.
         one_way: copies to the host that never come back.
+        idle: entries of the policy that move nothing in this layer, each with the reason.
+        wasted: storages that are copied out while another name of them stays on the device.
         num_recomputed: operators that backward runs again.
         kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
         kept_bytes: the same with swap.
@@ -33,14 +60,19 @@ class LayerEffect:
     unasked: tuple[SwapPair, ...]
     wrong_prefetch: tuple[SwapPair, ...]
     one_way: tuple[Node, ...]
+    idle: tuple[Idle, ...]
+    wasted: tuple[SavedStorage, ...]
     num_recomputed: int
     kept_before_bytes: int
     kept_bytes: int
 
     @property
     def is_as_asked(self) -> bool:
-        """The graph does what the policy says, no more and no less."""
-        return not (self.missing or self.unasked or self.wrong_prefetch or self.one_way)
+        """The graph does what the policy says, no more and no less.
+
+        A wasted copy was asked for; it is reported and does not count here.
+        """
+        return not (self.missing or self.unasked or self.wrong_prefetch or self.one_way or self.idle)
 
     @property
     def swapped_bytes(self) -> int:
@@ -60,10 +92,93 @@ def compare_effect(
             could be swapped.
         graph: the network under the policy.
     """
+    saved_before, saved = classify_saved(baseline), classify_saved(graph)
     return tuple(
-        _compare_layer(layer_actions, _asked_prefetch(layer_actions, layer), baseline, graph)
+        _LayerComparison(layer_actions, layer, baseline, graph).effect(saved_before, saved)
         for layer_actions, layer in zip(actions, layers, strict=True)
     )
+
+
+class _LayerComparison:
+    """One layer of both graphs, with what the policy asks of each primitive."""
+
+    def __init__(self, actions: LayerActions, layer: CellNode, baseline: Graph, graph: Graph):
+        self.actions = actions
+        self.index = actions.layer_index
+        self.layer = layer
+        self.baseline = baseline
+        self.graph = graph
+        self.asked = _asked_prefetch(actions, layer)
+        self.pairs = tuple(pair for pair in graph.swap_pairs if pair.producer.layer_index == self.index)
+
+    def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
+        """Everything about this layer."""
+        own = tuple(entry for entry in saved if entry.storage.layer_index == self.index)
+        paired_copies = {pair.copy_out.name for pair in self.pairs}
+        return LayerEffect(
+            layer_index=self.index,
+            pairs=self.pairs,
+            missing=tuple(self._missing()),
+            unasked=tuple(pair for pair in self.pairs if self._prefetch_asked(self.graph, pair.producer) == {None}),
+            wrong_prefetch=tuple(
+                pair
+                for pair in self.pairs
+                if pair.num_prefetch_ops not in self._prefetch_asked(self.graph, pair.producer) | {None}
+            ),
+            one_way=tuple(
+                node
+                for node in self.graph.forward
+                if node.op == "MoveTo" and node.layer_index == self.index and node.name not in paired_copies
+            ),
+            idle=tuple(self._idle()),
+            wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
+            num_recomputed=sum(n.is_duplicate for n in self.graph.backward if n.layer_index == self.index),
+            kept_before_bytes=sum(e.kept_bytes for e in saved_before if e.storage.layer_index == self.index),
+            kept_bytes=sum(entry.kept_bytes for entry in own),
+        )
+
+    def _prefetch_asked(self, graph: Graph, node: Node) -> frozenset[int | None]:
+        return self.asked.get(_primitive_key(graph, node), frozenset((None,)))
+
+    def _missing(self):
+        moved = {pair.producer.scope for pair in self.pairs}
+        still_kept = {node.scope for node in self.graph.kept_nodes if node.layer_index == self.index}
+        for node in self.baseline.kept_nodes:
+            if node.layer_index != self.index or node.scope in moved or node.scope not in still_kept:
+                continue
+            if None not in self._prefetch_asked(self.baseline, node):
+                yield node
+
+    def _idle(self):
+        """Entries none of whose operators is the producer of a pair."""
+        moved = {_primitive_key(self.graph, pair.producer) for pair in self.pairs}
+        for entry, keys in self._entries():
+            if keys & moved:
+                continue
+            if not self.graph.has_lazy_inline:
+                yield Idle(entry, IdleReason.NO_LAZY_INLINE)
+                continue
+            nodes = [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in keys]
+            if nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
+                yield Idle(entry, IdleReason.RECOMPUTED)
+            else:
+                yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+
+    def _entries(self):
+        """Each entry of the policy that acts in this layer, with the primitives it names."""
+        if self.actions.layer_prefetch is not None:
+            yield "layer_swap", _keys_below(self.layer, ())
+        by_pattern: dict[str, set[tuple[str, str]]] = {}
+        for swap in self.actions.op_swaps:
+            keys = _keys_below(self.layer, swap.match.path)
+            by_pattern.setdefault(swap.pattern, set()).update(keys)
+        yield from by_pattern.items()
+
+    def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
+        """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
+        names = {node.name for node in nodes}
+        kept = (n for n in self.graph.kept_nodes if n.inputs and n.inputs[0] in names)
+        return tuple(dict.fromkeys(f"{node.cell_path} {node.op}".strip() for node in kept))
 
 
 def _asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[tuple[str, str], frozenset[int | None]]:
@@ -86,58 +201,17 @@ def _asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[tuple[str, s
     return {key: frozenset(values) for key, values in asked.items()}
 
 
-def _compare_layer(actions, asked, baseline, graph):
-    index = actions.layer_index
-
-    def prefetch_asked(node: Node) -> frozenset[int | None]:
-        return asked.get((node.cell_path, node.op), frozenset((None,)))
-
-    pairs = tuple(pair for pair in graph.swap_pairs if pair.producer.layer_index == index)
-    owners = {id(pair): _primitive_of(graph, pair.producer) for pair in pairs}
-    moved = {pair.producer.scope for pair in pairs}
-    missing = tuple(
-        node
-        for node in _kept_in(baseline, index)
-        if node.scope not in moved
-        and None not in prefetch_asked(_primitive_of(baseline, node))
-        and _is_still_kept(graph, node)
-    )
-    paired_copies = {pair.copy_out.name for pair in pairs}
-    return LayerEffect(
-        layer_index=index,
-        pairs=pairs,
-        missing=missing,
-        unasked=tuple(pair for pair in pairs if prefetch_asked(owners[id(pair)]) == {None}),
-        wrong_prefetch=tuple(
-            pair for pair in pairs if pair.num_prefetch_ops not in prefetch_asked(owners[id(pair)]) | {None}
-        ),
-        one_way=tuple(
-            node
-            for node in graph.forward
-            if node.op == "MoveTo" and node.layer_index == index and node.name not in paired_copies
-        ),
-        num_recomputed=sum(node.is_duplicate for node in graph.backward if node.layer_index == index),
-        kept_before_bytes=_kept_bytes(baseline, index),
-        kept_bytes=_kept_bytes(graph, index),
-    )
+def _keys_below(layer: CellNode, prefix: tuple[str, ...]) -> set[tuple[str, str]]:
+    """(cell path, primitive name) of every primitive at or below a path of the layer."""
+    return {
+        (".".join(path[:-1]), node.type_name)
+        for path, node in layer.walk()
+        if node.is_primitive and path[: len(prefix)] == prefix
+    }
 
 
-def _primitive_of(graph: Graph, node: Node) -> Node:
-    """The operator of the model behind a node: the compiler itself adds `TupleGetItem`."""
+def _primitive_key(graph: Graph, node: Node) -> tuple[str, str]:
+    """Cell path and name of the model's own operator behind a node: the compiler adds `TupleGetItem`."""
     while node.op == "TupleGetItem" and node.inputs[0] in graph.forward_nodes:
         node = graph.forward_nodes[node.inputs[0]]
-    return node
-
-
-def _kept_in(graph: Graph, layer_index: int | None) -> list[Node]:
-    return [node for node in graph.kept_nodes if node.layer_index == layer_index]
-
-
-def _is_still_kept(graph: Graph, node: Node) -> bool:
-    return any(kept.scope == node.scope for kept in _kept_in(graph, node.layer_index))
-
-
-def _kept_bytes(graph: Graph, layer_index: int) -> int:
-    """Each storage once, in the layer that made it."""
-    storages = {storage.name: storage for storage in map(graph.storage, graph.kept_nodes)}
-    return sum(storage.size_bytes for storage in storages.values() if storage.layer_index == layer_index)
+    return node.cell_path, node.op

@@ -50,6 +50,7 @@ def load_graph(model) -> Graph:
         backward=tuple(_read_nodes(backward[0], primitives)),
         saved=saved,
         has_lazy_inline=True,
+        constants=dict(_read_constants(forward[0])),
     )
 
 
@@ -87,6 +88,14 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,
         )
+
+
+def _read_constants(function) -> Iterator[tuple[str, int]]:
+    for node in function.node:
+        if node.op_type == "Constant" and node.attribute:
+            value = _read_value(node.attribute[0])
+            if isinstance(value, int):
+                yield node.output[0], value
 
 
 def _split_scope(scope: str) -> tuple[int | None, str]:

@@ -5,13 +5,9 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["Graph", "Node", "Saved", "SwapPair", "TensorType", "ALIAS_OPS"]
-
-# Operators whose output is the storage of their first input. A captured `Reshape` keeps the
-# tensor it reshapes alive, not a tensor of its own.
-ALIAS_OPS = frozenset({"Reshape", "TupleGetItem", "Depend", "ExpandDims", "Squeeze", "Flatten"})
+__all__ = ["Graph", "Node", "Saved", "SwapPair", "TensorType"]
 
 
 @dataclass(frozen=True)
@@ -101,12 +97,14 @@ class Graph:
         saved: what forward hands to backward; empty when forward is no function of its own
             (lazy_inline off), and then nothing can be swapped.
         has_lazy_inline: forward and backward are functions of their own.
+        constants: values of the integer constants of forward, by name.
     """
 
     forward: tuple[Node, ...]
     backward: tuple[Node, ...]
     saved: tuple[Saved, ...]
     has_lazy_inline: bool
+    constants: Mapping[str, int] = field(default_factory=dict)
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
@@ -138,9 +136,3 @@ class Graph:
         """
         names = {saved.forward_name for saved in self.saved}
         return tuple(node for node in self.forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
-
-    def storage(self, node: Node) -> Node:
-        """The operator that made the memory `node` shows, looking through aliases."""
-        while node.op in ALIAS_OPS and node.inputs and node.inputs[0] in self.forward_nodes:
-            node = self.forward_nodes[node.inputs[0]]
-        return node

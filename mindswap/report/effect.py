@@ -2,8 +2,9 @@
 
 from collections.abc import Sequence
 
-from mindswap.graph.effect import LayerEffect
+from mindswap.graph.effect import Idle, LayerEffect
 from mindswap.graph.model import SwapPair
+from mindswap.graph.storage import SavedStorage
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import format_bytes
 
@@ -58,6 +59,11 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                 "unasked": [_name(pair) for pair in effect.unasked],
                 "wrong_prefetch": [_name(pair) for pair in effect.wrong_prefetch],
                 "one_way": [node.scope for node in effect.one_way],
+                "without_effect": [
+                    {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
+                    for idle in effect.idle
+                ],
+                "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
             }
             for effect in effects
         ],
@@ -87,11 +93,23 @@ def _describe(effect: LayerEffect) -> tuple[str, ...]:
             for pair in effect.wrong_prefetch
         ),
         *(f"copied out and never back: {node.scope}" for node in effect.one_way),
+        *(f"without effect: {_reason(idle)}" for idle in effect.idle),
+        *(f"copied for nothing: {_waste(entry)}" for entry in effect.wasted),
     )
 
 
 def _name(pair: SwapPair) -> str:
     return f"{pair.producer.cell_path} {pair.producer.op}".strip()
+
+
+def _reason(idle: Idle) -> str:
+    text = f"'{idle.entry}': {idle.reason.value}"
+    return f"{text}; what it keeps: {', '.join(idle.keeps_instead)}" if idle.keeps_instead else text
+
+
+def _waste(entry: SavedStorage) -> str:
+    keepers = ", ".join(f"{node.cell_path} {node.op}".strip() for node in entry.keepers)
+    return f"{format_bytes(entry.copied_bytes)} of {_name(entry.pairs[0])}: the same memory stays for {keepers}"
 
 
 def _size(pair: SwapPair) -> str:
