@@ -14,12 +14,15 @@ SECTIONS = ("swap_config", "recompute_config")
 def keep_swap_sections() -> None:
     """From now on, loading a YAML leaves `swap_config` and `recompute_config` as the user wrote them."""
     original = ConfigTemplate.apply_template
+    if getattr(original, "keeps_swap_sections", False):
+        return
 
     def apply_template(cls, config):
         kept = {key: config.pop(key) for key in SECTIONS if key in config}
         original(config)
         config.update(kept)
 
+    apply_template.keeps_swap_sections = True  # type: ignore[attr-defined]
     ConfigTemplate.apply_template = classmethod(apply_template)
 
 
@@ -58,7 +61,7 @@ def _readable_swap_section(section) -> dict:
 
 def install_stand_ins(config) -> None:
     """Stand-ins for parts without a CPU kernel, where `mindswap: {cpu_stand_ins: True}` asks for them."""
-    if (config.get("mindswap") or {}).get("cpu_stand_ins") and config.context.device_target == "CPU":
-        from mindswap.adapters.cpu import install_cpu_stand_ins
+    from mindswap.adapters.cpu import replace_cpu_stand_ins
 
-        install_cpu_stand_ins()
+    wants_stand_ins = bool((config.get("mindswap") or {}).get("cpu_stand_ins"))
+    replace_cpu_stand_ins(wants_stand_ins and config.context.device_target == "CPU")

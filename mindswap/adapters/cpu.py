@@ -6,12 +6,13 @@ are on only where the YAML says `mindswap: {cpu_stand_ins: True}` and the device
 
 import mindspore as ms
 from mindformers.models.llama import llama_transformer
+from mindformers.modules.flash_attention import FlashAttention
 from mindformers.tools.register import MindFormerRegister
 from mindformers.tools.register.register import MindFormerModuleType
 from mindformers.wrapper import MFTrainOneStepCell
 from mindspore import nn, ops
 
-__all__ = ["CpuFlashAttention", "CpuTrainOneStepCell", "install_cpu_stand_ins"]
+__all__ = ["CpuFlashAttention", "CpuTrainOneStepCell", "replace_cpu_stand_ins"]
 
 
 class CpuFlashAttention(nn.Cell):
@@ -83,7 +84,8 @@ class CpuTrainOneStepCell(MFTrainOneStepCell):
         return ms.Tensor(False), compute_input
 
 
-def install_cpu_stand_ins() -> None:
-    """Let MindFormers build these cells where the YAML asks for its own."""
-    llama_transformer.FlashAttention = CpuFlashAttention
-    MindFormerRegister.registry[MindFormerModuleType.WRAPPER]["MFTrainOneStepCell"] = CpuTrainOneStepCell
+def replace_cpu_stand_ins(is_wanted: bool) -> None:
+    """Let MindFormers build these cells where the YAML asks for its own, or its own again."""
+    llama_transformer.FlashAttention = CpuFlashAttention if is_wanted else FlashAttention
+    wrappers = MindFormerRegister.registry[MindFormerModuleType.WRAPPER]
+    wrappers["MFTrainOneStepCell"] = CpuTrainOneStepCell if is_wanted else MFTrainOneStepCell

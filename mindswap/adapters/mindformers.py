@@ -1,10 +1,12 @@
 """MindFormers: its networks, built from a YAML file without weights, without device, without workers."""
 
 import logging
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import mindspore as ms
 from mindformers.core.context import build_context
+from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_model import build_network as build_model_network
 from mindformers.tools.register import MindFormerConfig
@@ -20,27 +22,51 @@ from mindswap.adapters.mindspore import (
     find_layers,
     find_lazy_inline_cell,
 )
-from mindswap.applier.actions import LayerActions
+from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
+from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.uses import graph_uses
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
+from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["Capture", "build_network", "capture", "read_layer_trees", "read_operator_uses", "set_policy"]
+__all__ = [
+    "PATH_TAG",
+    "Capture",
+    "build_network",
+    "capture",
+    "choose_layers",
+    "read_layer_trees",
+    "read_operator_uses",
+    "set_policy",
+]
+
+# Attribute that carries the path of a primitive into the compiled graph.
+PATH_TAG = "mindswap_path"
+# Where `_build` leaves its notes in the configuration.
+NOTES_KEY = "mindswap_notes"
 
 
-def set_policy(network: nn.Cell, policy: Policy, logger: logging.Logger | None = None) -> tuple[LayerActions, ...]:
+def set_policy(
+    network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
+) -> tuple[LayerActions, ...]:
     """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
 
     MindFormers gives the layers of multi-token prediction the index of the last transformer layer.
+
+    Args:
+        network: a network of MindFormers.
+        policy: what to set.
+        logger: gets one line for each thing set.
+        indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
+    indices = list(indices or range(len(layers)))
     mtp = getattr(getattr(network, "model", None), "mtp", None)
     mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
-    indices = [*range(len(layers)), *[len(layers) - 1] * len(mtp_layers)]
-    return apply_policy(layers + mtp_layers, policy, logger, indices)
+    return apply_policy(layers + mtp_layers, policy, logger, indices + indices[-1:] * len(mtp_layers))
 
 
 def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
@@ -69,13 +95,9 @@ def read_operator_uses(config_path: str, layer_index: int) -> tuple[CellNode, di
     layer = find_layers(network)[layer_index]
     tree = read_tree(layer)
     for path, primitive in iterate_primitives(layer, tree):
-        primitive.add_prim_attr("mindswap_path", ".".join(path))
+        primitive.add_prim_attr(PATH_TAG, ".".join(path))
     enable_lazy_inline(find_lazy_inline_cell(network))
-    return tree, graph_uses(_compile(network, config), "mindswap_path")
-
-
-# Where `_build` leaves its notes in the configuration.
-NOTES_KEY = "mindswap_notes"
+    return tree, graph_uses(_compile(network, config), PATH_TAG)
 
 
 @dataclass(frozen=True)
@@ -83,57 +105,92 @@ class Capture:
     """A network under a policy, compiled.
 
     Attributes:
-        layers: tree of each layer.
-        graph: forward and backward as the compiler leaves them.
+        sample: layers of the model that were compiled.
+        layers: tree of each compiled layer.
+        graph: forward and backward as the compiler leaves them; `layer_index` counts compiled layers.
         notes: where the compiled network differs from the one that trains, in words.
     """
 
+    sample: LayerSample
     layers: tuple[CellNode, ...]
     graph: Graph
     notes: tuple[str, ...]
 
 
-def capture(config_path: str, policy: Policy, with_lazy_inline: bool = True) -> Capture:
-    """Compile the network of a YAML file under a policy.
+def choose_layers(config_path: str, policy: Policy) -> LayerSample:
+    """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
+
+    Raises:
+        GraphError: if MindFormers cannot build the network.
+    """
+    network, _ = build_network(config_path, Policy(is_swap_enabled=True))
+    trees = [read_tree(layer) for layer in find_layers(network)]
+    if not policy.is_swap_enabled:  # MindFormers' own recompute counts layers by pipeline stage
+        return LayerSample(tuple(range(len(trees))), tuple(range(len(trees))))
+    return sample_layers(
+        [(tree, replace(plan_layer(policy, index, tree), layer_index=0)) for index, tree in enumerate(trees)]
+    )
+
+
+def capture(config_path: str, policy: Policy, sample: LayerSample | None = None, with_tags: bool = False) -> Capture:
+    """Compile the network of a YAML file under a policy, with lazy_inline on.
 
     Args:
         config_path: MindFormers YAML.
         policy: what to set; a policy with swap disabled leaves recompute to MindFormers.
-        with_lazy_inline: as mindswap runs it on Ascend; False shows what happens without.
+        sample: layers to compile; default is what `choose_layers` gives.
+        with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
 
     Raises:
         GraphError: if the network cannot be built or compiled.
         ApplyError: if the policy does not fit the network.
     """
-    network, config = build_network(config_path, policy)
-    set_policy(network, policy)
-    if with_lazy_inline:
-        enable_lazy_inline(find_lazy_inline_cell(network))
-    trees = tuple(read_tree(layer) for layer in find_layers(network))
-    return Capture(trees, _compile(network, config), tuple(config.get(NOTES_KEY, ())))
+    sample = sample or choose_layers(config_path, policy)
+    network, config = build_network(config_path, policy, None if sample.is_whole else len(sample.indices))
+    layers = find_layers(network)
+    trees = tuple(read_tree(layer) for layer in layers)
+    set_policy(network, policy, indices=sample.indices)
+    if with_tags:
+        for layer, tree in zip(layers, trees, strict=True):
+            _tag_ambiguous(layer, tree)
+    enable_lazy_inline(find_lazy_inline_cell(network))
+    return Capture(sample, trees, _compile(network, config), tuple(config.get(NOTES_KEY, ())))
 
 
-def build_network(config_path: str, policy: Policy):
+def _tag_ambiguous(layer, tree) -> None:
+    """Only where cell and type do not say which primitive it is: a tag keeps the compiler from merging equal ones."""
+    by_key: dict[tuple, list] = {}
+    for path, primitive in iterate_primitives(layer, tree):
+        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
+    for group in by_key.values():
+        for path, primitive in group if len(group) > 1 else ():
+            primitive.add_prim_attr(PATH_TAG, ".".join(path))
+
+
+def build_network(config_path: str, policy: Policy, num_layers: int | None = None):
     """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
 
     Args:
         config_path: MindFormers YAML.
         policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
+        num_layers: build only so many layers, on one pipeline stage; default all.
 
     Raises:
         GraphError: if MindFormers refuses the configuration; the text is its own.
     """
     try:
-        return _build(config_path, policy)
+        return _build(config_path, policy, num_layers)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError, ImportError) as error:
         raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
 
 
-def _build(config_path, policy):
+def _build(config_path, policy, num_layers):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
     replace_swap_sections(config, policy)
     install_stand_ins(config)
+    if num_layers is not None:
+        _cut_layers(config, num_layers)
     _avoid_cpu_limits(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
@@ -141,6 +198,8 @@ def _build(config_path, policy):
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)
+    if is_legacy_model() != bool(config.get("use_legacy", True)):
+        raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     with no_init_parameters():
         network = build_model_network(
@@ -152,6 +211,15 @@ def _build(config_path, policy):
             },
         )
     return network, config
+
+
+def _cut_layers(config, num_layers: int) -> None:
+    model = config.model.model_config
+    for key in NUM_LAYERS_KEYS:
+        if key in model:
+            model[key] = num_layers
+    model.offset = 0
+    config.parallel_config.pipeline_stage = 1
 
 
 def _avoid_cpu_limits(config) -> None:

@@ -5,7 +5,9 @@ import dataclasses
 import json
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from mindswap.adapters.quiet import quiet
 from mindswap.applier.actions import plan_layer
 from mindswap.errors import PolicyError
 from mindswap.graph.effect import LayerEffect, compare_effect
@@ -13,6 +15,9 @@ from mindswap.policy.check import check_document
 from mindswap.policy.model import Policy
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.effect import effect_to_json, format_effect
+
+if TYPE_CHECKING:
+    from mindswap.adapters.mindformers import Capture
 
 HELP = "Compile the network of CONFIG without a device and show that every swap of its policy is in the graph."
 EXAMPLES = """\
@@ -39,28 +44,34 @@ def run(args: argparse.Namespace) -> int:
     if not checked.policy.is_swap_enabled:
         print(json.dumps({"ok": True, "layers": []}) if args.json else "swap is off: nothing to verify")
         return 0
-    effects, notes = verify_policy(str(Path(args.config).resolve()), checked.policy)
+    effects, swapped = verify_policy(str(Path(args.config).resolve()), checked.policy)
     is_ok = all(effect.is_as_asked for effect in effects) and any(effect.pairs for effect in effects)
     if args.json:
-        print(json.dumps(effect_to_json(effects, is_ok, notes), indent=1))
+        print(json.dumps(effect_to_json(effects, is_ok, swapped.notes), indent=1))
     else:
-        print(format_effect(effects, is_ok, notes))
+        print(format_effect(effects, is_ok, swapped.notes))
     return 0 if is_ok else 1
 
 
-def verify_policy(config_path: str, policy: Policy) -> tuple[tuple[LayerEffect, ...], tuple[str, ...]]:
+def verify_policy(config_path: str, policy: Policy) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
     Returns:
-        One effect per layer, and notes on how the compiled network differs from the trained one.
+        One effect per layer of the model, and the compiled network under the policy.
     """
-    from mindswap.adapters.quiet import quiet
-
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
     with quiet():
         from mindswap.adapters.mindformers import capture
 
-        baseline = capture(config_path, without_swap)
         swapped = capture(config_path, policy)
-    actions = [plan_layer(policy, index, tree) for index, tree in enumerate(swapped.layers)]
-    return compare_effect(actions, swapped.layers, baseline.graph, swapped.graph), swapped.notes
+        baseline = capture(config_path, without_swap, swapped.sample)
+    actions = [
+        dataclasses.replace(plan_layer(policy, index, tree), layer_index=position)
+        for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
+    ]
+    compiled = compare_effect(actions, swapped.layers, baseline.graph, swapped.graph)
+    effects = tuple(
+        dataclasses.replace(compiled[position], layer_index=index)
+        for index, position in enumerate(swapped.sample.layer_map)
+    )
+    return effects, swapped
