@@ -8,7 +8,9 @@ import sys
 import traceback
 from pathlib import Path
 
-from mindswap.errors import LaunchError, MindswapError
+from mindswap.errors import LaunchError, MindswapError, PolicyError
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_source import load_document
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
 EXAMPLES = """\
@@ -37,9 +39,9 @@ def run(args: argparse.Namespace) -> int:
     config_path = _find_config(options)
     if script and not config_path.is_absolute():  # upstream's script reads it beside itself
         config_path = script.resolve().parent / config_path
-    from mindswap.policy.yaml_source import load_document
-
     document = load_document(str(config_path))
+    if any(problem.level is Level.ERROR for problem in document.problems):
+        raise PolicyError(document.problems)
     _require_mindformers()
     _quiet_cpu(document)
     from mindswap.adapters.plugin import install

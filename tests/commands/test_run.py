@@ -1,0 +1,93 @@
+"""`mindswap run` up to the point where MindFormers takes over; trainings are in tests/adapters/test_training.py."""
+
+import importlib.util
+
+import pytest
+
+from mindswap import cli
+from mindswap.commands import run as run_command
+
+
+@pytest.fixture
+def run(capsys):
+    def run_command_line(*arguments):
+        code = cli.main(["run", *map(str, arguments)])
+        error = capsys.readouterr().err
+        assert "a bug" not in error and "Traceback" not in error, error
+        return code, error
+
+    return run_command_line
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text("raise SystemExit('trained')")
+    return path
+
+
+def test_help_is_of_mindswap(capsys):
+    assert cli.main(["run", "--help"]) == 0
+    assert "put `mindswap run` in front of run_mindformer.py" in capsys.readouterr().out
+
+
+def test_without_a_configuration_it_says_how(run):
+    assert run("--run_mode", "train") == (
+        1,
+        "mindswap: error: --config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train\n",
+    )
+
+
+def test_a_missing_script_is_named(run, tmp_path):
+    code, error = run(tmp_path / "no.py", "--config", "x.yaml")
+    assert code == 1
+    assert error.startswith(f"mindswap: error: no such script: {tmp_path / 'no.py'}\n")
+
+
+@pytest.mark.parametrize("with_script", [False, True])
+def test_a_missing_configuration_is_named_and_nothing_runs(run, tmp_path, script, with_script):
+    path = tmp_path / "no.yaml"
+    code, error = run(*[script] * with_script, "--config", path, "--run_mode", "train")
+    assert code == 1
+    assert error.startswith(f"{path}: error: ") and "the file does not exist [yaml-file]" in error
+
+
+def test_a_relative_configuration_is_looked_for_beside_the_script(run, tmp_path, script, monkeypatch):
+    """As upstream's run_mindformer.py does; without a script it is the working folder."""
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    assert run(script, "--config", "no.yaml")[1].startswith(f"{tmp_path / 'no.yaml'}: error: ")
+    assert run("--config", "no.yaml")[1].startswith("no.yaml: error: ")
+
+
+def test_the_configuration_may_follow_an_equals_sign(run, tmp_path):
+    assert run(f"--config={tmp_path / 'no.yaml'}")[1].startswith(f"{tmp_path / 'no.yaml'}: error: ")
+
+
+def test_what_is_no_yaml_stops_the_run_with_its_place(run, tmp_path, script):
+    path = tmp_path / "x.yaml"
+    path.write_text("seed: 0\nmodel: [1, 2\n")
+    code, error = run(script, "--config", path)
+    assert code == 1
+    assert error.startswith(f"{path}:3:1: error: ") and "[yaml-syntax]" in error
+
+
+def test_without_mindformers_it_says_what_to_install(run, tmp_path, monkeypatch):
+    path = tmp_path / "x.yaml"
+    path.write_text("seed: 0\n")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    code, error = run("--config", path)
+    assert code == 1
+    assert error.startswith("mindswap: error: not installed: mindspore, mindformers\n    fix: pip install ")
+
+
+def test_cpu_is_told_once_and_not_per_operator(monkeypatch):
+    from tests.builders import document
+
+    monkeypatch.delenv("MS_SUBMODULE_LOG_v", raising=False)
+    run_command._quiet_cpu(document("context: {device_target: Ascend}"))
+    assert "MS_SUBMODULE_LOG_v" not in run_command.os.environ
+    run_command._quiet_cpu(document("context: {device_target: CPU}"))
+    assert run_command.os.environ["MS_SUBMODULE_LOG_v"] == "{PARALLEL:3}"
+    monkeypatch.delenv("MS_SUBMODULE_LOG_v")
