@@ -11,6 +11,7 @@ VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "__init__.p
 # The pair that mindswap is built for. It is an extra, not a requirement: on Ascend the MindSpore
 # that is there matches the CANN of the machine, and pip must not replace it.
 CPU_STACK = ["mindspore==2.9.0", "mindformers==1.9.0"]
+PLOT_LIBRARY = "matplotlib>=3.8"
 TEST_TOOLS = ["pytest>=8", "pytest-xdist>=3", "hypothesis>=6"]
 CHECK_TOOLS = ["ruff==0.17.5", "mypy==2.4.1", "types-PyYAML", "types-tqdm"]
 
@@ -26,7 +27,8 @@ setup(
     package_data={"mindswap": ["data/**/*.json"]},
     install_requires=["PyYAML>=6", "regex>=2024.5.15", "tqdm>=4.60"],
     extras_require={
-        "cpu": CPU_STACK,
+        "cpu": [*CPU_STACK, PLOT_LIBRARY],
+        "plot": [PLOT_LIBRARY],
         "test": TEST_TOOLS,
         "check": [*TEST_TOOLS, *CHECK_TOOLS],
     },

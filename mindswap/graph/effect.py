@@ -211,7 +211,6 @@ def _keys_below(layer: CellNode, prefix: tuple[str, ...]) -> set[tuple[str, str]
 
 
 def _primitive_key(graph: Graph, node: Node) -> tuple[str, str]:
-    """Cell path and name of the model's own operator behind a node: the compiler adds `TupleGetItem`."""
-    while node.op == "TupleGetItem" and node.inputs[0] in graph.forward_nodes:
-        node = graph.forward_nodes[node.inputs[0]]
-    return node.cell_path, node.op
+    """Cell path and name of the model's own operator behind a node."""
+    owner = graph.owner(node)
+    return owner.cell_path, owner.op

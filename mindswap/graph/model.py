@@ -136,3 +136,9 @@ class Graph:
         """
         names = {saved.forward_name for saved in self.saved}
         return tuple(node for node in self.forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
+
+    def owner(self, node: Node) -> Node:
+        """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
+        while node.op == "TupleGetItem" and node.inputs[0] in self.forward_nodes:
+            node = self.forward_nodes[node.inputs[0]]
+        return node

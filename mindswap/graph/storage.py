@@ -10,7 +10,7 @@ from enum import Enum
 
 from mindswap.graph.model import Graph, Node, SwapPair, TensorType
 
-__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
+__all__ = ["VIEW_OPS", "Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
 
 # Operators whose output is the memory of their first input.
 VIEW_OPS = frozenset({"Reshape", "Depend", "ExpandDims", "Squeeze", "Flatten"})

@@ -1,0 +1,149 @@
+"""Activation memory by layer and operator: what is kept, what is swapped, what recompute saves. Pure."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.sample import LayerSample
+from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.policy.cell_tree import CellNode
+
+__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers"]
+
+
+@dataclass(frozen=True)
+class OperatorMemory:
+    """What one operator makes that backward needs.
+
+    Attributes:
+        path: operator path below the layer as `op_swap` names it, `|` between names that the graph cannot
+            tell apart; for what is made outside the layers, the cell path from the root.
+        op: primitive name.
+        kept_bytes: stays on the device from forward to backward.
+        swapped_bytes: crosses the link, each way; what is copied for nothing included.
+        recomputed_bytes: would be kept, and is made again in backward instead.
+        swappable_bytes: leaves the device if `op_swap` names this operator, alone among all.
+    """
+
+    path: str
+    op: str
+    kept_bytes: int = 0
+    swapped_bytes: int = 0
+    recomputed_bytes: int = 0
+    swappable_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LayerMemory:
+    """Activation memory of one layer, or of what is outside the layers.
+
+    Attributes:
+        layer_index: index in the model; None for what is made once for all layers (masks, rotary tables) and
+            for embedding, head and loss.
+        operators: in execution order, each operator once.
+    """
+
+    layer_index: int | None
+    operators: tuple[OperatorMemory, ...]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes on the device from forward to backward."""
+        return sum(operator.kept_bytes for operator in self.operators)
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes that cross the link, each way."""
+        return sum(operator.swapped_bytes for operator in self.operators)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Bytes that recompute saves."""
+        return sum(operator.recomputed_bytes for operator in self.operators)
+
+
+# Cells that the capture puts around the model.
+CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
+
+
+class OperatorNames:
+    """From a node of the graph to the operator path that `op_swap` can name.
+
+    Args:
+        layers: tree of each compiled layer.
+        tagged: a graph in which primitives that share cell and type carry their path.
+        tag: name of that attribute.
+    """
+
+    def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str):
+        self._by_key: list[dict[tuple[str, str], list[str]]] = []
+        for layer in layers:
+            keys: dict[tuple[str, str], list[str]] = {}
+            for path, node in layer.walk():
+                if node.is_primitive:
+                    keys.setdefault((".".join(path[:-1]), node.type_name), []).append(".".join(path))
+            self._by_key.append(keys)
+        self._tags = {node.scope: str(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
+
+    def __call__(self, node: Node) -> str:
+        """Path of an operator; its cell and type where the model has no attribute for it."""
+        if node.layer_index is None:
+            return f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
+        scope = node.scope.removeprefix("recompute_")
+        if scope in self._tags:
+            return self._tags[scope]
+        names = self._by_key[node.layer_index].get((node.cell_path, node.op))
+        return "|".join(names) if names else f"{node.cell_path}.{node.op}".strip(".")
+
+
+def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
+    """Activation memory of every layer of the model, what is outside the layers last.
+
+    Args:
+        graph: the network under its policy.
+        plain: the same layers without swap and recompute: what there is to save.
+        names: operator paths.
+        sample: which compiled layer stands for each layer of the model.
+    """
+    table = _Table(names)
+    saved_plain, saved = classify_saved(plain), classify_saved(graph)
+    remaining = {_identity(entry) for entry in saved}
+    for entry in saved_plain:
+        node = plain.owner(entry.keepers[0])
+        is_recomputed = _identity(entry) not in remaining
+        table.add(
+            entry, node,
+            recomputed_bytes=entry.kept_bytes if is_recomputed else 0,
+            # Naming one of several names of a storage frees nothing.
+            swappable_bytes=entry.kept_bytes if len(entry.keepers) == 1 else 0,
+        )  # fmt: skip
+    for entry in saved:
+        node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
+        table.add(entry, node, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
+    rows = table.rows
+    compiled = {index: tuple(operators.values()) for index, operators in rows.items()}
+    layers = tuple(LayerMemory(i, compiled.get(position, ())) for i, position in enumerate(sample.layer_map))
+    return (*layers, LayerMemory(None, compiled.get(None, ())))
+
+
+def _identity(entry: SavedStorage) -> tuple[str, int]:
+    """The same storage in two graphs of one network: recompute puts a prefix before the scope."""
+    producer = entry.storage.producer
+    assert producer is not None
+    return producer.scope.removeprefix("recompute_"), entry.storage.output_index
+
+
+class _Table:
+    """Sums by layer and operator, in order of first mention."""
+
+    def __init__(self, names: OperatorNames):
+        self.names = names
+        self.rows: dict[int | None, dict[str, OperatorMemory]] = {}
+
+    def add(self, entry: SavedStorage, node: Node, **sizes: int) -> None:
+        """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
+        layer = self.rows.setdefault(entry.storage.layer_index, {})
+        path = self.names(node)
+        known = layer.get(path, OperatorMemory(path, node.op))
+        layer[path] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})

@@ -1,0 +1,143 @@
+"""Activation memory as text and as JSON."""
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from mindswap.graph.lifetime import Peak
+from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.report.tables import format_layers, format_table
+from mindswap.units import format_bytes
+
+__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json"]
+
+COLUMNS = ("kept", "swapped", "recomputed", "op_swap alone frees")
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """What `mindswap inspect` shows.
+
+    Attributes:
+        layers: every layer of the model, then what is outside the layers.
+        peak: highest activation memory of one micro-batch.
+        notes: where the compiled network differs from the one that trains.
+    """
+
+    layers: tuple[LayerMemory, ...]
+    peak: Peak
+    notes: tuple[str, ...]
+
+    def only(self, indices: Collection[int]) -> "MemoryReport":
+        """The same with these layers alone, and what is outside the layers."""
+        kept = (layer for layer in self.layers if layer.layer_index is None or layer.layer_index in indices)
+        return replace(self, layers=tuple(kept))
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes on the device from forward to backward, all shown layers."""
+        return sum(layer.kept_bytes for layer in self.layers)
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes that cross the link, each way."""
+        return sum(layer.swapped_bytes for layer in self.layers)
+
+    @property
+    def recomputed_bytes(self) -> int:
+        """Bytes that recompute saves."""
+        return sum(layer.recomputed_bytes for layer in self.layers)
+
+
+def format_memory(report: MemoryReport, by: str = "operator") -> str:
+    """Tables, equal layers once.
+
+    Args:
+        report: what to show.
+        by: a row per "layer", per "operator" or per "cell".
+    """
+    groups = group_layers(report.layers)
+    rows: list[tuple[str, ...]] = []
+    for name, layer in groups:
+        rows.append((name, *_sizes(_sum(name, layer.operators))))
+        if by != "layer":
+            operators = layer.operators if by == "operator" else _by_cell(layer.operators)
+            largest_first = sorted(operators, key=lambda operator: -_weight(operator))
+            rows += [(f"    {operator.path}", *_sizes(operator)) for operator in largest_first]
+    peak = report.peak
+    lines = [
+        format_table(("one micro-batch, one rank", *COLUMNS), rows),
+        "",
+        f"step: {format_bytes(report.kept_bytes)} kept, {format_bytes(report.swapped_bytes)} swapped, "
+        f"{format_bytes(report.recomputed_bytes)} recomputed",
+        f"peak of activations by lifetime: {format_bytes(peak.size_bytes)}, in "
+        f"{'forward' if peak.is_forward else 'backward'} at {peak.node.scope}",
+        *(f"note: {note}" for note in report.notes),
+    ]
+    return "\n".join(lines)
+
+
+def memory_to_json(report: MemoryReport) -> dict:
+    """The same as plain data: every layer, sizes in bytes."""
+    return {
+        "layers": [
+            {
+                "layer": layer.layer_index,
+                "kept_bytes": layer.kept_bytes,
+                "swapped_bytes": layer.swapped_bytes,
+                "recomputed_bytes": layer.recomputed_bytes,
+                "operators": [vars(operator) for operator in layer.operators],
+            }
+            for layer in report.layers
+        ],
+        "total": {
+            "kept_bytes": report.kept_bytes,
+            "swapped_bytes": report.swapped_bytes,
+            "recomputed_bytes": report.recomputed_bytes,
+        },
+        "peak": {
+            "size_bytes": report.peak.size_bytes,
+            "scope": report.peak.node.scope,
+            "is_forward": report.peak.is_forward,
+        },
+        "notes": list(report.notes),
+    }
+
+
+def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
+    """Layers that hold the same under one name, what is outside the layers last."""
+    groups: dict[tuple[OperatorMemory, ...], list[LayerMemory]] = {}
+    for layer in layers:
+        if layer.layer_index is not None:
+            groups.setdefault(layer.operators, []).append(layer)
+    named = [
+        (format_layers([layer.layer_index for layer in group if layer.layer_index is not None]), group[0])
+        for group in groups.values()
+    ]
+    return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
+
+
+def _sum(name: str, operators: Collection[OperatorMemory]) -> OperatorMemory:
+    return OperatorMemory(
+        name,
+        "",
+        sum(operator.kept_bytes for operator in operators),
+        sum(operator.swapped_bytes for operator in operators),
+        sum(operator.recomputed_bytes for operator in operators),
+        sum(operator.swappable_bytes for operator in operators),
+    )
+
+
+def _by_cell(operators: Collection[OperatorMemory]) -> list[OperatorMemory]:
+    cells: dict[str, list[OperatorMemory]] = {}
+    for operator in operators:
+        cells.setdefault(operator.path.rpartition(".")[0] or "(the layer itself)", []).append(operator)
+    return [_sum(cell, members) for cell, members in cells.items()]
+
+
+def _weight(operator: OperatorMemory) -> int:
+    return max(operator.kept_bytes, operator.swapped_bytes, operator.recomputed_bytes)
+
+
+def _sizes(operator: OperatorMemory) -> tuple[str, ...]:
+    sizes = (operator.kept_bytes, operator.swapped_bytes, operator.recomputed_bytes, operator.swappable_bytes)
+    return tuple(format_bytes(size) if size else "-" for size in sizes)
