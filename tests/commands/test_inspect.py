@@ -1,0 +1,113 @@
+"""`mindswap inspect` on real MindFormers networks, against sums worked out by hand."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
+ASCEND_CASE = ROOT / "configs" / "llama2_7b" / "case1_default_swap.yaml"
+
+pytestmark = pytest.mark.mindspore
+
+
+def inspect(*arguments, check=True):
+    """The command as a user runs it: one network to a process."""
+    command = [sys.executable, "-m", "mindswap", "inspect", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=check, cwd=ROOT)
+
+
+def rewrite(source: Path, target: Path, **settings) -> Path:
+    """A copy of a YAML with these `key: value` lines changed."""
+    text = source.read_text()
+    for key, value in settings.items():
+        text, count = re.subn(rf"(?m)^(\s*){key}: .*$", rf"\g<1>{key}: {value}", text)
+        assert count, key
+    target.write_text(text)
+    return target
+
+
+@pytest.fixture(scope="module")
+def seven_b():
+    """Llama2-7B at sequence length 4096, swap of flash attention in all four layers."""
+    return json.loads(inspect("--json", ASCEND_CASE).stdout)
+
+
+def test_bytes_of_a_float32_block_without_flash_attention(tmp_path):
+    # batch 2, seq 64, hidden 64, heads 4, ffn 192, everything float32, and what backward of each operator reads:
+    #   hidden-sized (b s h = 8192 elements): x * rsqrt and the output of both norms (4), rotated q and k,
+    #     transposed v (3), the merged attention output (1), both residual sums (2)       -> 10 x 8192
+    #   ffn-sized (b s f = 24576): outputs of w1, w3, SiLU and their product               ->  4 x 24576
+    #   attention probabilities (b heads s s)                                              ->  2 x 4 x 64 x 64
+    #   rsqrt of both norms (b s)                                                          ->  2 x 128
+    expected = 4 * (10 * 8192 + 4 * 24576 + 2 * 4 * 64 * 64 + 2 * 128)
+    assert expected == 852_992
+    config = rewrite(CPU_CASE, tmp_path / "off.yaml", swap="True", default_prefetch="1", use_flash_attention="False")
+    config.write_text(config.read_text().replace("default_prefetch: 1", "op_swap: []"))
+    report = json.loads(inspect("--json", config).stdout)
+    assert [layer["kept_bytes"] for layer in report["layers"][:-1]] == [expected] * 4
+
+
+def test_bytes_of_a_float16_block_with_flash_attention(seven_b):
+    # batch 1, seq 4096, hidden 4096, heads 32, ffn 11008; weights float32, computed in float16.
+    #   hidden-sized float16 (32 MiB): inputs of q/k/v and of the ffn after the cast (2), rotated q and k,
+    #     transposed v (3), output of flash attention and the same merged (2), both residual sums (2)  -> 9
+    #   hidden-sized float32 (64 MiB): output of both norms before the cast                            -> 2
+    #   ffn-sized float16 (86 MiB): w1, w3, SiLU, product                                              -> 4
+    #   float16 casts of the weights: wq, wk, wv, wo (32 MiB each), w1, w2, w3 (86 MiB each)
+    #   softmax max and sum of flash attention, float32, 8 per row and head: 2 x 32 x 4096 x 8
+    #   rstd of both norms, float32: 2 x 4096; one empty float16 output of flash attention
+    hidden, ffn, weight, ffn_weight = 4096 * 4096 * 2, 4096 * 11008 * 2, 4096 * 4096 * 2, 4096 * 11008 * 2
+    softmax, rstd, empty = 2 * 32 * 4096 * 8 * 4, 2 * 4096 * 4, 2
+    total = 9 * hidden + 2 * 2 * hidden + 4 * ffn + 4 * weight + 3 * ffn_weight + softmax + rstd + empty
+    swapped = hidden + softmax + empty  # all that flash attention gives
+    for layer in seven_b["layers"][:-1]:
+        assert layer["swapped_bytes"] == swapped
+        assert layer["kept_bytes"] == total - swapped
+
+
+def test_every_operator_is_named_as_op_swap_names_it(seven_b):
+    paths = {operator["path"] for operator in seven_b["layers"][0]["operators"]}
+    assert {"attention.flash_attention.flash_attention", "feed_forward.w1.activation.silu"} & paths
+    assert "attention.apply_rotary_emb.add" in paths  # told apart from `mul`, `mul_inc`, ... of the same cell
+    assert not any("|" in path for path in paths)
+
+
+def test_three_compiled_layers_tell_the_same_as_all(tmp_path):
+    config = rewrite(CPU_CASE, tmp_path / "seven.yaml", num_layers="7")
+    script = f"""
+import json
+from mindswap.adapters.quiet import quiet
+from mindswap.commands import inspect
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.check import load_policy
+from mindswap.report.memory import memory_to_json
+with quiet():
+    from mindswap.adapters import mindformers
+policy = load_policy({str(config)!r})
+sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
+mindformers.choose_layers = lambda *_: LayerSample(tuple(range(7)), tuple(range(7)))
+whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
+print(json.dumps([sampled, whole]))
+"""
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    sampled, whole = json.loads(result.stdout)
+    assert sampled["layers"] == whole["layers"]
+    assert sampled["total"] == whole["total"]
+    assert sampled["peak"]["size_bytes"] == whole["peak"]["size_bytes"]
+
+
+def test_a_picture_is_written(tmp_path):
+    inspect(CPU_CASE, "--by", "cell", "--layers", "0,2-3", "--plot", tmp_path / "saved.png")
+    assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_layers_that_do_not_exist_are_refused():
+    result = inspect(CPU_CASE, "--layers", "2-5", check=False)
+    assert result.returncode == 1
+    assert "layers 0-3" in result.stderr
+    assert "Traceback" not in result.stderr

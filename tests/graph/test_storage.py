@@ -1,0 +1,110 @@
+"""What is one piece of memory, and what becomes of it."""
+
+from mindswap.graph.storage import Fate, StorageKind, classify_saved, resolve_storage
+from tests.graph.builders import KIB, copy_in, copy_out, graph, node
+
+
+def fates(step):
+    """(name of the storage, fate, kept bytes, copied bytes) of everything saved."""
+    return [(s.storage.name, s.fate, s.kept_bytes, s.copied_bytes) for s in classify_saved(step)]
+
+
+def test_a_saved_operator_is_kept():
+    step = graph([node("mul", "Mul", "x")], saved="mul")
+    assert fates(step) == [("mul", Fate.KEPT, KIB, 0)]
+
+
+def test_views_of_one_tensor_count_once():
+    step = graph(
+        [
+            node("mul", "Mul", "x"),
+            node("a", "Reshape", "mul"),
+            node("b", "ExpandDims", "a"),
+            node("c", "Depend", "mul u"),
+        ],
+        saved="mul a b c",
+    )
+    assert fates(step) == [("mul", Fate.KEPT, KIB, 0)]
+
+
+def test_a_swapped_view_swaps_the_storage():
+    step = graph(
+        [node("mul", "Mul", "x"), node("view", "Reshape", "mul"), copy_out("out", "view")],
+        [copy_in("back", "out"), node("grad", "MulGrad", "back")],
+        saved="out",
+    )
+    assert fates(step) == [("mul", Fate.SWAPPED, 0, KIB)]
+
+
+def test_a_copy_is_wasted_while_another_name_stays():
+    # As op_swap 'attention\.wq' does on the legacy Llama: wk holds the same normed input.
+    step = graph(
+        [
+            node("norm", "Mul", "x"),
+            node("wq", "Reshape", "norm"),
+            copy_out("out", "wq"),
+            node("wk", "Reshape", "norm"),
+        ],
+        [copy_in("back", "out")],
+        saved="out wk",
+    )
+    assert fates(step) == [("norm", Fate.WASTED, KIB, KIB)]
+
+
+def test_one_storage_swapped_under_two_names_is_copied_twice():
+    step = graph(
+        [
+            node("norm", "Mul", "x"),
+            node("wq", "Reshape", "norm"),
+            copy_out("out1", "wq"),
+            node("wk", "Reshape", "norm"),
+            copy_out("out2", "wk"),
+        ],
+        [copy_in("back1", "out1"), copy_in("back2", "out2")],
+        saved="out1 out2",
+    )
+    assert fates(step) == [("norm", Fate.SWAPPED, 0, 2 * KIB)]
+
+
+def test_weights_and_inputs_are_no_activations():
+    step = graph(
+        [
+            node("load", "Load", "weight u"),
+            node("move", "TensorMove", "load"),
+            node("cast", "Cast", "load"),
+            node("view", "Reshape", "tokens"),
+        ],
+        saved="load move cast view",
+    )
+    # The cast of a weight is memory of its own, made in every step.
+    assert fates(step) == [("cast", Fate.KEPT, KIB, 0)]
+    assert resolve_storage(step, "move").kind is StorageKind.WEIGHT
+    assert resolve_storage(step, "view").kind is StorageKind.INPUT
+
+
+def test_each_output_of_an_operator_is_a_storage_of_its_own():
+    step = graph(
+        [
+            node("split", "Split", "x"),
+            node("first", "TupleGetItem", "split zero"),
+            node("second", "TupleGetItem", "split one"),
+        ],
+        saved="first second",
+        zero=0,
+        one=1,
+    )
+    assert [(s.storage.name, s.storage.output_index) for s in classify_saved(step)] == [("split", 0), ("split", 1)]
+
+
+def test_tuples_are_looked_through():
+    step = graph(
+        [
+            node("a", "Mul", "x"),
+            node("b", "Mul", "y"),
+            node("pair", "MakeTuple", "a b", size_bytes=0),
+            node("item", "TupleGetItem", "pair one"),
+        ],
+        saved="item",
+        one=1,
+    )
+    assert fates(step) == [("b", Fate.KEPT, KIB, 0)]
