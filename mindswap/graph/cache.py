@@ -1,0 +1,74 @@
+"""Captures on disk, so that asking twice compiles once.
+
+A file is named by a digest of everything that decides its content. It is written atomically, and
+one that cannot be read is ignored and written anew.
+"""
+
+import gzip
+import hashlib
+import json
+import logging
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mindswap.graph.codec import CodecError, from_plain, to_plain
+
+__all__ = ["cache_folder", "cached", "make_key"]
+
+T = TypeVar("T")
+logger = logging.getLogger(__name__)
+
+
+def cache_folder() -> Path:
+    """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder."""
+    if folder := os.environ.get("MINDSWAP_CACHE"):
+        return Path(folder)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
+
+
+def make_key(**parts: Any) -> str:
+    """A digest of values that JSON can write.
+
+    Raises:
+        TypeError: if it cannot.
+    """
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+
+def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
+    """The value kept under a key; made and kept if there is none.
+
+    Args:
+        folder: where the files are; made if missing.
+        key: from `make_key`.
+        classes: dataclasses that the value is made of, by name.
+        make: gives the value; called only if it is not there.
+    """
+    path = folder / f"{key}.json.gz"
+    try:
+        return from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)
+    except FileNotFoundError:
+        pass
+    except (OSError, EOFError, ValueError, CodecError, RecursionError) as error:
+        logger.warning("ignored a cache file that cannot be read: %s (%s)", path, error)
+    value = make()
+    try:
+        _write(path, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
+    except (OSError, CodecError) as error:
+        logger.warning("not cached: %s", error)
+    return value
+
+
+def _write(path: Path, content: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -1,0 +1,69 @@
+"""Captures on disk: the same value back, once made, never trusted."""
+
+import gzip
+import json
+
+import pytest
+
+from mindswap.graph.cache import cached, make_key
+from mindswap.graph.codec import CodecError, from_plain, to_plain
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from tests.graph.builders import copy_in, copy_out, graph, node
+
+CLASSES = {cls.__name__: cls for cls in (Graph, Node, Saved, TensorType)}
+
+
+def step():
+    return graph(
+        [node("mul", "Mul", "x", recompute=True, in_strategy=((1, 2), (2,))), copy_out("out", "mul")],
+        [copy_in("back", "out")],
+        saved="out",
+        zero=0,
+    )
+
+
+def as_tuple(value: Graph):
+    return value.forward, value.backward, value.saved, value.has_lazy_inline, dict(value.constants)
+
+
+def test_a_graph_comes_back_equal():
+    assert as_tuple(from_plain(json.loads(json.dumps(to_plain(step()))), CLASSES)) == as_tuple(step())
+
+
+@pytest.mark.parametrize("data", [[1], {"kind": "Path"}, {"kind": "Node"}, {"kind": "Saved", "a": 1}, {}])
+def test_foreign_data_is_refused(data):
+    with pytest.raises(CodecError):
+        from_plain(data, CLASSES)
+
+
+def test_a_value_is_made_once(tmp_path):
+    made = []
+
+    def make():
+        made.append(1)
+        return step()
+
+    first = cached(tmp_path, "key", CLASSES, make)
+    second = cached(tmp_path, "key", CLASSES, make)
+    assert as_tuple(first) == as_tuple(second)
+    assert len(made) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["key.json.gz"]
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"kind": "os.system"}')]
+)
+def test_a_broken_file_is_ignored_and_replaced(tmp_path, content):
+    (tmp_path / "key.json.gz").write_bytes(content)
+    assert as_tuple(cached(tmp_path, "key", CLASSES, step)) == as_tuple(step())
+    assert as_tuple(cached(tmp_path, "key", CLASSES, pytest.fail)) == as_tuple(step())
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert as_tuple(cached(tmp_path / "file" / "cache", "key", CLASSES, step)) == as_tuple(step())
+
+
+def test_keys_tell_values_apart():
+    assert make_key(a=1, b=[2]) == make_key(b=[2], a=1)
+    assert make_key(a=1) != make_key(a="1")
