@@ -4,7 +4,7 @@ The command line turns each of them into a short message and exit code 1; any ot
 exception is a bug of ours (exit code 3, with a log file).
 """
 
-__all__ = ["MindswapError", "PolicyError", "ApplyError", "GraphError", "DataError", "LaunchError"]
+__all__ = ["MindswapError", "PolicyError", "ApplyError", "GraphError", "DataError", "LaunchError", "LogError"]
 
 
 class MindswapError(Exception):
@@ -37,3 +37,7 @@ class DataError(MindswapError):
 
 class LaunchError(MindswapError):
     """A training run could not be started."""
+
+
+class LogError(MindswapError):
+    """The logs of a training run could not be read."""

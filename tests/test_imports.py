@@ -8,7 +8,20 @@ import pytest
 PACKAGE = Path(__file__).parents[1] / "mindswap"
 
 # From what everything builds on to what builds on everything. A part imports itself and those before it.
-ORDER = ("errors", "units", "policy", "applier", "graph", "cost", "simulate", "plan", "datasets", "report", "adapters")
+ORDER = (
+    "errors",
+    "units",
+    "policy",
+    "applier",
+    "logs",
+    "graph",
+    "cost",
+    "simulate",
+    "plan",
+    "datasets",
+    "report",
+    "adapters",
+)
 HEAVY = ("mindspore", "mindformers", "torch")
 
 

@@ -1,20 +1,15 @@
 """Logs of the workers: old ones out of the way, and what they say when a run failed."""
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindswap.logs.tail import find_last_error, read_tail
+from mindswap.report.tables import format_indices
+
 __all__ = ["put_old_logs_aside", "worker_log", "failure_report"]
 
 OLD = ".old"
-_TAIL_BYTES = 1 << 18
-_MAX_LINE = 300
-# The last line of a Python traceback, or a MindSpore log line; both only where the line begins.
-_EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
-_LOGGED = re.compile(
-    r"\[(?:ERROR|CRITICAL)\]|mindswap: error:|.*: (?:error|fatal):|.* - (?:ERROR|CRITICAL) - ", re.IGNORECASE
-)
 
 
 def worker_log(folder: Path, rank: int) -> Path:
@@ -66,28 +61,16 @@ def failure_report(folder: Path, ranks: Iterable[int]) -> str:
 
 
 def _name(ranks: list[int]) -> str:
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and rank == spans[-1][1] + 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in spans)
-    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else f"workers {text}"
+    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else format_indices("worker", ranks)
 
 
 def _examine(log: Path) -> _Finding:
     try:
-        with log.open("rb") as file:
-            size = file.seek(0, 2)
-            file.seek(max(0, size - _TAIL_BYTES))
-            lines = file.read().decode(errors="replace").splitlines()
+        lines = read_tail(log)
     except OSError:
         return _Finding(True, "no log: this worker was not started")
-    for pattern in (_EXCEPTION, _LOGGED):
-        for line in reversed(lines):
-            if pattern.match(line):
-                return _Finding(True, line if len(line) <= _MAX_LINE else line[:_MAX_LINE] + " ...")
+    if error := find_last_error(lines):
+        return _Finding(True, error)
     return _Finding(
-        False, "no error in the log; msrun stops all workers when one fails" if size else "its log is empty"
+        False, "no error in the log; msrun stops all workers when one fails" if lines else "its log is empty"
     )

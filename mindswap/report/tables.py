@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["format_layers", "format_table", "group_equal"]
+__all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
 
 T = TypeVar("T")
 
@@ -34,6 +34,11 @@ def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[tuple[st
 
 def format_layers(indices: Sequence[int]) -> str:
     """`layer 3`, `layers 1-2`, `layers 0, 3-5`; sorted indices."""
+    return format_indices("layer", indices)
+
+
+def format_indices(noun: str, indices: Sequence[int]) -> str:
+    """`worker 3`, `workers 1-2`, `workers 0, 3-5`; sorted indices."""
     spans: list[list[int]] = []
     for index in indices:
         if spans and index == spans[-1][1] + 1:
@@ -41,4 +46,4 @@ def format_layers(indices: Sequence[int]) -> str:
         else:
             spans.append([index, index])
     text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"layer{'s' * (len(indices) > 1)} {text}"
+    return f"{noun}{'s' * (len(indices) > 1)} {text}"

@@ -1,0 +1,254 @@
+"""What the policy asks for against what the workers logged."""
+
+import enum
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mindswap.logs.lines import parse_set_line, without_header
+from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
+
+__all__ = ["Finding", "FindingLevel", "LogReport", "MemoryRow", "compare_logs"]
+
+_RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
+_READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
+_MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"
+_LAZY_INLINE = (
+    "lazy_inline must be on: start with `mindswap run`, which switches it on, and do not set disable_lazy_inline"
+)
+
+
+class FindingLevel(enum.Enum):
+    """How much a finding matters."""
+
+    ERROR = "error"
+    WARNING = "warning"
+    NOTE = "note"
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing found in the logs.
+
+    Attributes:
+        workers: numbers of the workers whose logs say the same; empty for all of them together.
+        level: an error means that the run did not do what the policy asks, or that this cannot be seen.
+        message: what is wrong.
+        fix: what to do; "" if nothing.
+    """
+
+    workers: tuple[int, ...]
+    level: FindingLevel
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True)
+class MemoryRow:
+    """Memory statistics of one worker.
+
+    Attributes:
+        worker: number of the worker.
+        statistics: what it printed.
+        difference_bytes: measured peak, without fragments, minus the predicted one; None without either.
+    """
+
+    worker: int
+    statistics: MemoryStatistics
+    difference_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class LogReport:
+    """The logs of a run against the policy.
+
+    Attributes:
+        num_workers: workers whose logs were read.
+        findings: errors first; workers with the same finding in one.
+        memory: one row per worker that printed statistics.
+        predicted_peak_bytes: what the measured peak is compared with.
+    """
+
+    num_workers: int
+    findings: tuple[Finding, ...]
+    memory: tuple[MemoryRow, ...] = ()
+    predicted_peak_bytes: int | None = None
+
+    @property
+    def is_ok(self) -> bool:
+        """Every worker logged the policy, whole and without an error."""
+        return all(finding.level is not FindingLevel.ERROR for finding in self.findings)
+
+
+def compare_logs(
+    expected: Sequence[Sequence[str]],
+    logs: Sequence[WorkerLog],
+    num_workers: int | None = None,
+    predicted_peak_bytes: int | None = None,
+) -> LogReport:
+    """Compare what every worker logged with what it should have.
+
+    Args:
+        expected: the lines of each layer, from `mindswap.applier.actions.format_log_lines`.
+        logs: what was read, one per worker.
+        num_workers: workers of the run; None if unknown: then a gap in the numbers shows a missing log.
+        predicted_peak_bytes: highest use of device memory that was predicted, for the table.
+    """
+    wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
+    is_any_finished = any(log.is_finished for log in logs)
+    found: list[Finding] = list(_find_missing_logs(logs, num_workers))
+    for log in logs:
+        found += _examine(log, wanted, is_any_finished)
+    rows = [
+        MemoryRow(log.worker, log.memory, _difference(log.memory.used_peak_bytes, predicted_peak_bytes))
+        for log in logs
+        if log.memory != MemoryStatistics()
+    ]
+    return LogReport(len(logs), _group(found), tuple(rows), predicted_peak_bytes)
+
+
+def _group(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Equal findings of several workers as one; errors first, then in order."""
+    workers: dict[tuple[FindingLevel, str, str], list[int]] = {}
+    for finding in findings:
+        workers.setdefault((finding.level, finding.message, finding.fix), []).extend(finding.workers)
+    order = list(FindingLevel)
+    grouped = [Finding(tuple(sorted(set(same))), *key) for key, same in workers.items()]
+    return tuple(sorted(grouped, key=lambda finding: order.index(finding.level)))
+
+
+def _find_missing_logs(logs: Sequence[WorkerLog], num_workers: int | None) -> Iterable[Finding]:
+    present = {log.worker for log in logs}
+    if not present:
+        yield Finding(
+            (), FindingLevel.ERROR, "no log of a worker in this folder", "give the folder that holds worker_0.log, ..."
+        )
+        return
+    numbers = range(min(present), max(present) + 1) if num_workers is None else range(num_workers)
+    if missing := tuple(sorted(set(numbers) - present))[:10_000]:
+        yield Finding(
+            missing, FindingLevel.ERROR, "no log", "collect the logs of all machines in one folder; was it started?"
+        )
+    elif num_workers is None and min(present):
+        yield Finding(
+            tuple(range(min(present)))[:10_000], FindingLevel.WARNING, "no log here: did they run on another machine?"
+        )
+
+
+def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> list[Finding]:
+    def finding(level: FindingLevel, message: str, fix: str = "") -> Finding:
+        return Finding((log.worker,), level, message, fix)
+
+    if log.problem:
+        return [finding(FindingLevel.ERROR, f"its log {log.problem}")]
+    if not log.size_bytes and not log.set_lines:
+        return [finding(FindingLevel.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE)]
+    found = [finding(level, message, fix) for level, message, fix in _compare_lines(log, wanted)]
+    found += [finding(level, message, fix) for level, message, fix in _examine_run(log, is_any_finished)]
+    return found
+
+
+_Part = tuple[FindingLevel, str, str]
+
+
+def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterable[_Part]:
+    """The `Set ...` lines against those of the policy."""
+    # With pieces left over, a line put together from pieces may be one that nobody wrote.
+    sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
+    own = {line.text: line for line in sure if not line.is_upstream}
+    has_upstream = log.has_upstream_swap or len(own) < len(sure)
+    if has_upstream:
+        yield (
+            FindingLevel.ERROR,
+            "MindFormers handled swap_config by itself: its `Set` lines prove no effect"
+            + (", mindswap's are there too" if own else ""),
+            _RUN_WITH_PLUGIN,
+        )
+        if not own:
+            return
+    has_started = bool(log.is_finished or log.last_step)
+    if wanted and not own and not log.broken_lines and has_started:
+        yield FindingLevel.ERROR, "trained, but nothing was set on any layer: mindswap was not there", _RUN_WITH_PLUGIN
+        return
+    missing = [line for text, line in wanted.items() if text not in own]
+    foreign = [line for text, line in own.items() if text not in wanted]
+    other = [line for line in foreign if any(_is_same_place(line, asked) for asked in missing)]
+    if other:
+        asked = next(asked for asked in missing if _is_same_place(other[0], asked))
+        yield (
+            FindingLevel.ERROR,
+            f"another policy in {_layers(other)}: logged '{other[0].text}', asked for '{asked.text}'",
+            "was this run started with this configuration? Every worker must read the same file",
+        )
+    if extra := [line for line in foreign if line not in other]:
+        yield (
+            FindingLevel.ERROR,
+            f"more than the policy asks for in {_layers(extra)}: '{extra[0].text}'",
+            "was this run started with this configuration? Every worker must read the same file",
+        )
+    if gone := [line for line in missing if not any(_is_same_place(line, there) for there in other)]:
+        where = "it ends before they came" if not has_started else "they were lost or never came"
+        yield FindingLevel.ERROR, f"no line for {_layers(gone)}, as '{gone[0].text}': {where}", _READ_WHOLE
+    if log.broken_lines:
+        level = FindingLevel.ERROR if missing else FindingLevel.WARNING
+        yield (
+            level,
+            f"broken by another line or cut off: '{log.broken_lines[0]}'",
+            "let every worker write a log of its own" if missing else "",
+        )
+    if log.num_lines_left_out:
+        yield FindingLevel.ERROR, f"{log.num_lines_left_out} more `Set` lines, too many to compare", ""
+
+
+def _is_same_place(first: SetLine, second: SetLine) -> bool:
+    return (first.layer_index, first.title) == (second.layer_index, second.title)
+
+
+def _layers(lines: Sequence[SetLine]) -> str:
+    indices = sorted({line.layer_index for line in lines})
+    shown = ", ".join(map(str, indices[:8])) + (f" and {len(indices) - 8} more" if len(indices) > 8 else "")
+    return f"layer{'s' * (len(indices) > 1)} {shown}"
+
+
+def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterable[_Part]:
+    """How the run went: lazy_inline, memory, its end."""
+    if log.num_offload_warnings:
+        level = FindingLevel.NOTE if log.is_cpu_run else FindingLevel.ERROR
+        yield (
+            level,
+            "the compiler dropped offloads, because they are outside a lazy_inline cell",
+            "" if log.is_cpu_run else _LAZY_INLINE,
+        )
+    elif log.is_cpu_run:
+        yield FindingLevel.NOTE, "ran on CPU, where nothing is offloaded", ""
+    elif log.set_lines and not log.has_upstream_swap and not log.is_lazy_inline_on:
+        yield FindingLevel.WARNING, "does not say that lazy_inline is on, without which nothing is offloaded", ""
+    yield from _examine_oom(log)
+    if log.is_finished:
+        return
+    at = f" at step {log.last_step}" if log.last_step else " before the first step"
+    if log.last_error and not log.oom_events:
+        yield FindingLevel.ERROR, f"failed{at}: {without_header(log.last_error)}", ""
+    elif not log.oom_events:
+        cut = ", in the middle of a line" if log.is_cut_off else ""
+        if is_any_finished:
+            yield FindingLevel.ERROR, f"its log ends{at}{cut}, while others finished: it is cut off", _READ_WHOLE
+        elif not log.last_step:
+            yield FindingLevel.ERROR, f"its log ends{at}{cut}: still running, or cut off", _READ_WHOLE
+        else:
+            yield FindingLevel.WARNING, f"not finished: its log ends{at}{cut}", ""
+
+
+def _examine_oom(log: WorkerLog) -> Iterable[_Part]:
+    if not log.oom_events:
+        return
+    event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
+    memory = "host memory" if event.is_host else "device memory"
+    size = f", asked for {event.requested_bytes} bytes" if event.requested_bytes is not None else ""
+    if log.is_finished:
+        yield FindingLevel.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
+    else:
+        yield FindingLevel.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP
+
+
+def _difference(measured: int | None, predicted: int | None) -> int | None:
+    return None if measured is None or predicted is None else measured - predicted
