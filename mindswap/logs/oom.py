@@ -46,8 +46,8 @@ FORMS = (
     _form(
         "operator",
         r"[Mm]emory isn't enough and alloc failed.*?alloc size: ?(?P<size>\d+)",
-        "runtime/graph_scheduler/base: SetOpContextMemoryAllocFail ('Device(id:0) memory isn't ...'; on CPU "
-        "'Memory isn't ...'), data_prepare_actor.cc, output_actor.cc, under the heading 'Memory not enough:'",
+        "actor_common.h: SetOpContextMemoryAllocFail ('Device(id:0) memory isn't ...'; on CPU 'Memory isn't ...'), "
+        "data_prepare_actor.cc, output_actor.cc; libmindspore_{ms,ge}_backend.so",
     ),
     _form(
         "copy to the device",
@@ -57,7 +57,7 @@ FORMS = (
     _form(
         "operator without a graph",
         r"Malloc for kernel (?:in|out)put failed, Memory isn't enough",
-        "pynative: pyboost/op_runner.cc",
+        "libmindspore_pynative_utils.so",
     ),
     _form(
         "device",
@@ -89,7 +89,7 @@ FORMS = (
         r"Allocate memory failed(?:, (?:alloc(?:ate)? |memory )size:? ?(?P<size>\d+))?",
         "libmindspore_ms_backend.so, libmindspore_pynative_utils.so, libmindspore_ge_backend.so",
     ),
-    _form("virtual memory", r"Malloc physical memory failed, return code", "ascend_vmm_adapter.cc"),
+    _form("virtual memory", r"Malloc physical memory failed, return code", "libmindspore_ascend_res_manager.so"),
     _form(
         "communication",
         r"Failed to allocate \[(?P<size>\d+)\] bytes of NPU memory",
@@ -107,7 +107,7 @@ FORMS = (
     _form(
         "host",
         r"[Mm]alloc memory failed(?:: size (?P<size>\d+))?|Memory malloc failed|memory malloc failed",
-        "libmindspore_cpu.so: cpu_memory_pool; libmindspore_hardware_abstract.so; _c_dataengine",
+        "libmindspore_cpu.so, libmindspore_hardware_abstract.so, _c_dataengine",
         is_host=True,
     ),
 )
