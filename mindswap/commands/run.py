@@ -6,6 +6,7 @@ import os
 import runpy
 import sys
 import traceback
+from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.errors import LaunchError, MindswapError, PolicyError
@@ -31,15 +32,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the training; its own failures show as they are, with its own traceback."""
-    words = [word for position, word in enumerate(args.arguments) if not (position == 0 and word == "--")]
-    script = Path(words[0]) if words and words[0].endswith(".py") else None
-    options = words[1:] if script else words
-    if script and not script.is_file():
-        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
-    config_path = _find_config(options)
-    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
-        config_path = script.resolve().parent / config_path
-    document = load_document(str(config_path))
+    training = parse_training([word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")])
+    script, options = training.script, training.options
+    document = load_document(str(training.config_path))
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
     _require_mindformers()
@@ -60,6 +55,37 @@ def run(args: argparse.Namespace) -> int:
         traceback.print_exc()
         return 1
     return 0
+
+
+@dataclass(frozen=True)
+class Training:
+    """What follows `mindswap run`.
+
+    Attributes:
+        script: the training script; None for the package's own entry.
+        options: its options.
+        config_path: the YAML, where the script will look for it.
+    """
+
+    script: Path | None
+    options: list[str]
+    config_path: Path
+
+
+def parse_training(words: list[str]) -> Training:
+    """Read `[SCRIPT.py] --config CONFIG ...`.
+
+    Raises:
+        LaunchError: if there is no such script, or no --config.
+    """
+    script = Path(words[0]) if words and words[0].endswith(".py") else None
+    options = words[1:] if script else words
+    if script and not script.is_file():
+        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
+    config_path = _find_config(options)
+    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
+        config_path = script.resolve().parent / config_path
+    return Training(script, options, config_path)
 
 
 def _find_config(options: list[str]) -> Path:

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindswap.errors import LaunchError
+from mindswap.errors import LaunchError, PolicyError
 from mindswap.launch.arguments import USAGE, Job, parse_arguments
 from mindswap.launch.logs import failure_report, put_old_logs_aside, worker_log
 from mindswap.launch.msrun import (
@@ -25,7 +25,9 @@ from mindswap.launch.msrun import (
 )
 from mindswap.launch.network import check_port
 from mindswap.launch.order import split_order, worker_command
+from mindswap.launch.precheck import check_configuration
 from mindswap.launch.processes import adopt_orphans, stop_descendants
+from mindswap.report.problems import format_problems
 
 __all__ = ["main"]
 
@@ -45,6 +47,11 @@ def main(words: list[str] | None = None) -> int:
         job, command = _read(words)
     except LaunchError as error:
         print(f"{USAGE}\n\n{_as_error(error)}", file=sys.stderr)
+        return 1
+    try:
+        check_configuration(command)
+    except PolicyError as error:
+        print(format_problems(error.problems), file=sys.stderr)
         return 1
     try:
         with _signals_raise():

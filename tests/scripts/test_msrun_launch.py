@@ -38,7 +38,7 @@ if "--sleep" in sys.argv and role != "MS_SCHED":
     time.sleep(120)
 """
 ARGUMENTS = [
-    "--config",
+    "--name",
     "a b.yaml",
     "it's",
     "$(touch evil)",
@@ -244,3 +244,12 @@ def test_msrun_takes_no_argument_for_its_own(monkeypatch):
         assert (args.worker_num, args.log_dir, args.join) == (2, "logs", False)
 
     check()
+
+
+@pytest.mark.parametrize("join", ["True", "False"])
+def test_a_wrong_configuration_stops_before_any_worker_starts(folder, join):
+    (folder / "bad.yaml").write_text("swap_config:\n  swap: True\n  layer_swap: 3\n")
+    code, out = launch(folder, "train.py --config bad.yaml", "2", "8345", "logs", join, "60")
+    assert code == 1
+    assert "bad.yaml:3:15: error: swap_config.layer_swap" in out
+    assert not (folder / "logs").exists()
