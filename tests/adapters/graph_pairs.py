@@ -1,0 +1,106 @@
+"""Build and compile networks, and print what is set on them and what their graphs move, as JSON.
+
+python graph_pairs.py < JOBS > RESULTS, both a list; each job is {"config": PATH, "how": HOW} with HOW
+
+- "capture": compile as `mindswap verify` does, every layer;
+- "in training": set as the hook in MindFormers does, {"device_target": ...}, then compile;
+- "without plugin": compile what MindFormers alone makes of the file;
+- "set": set the policy, compile nothing.
+
+MindFormers builds the legacy and the newer models, and mindswap its stand-ins, only in different processes.
+"""
+
+import json
+import logging
+import sys
+
+from mindswap.adapters.quiet import quiet
+
+
+def main():
+    jobs = json.load(sys.stdin)
+    with quiet():
+        results = [run_job(**job) for job in jobs]
+    json.dump(results, sys.stdout)
+
+
+def run_job(config, how, device_target="Ascend"):
+    from mindswap.adapters import mindformers as adapter
+    from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
+    from mindswap.graph.sample import LayerSample
+    from mindswap.policy.check import load_policy
+    from mindswap.policy.model import Policy
+
+    if how == "capture":
+        num_layers = len(find_layers(adapter.build_network(config, Policy())[0]))
+        every_layer = tuple(range(num_layers))
+        return describe(adapter.capture(config, load_policy(config), LayerSample(every_layer, every_layer)).graph)
+    policy = load_policy(config) if how != "without plugin" else Policy()
+    network, completed = adapter.build_network(config, policy)
+    lines = Lines()
+    if how == "in training":
+        set_as_in_training(network, config, policy, device_target, lines.logger)
+    elif how == "set":
+        adapter.set_policy(network, policy, lines.logger)
+    result = {
+        "lines": lines.lines,
+        "offload": read_offload(network),
+        "has_lazy_inline": has_lazy_inline(find_lazy_inline_cell(network)),
+        "pipeline_stages": [layer.pipeline_stage for layer in find_layers(network)],
+    }
+    return result if how == "set" else {**result, **describe(adapter._compile(network, completed))}
+
+
+def set_as_in_training(network, config, policy, device_target, logger):
+    from mindswap.adapters import plugin
+    from mindswap.policy.yaml_source import load_document
+
+    session = plugin._Session(load_document(config))
+    session.policy, session.device_target = policy, device_target
+    plugin.logger = logger
+    session.apply(network)
+
+
+class Lines(logging.Handler):
+    """A logger that keeps its lines."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+        self.logger = logging.Logger("lines")
+        self.logger.addHandler(self)
+
+    def emit(self, record):
+        self.lines.append(record.getMessage())
+
+
+def read_offload(network):
+    """Name -> prefetch of every primitive that is set to be offloaded."""
+    return {
+        f"{cell_name}.{name}": primitive.attrs["backward_prefetch"]
+        for cell_name, cell in network.cells_and_names()
+        for name, primitive in cell._primitives.items()
+        if primitive is not None and primitive.attrs.get("offload")
+    }
+
+
+def describe(graph):
+    """What moves, and what backward runs again; an operator is its layer, its cell and its primitive."""
+    return {
+        "pairs": [[*operator(graph, pair.producer), pair.num_prefetch_ops] for pair in graph.swap_pairs],
+        "num_copies_out": sum(node.op == "MoveTo" for node in graph.forward),
+        "num_copies_in": sum(node.op == "MoveTo" for node in graph.backward),
+        "recomputed": [[n.layer_index, n.cell_path, n.op] for n in graph.backward if n.is_duplicate],
+        "is_split": graph.has_lazy_inline,
+    }
+
+
+def operator(graph, node):
+    """Looks through the compiler's own `TupleGetItem`."""
+    while node.op == "TupleGetItem":
+        node = graph.forward_nodes[node.inputs[0]]
+    return node.layer_index, node.cell_path, node.op
+
+
+if __name__ == "__main__":
+    main()
