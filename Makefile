@@ -32,8 +32,8 @@ test: check $(VENV)/.installed  ## everything: `check`, then all tests on real M
 
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
 
-bench: $(VENV)/.installed  ## speed of reading, checking and applying
-	$(VENV)/bin/python benchmarks/policy_speed.py
+bench: $(VENV)/.installed  ## speed: reading, checking, applying, logs, capture
+	for file in benchmarks/*.py; do $(VENV)/bin/python $$file || exit 1; done
 
 tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormers
 	$(VENV)/bin/python tools/make_family_tables.py
