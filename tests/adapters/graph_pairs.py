@@ -32,7 +32,8 @@ def run_job(config, how, device_target="Ascend"):
     from mindswap.policy.model import Policy
 
     if how == "capture":
-        num_layers = len(find_layers(adapter.build_network(config, Policy())[0]))
+        only_ours = Policy(is_swap_enabled=True)
+        num_layers = len(find_layers(adapter.build_network(config, only_ours)[0]))
         every_layer = tuple(range(num_layers))
         return describe(adapter.capture(config, load_policy(config), LayerSample(every_layer, every_layer)).graph)
     policy = load_policy(config) if how != "without plugin" else Policy()
