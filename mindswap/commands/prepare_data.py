@@ -19,6 +19,7 @@ from mindswap.datasets.staged_file import refuse_existing, staged
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
+from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."
 EXAMPLES = """\
@@ -160,9 +161,10 @@ def format_result(result: dict) -> str:
     """The result as text, with the lines for the YAML."""
     length = result["seq_length"] + 1
     left = result["num_tokens"] - result["num_samples"] * length
+    documents = f"{result['num_documents']:,} document{'s' * (result['num_documents'] != 1)}"
     return f"""\
-{result["output"]}: {result["num_samples"]:,} samples of {length} tokens, {result["size_on_disk_bytes"] / 2**20:.1f} MiB
-from {result["num_documents"]:,} documents, {result["num_text_bytes"]:,} bytes, {result["num_tokens"]:,} tokens \
+{result["output"]}: {result["num_samples"]:,} samples of {length} tokens, {format_bytes(result["size_on_disk_bytes"])}
+from {documents}, {result["num_text_bytes"]:,} bytes, {result["num_tokens"]:,} tokens \
 ({result["tokenizer"]}); the last {left} tokens fill no sample
 in the YAML:
     train_dataset.data_loader: {{type: MindDataset, dataset_dir: "{result["output"]}"}}

@@ -132,9 +132,12 @@ class Graph:
     def kept_nodes(self) -> tuple[Node, ...]:
         """Forward operators whose output stays on the device until backward, in execution order.
 
-        Copies to the host do not stay; weights and inputs of the step are no operators.
+        Copies to the host do not stay; weights and inputs of the step are no operators. What is
+        handed over and read by no operator of backward (the float32 output of RmsNorm) is not kept:
+        once the two functions are inlined, nothing holds it.
         """
-        names = {saved.forward_name for saved in self.saved}
+        read = {name for node in self.backward for name in node.inputs}
+        names = {saved.forward_name for saved in self.saved if saved.backward_name in read}
         return tuple(node for node in self.forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
 
     def owner(self, node: Node) -> Node:

@@ -10,7 +10,7 @@ MAX_LINE = 300
 # The last line of a Python traceback, or a MindSpore log line; both only where the line begins.
 _EXCEPTION = re.compile(r"(?:\w+\.)*\w*(?:Error|Exception|Interrupt|Exit)\b(?::|$)")
 _LOGGED = re.compile(
-    r"\[(?:ERROR|CRITICAL)\]|mindswap: error:|.*: (?:error|fatal):|.* - (?:ERROR|CRITICAL) - ", re.IGNORECASE
+    r"\[(?:ERROR|CRITICAL)\]|mindswap: (?:error|a bug):|.*: (?:error|fatal):|.* - (?:ERROR|CRITICAL) - ", re.IGNORECASE
 )
 # `{ Epoch:[  1/  1], step:[   37/   40], loss:[...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(r"\bstep:\[ *(\d+) */ *(\d+)\]")

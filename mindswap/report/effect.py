@@ -6,7 +6,7 @@ from mindswap.graph.effect import Idle, LayerEffect
 from mindswap.graph.model import SwapPair
 from mindswap.graph.storage import SavedStorage
 from mindswap.report.tables import format_table, group_equal
-from mindswap.units import format_bytes
+from mindswap.units import common_unit, format_bytes
 
 __all__ = ["effect_to_json", "format_effect"]
 
@@ -16,7 +16,8 @@ HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "rec
 def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
     """A table with equal layers in one row, then the operators of each row, then the verdict."""
     groups = group_equal(effects, key=_describe)
-    rows = [(name, *_row(effect)) for name, effect in groups]
+    unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.swapped_bytes))
+    rows = [(name, *_row(effect, unit)) for name, effect in groups]
     lines = [format_table(HEADER, rows), ""]
     for name, effect in groups:
         lines += [f"{name}:", *(f"    {line}" for line in _describe(effect)[1:])]
@@ -70,12 +71,12 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
     }
 
 
-def _row(effect: LayerEffect) -> tuple[str, ...]:
+def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
     return (
         str(len(effect.pairs)),
-        format_bytes(effect.swapped_bytes),
-        format_bytes(effect.kept_before_bytes),
-        format_bytes(effect.kept_bytes),
+        format_bytes(effect.swapped_bytes, unit),
+        format_bytes(effect.kept_before_bytes, unit),
+        format_bytes(effect.kept_bytes, unit),
         str(effect.num_recomputed),
         "yes" if effect.is_as_asked else "NO",
     )
@@ -84,7 +85,7 @@ def _row(effect: LayerEffect) -> tuple[str, ...]:
 def _describe(effect: LayerEffect) -> tuple[str, ...]:
     """Everything that makes two layers look alike; the first entry stands for the row of the table."""
     return (
-        repr(_row(effect)),
+        repr(_row(effect, "B")),
         *(f"swapped {_name(pair)}: {_size(pair)}, prefetch {pair.num_prefetch_ops}" for pair in effect.pairs),
         *(f"NOT swapped though asked: {node.cell_path} {node.op}" for node in effect.missing),
         *(f"swapped though not asked: {_name(pair)}" for pair in effect.unasked),

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.tables import format_layers, format_table
-from mindswap.units import format_bytes
+from mindswap.units import common_unit, format_bytes
 
 __all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json"]
 
@@ -56,13 +56,14 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
         by: a row per "layer", per "operator" or per "cell".
     """
     groups = group_layers(report.layers)
+    unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
     rows: list[tuple[str, ...]] = []
     for name, layer in groups:
-        rows.append((name, *_sizes(_sum(name, layer.operators))))
+        rows.append((name, *_sizes(_sum(name, layer.operators), unit)))
         if by != "layer":
             operators = layer.operators if by == "operator" else _by_cell(layer.operators)
             largest_first = sorted(operators, key=lambda operator: -_weight(operator))
-            rows += [(f"    {operator.path}", *_sizes(operator)) for operator in largest_first]
+            rows += [(f"    {operator.path}", *_sizes(operator, unit)) for operator in largest_first]
     peak = report.peak
     lines = [
         format_table(("one micro-batch, one rank", *COLUMNS), rows),
@@ -138,6 +139,6 @@ def _weight(operator: OperatorMemory) -> int:
     return max(operator.kept_bytes, operator.swapped_bytes, operator.recomputed_bytes)
 
 
-def _sizes(operator: OperatorMemory) -> tuple[str, ...]:
+def _sizes(operator: OperatorMemory, unit: str) -> tuple[str, ...]:
     sizes = (operator.kept_bytes, operator.swapped_bytes, operator.recomputed_bytes, operator.swappable_bytes)
-    return tuple(format_bytes(size) if size else "-" for size in sizes)
+    return tuple(format_bytes(size, unit) if size else "-" for size in sizes)

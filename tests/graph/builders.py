@@ -26,10 +26,15 @@ def node(name: str, op: str, inputs: str = "", size_bytes: int = KIB, layer: int
 
 
 def graph(forward: list[Node], backward: list[Node] | None = None, saved: str = "", **constants: int) -> Graph:
-    """A step; `saved` are names of forward, handed to backward under the name with `_b` behind it."""
+    """A step; `saved` are names of forward, handed to backward under the name with `_b` behind it.
+
+    Without `backward`, one operator without output reads them all.
+    """
+    if backward is None:
+        backward = [node("reader", "Grad", " ".join(f"{name}_b" for name in saved.split()), size_bytes=0)]
     return Graph(
         forward=tuple(forward),
-        backward=tuple(backward or ()),
+        backward=tuple(backward),
         saved=tuple(Saved(name, f"{name}_b") for name in saved.split()),
         has_lazy_inline=True,
         constants=constants,

@@ -45,7 +45,7 @@ def test_a_copy_is_wasted_while_another_name_stays():
             copy_out("out", "wq"),
             node("wk", "Reshape", "norm"),
         ],
-        [copy_in("back", "out")],
+        [copy_in("back", "out"), node("grad", "MatMul", "back wk_b")],
         saved="out wk",
     )
     assert fates(step) == [("norm", Fate.WASTED, KIB, KIB)]
@@ -108,3 +108,13 @@ def test_tuples_are_looked_through():
         one=1,
     )
     assert fates(step) == [("b", Fate.KEPT, KIB, 0)]
+
+
+def test_what_backward_does_not_read_is_not_kept():
+    # As the float32 output of RmsNorm: handed over, and used by no operator.
+    step = graph(
+        [node("norm", "RmsNorm", "x"), node("cast", "Cast", "norm")],
+        [node("grad", "MatMul", "cast_b")],
+        saved="norm cast",
+    )
+    assert fates(step) == [("cast", Fate.KEPT, KIB, 0)]

@@ -1,7 +1,7 @@
 """The output of a swapped operator is used by a recomputed operator.
 
 By the specification its swap does not take effect. (MindSpore 2.9 inserts the copies all the same;
-`mindswap prove` shows what the compiler did.) Checked where it is known which operator uses which.
+`mindswap verify` shows what the compiler did.) Checked where it is known which operator uses which.
 
 PASS:
     swap_config:      {swap: True, op_swap: [{op_name: 'feed_forward\\.mul', backward_prefetch: 10, layers: [0]}]}
