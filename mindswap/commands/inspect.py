@@ -6,9 +6,11 @@ import os
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
+from mindswap.commands.caching import cached_result
 from mindswap.errors import GraphError, PolicyError
-from mindswap.graph.lifetime import find_peak
-from mindswap.graph.memory import OperatorNames, measure_layers
+from mindswap.graph.lifetime import Peak, find_peak
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.model import Node, TensorType
 from mindswap.policy.check import check_document
 from mindswap.policy.model import Policy
 from mindswap.policy.yaml_source import load_document
@@ -22,7 +24,11 @@ EXAMPLES = """\
   mindswap inspect --json llama2_7b.yaml | jq '.total'
 
 Sizes are of one micro-batch on one rank without tensor or pipeline parallel splits.
+What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
+
+# What a report is made of, for the cache.
+REPORT_CLASSES = (MemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -31,15 +37,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
     parser.add_argument("--by", choices=("layer", "operator", "cell"), default="operator", help="what a row is")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
+    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
 
 
 def run(args: argparse.Namespace) -> int:
     """Inspect one configuration."""
-    checked = check_document(load_document(args.config), environ=dict(os.environ))
-    if checked.policy is None:
+    document = load_document(args.config)
+    checked = check_document(document, environ=dict(os.environ))
+    policy = checked.policy
+    if policy is None:
         raise PolicyError(checked.problems)
-    report = inspect_config(str(Path(args.config).resolve()), checked.policy)
+    config_path = str(Path(args.config).resolve())
+    report = cached_result(
+        document, policy, REPORT_CLASSES, lambda: inspect_config(config_path, policy), not args.no_cache, ask="inspect"
+    )
     if args.layers is not None:
         num_layers = len(report.layers) - 1
         if beyond := sorted(index for index in args.layers if index >= num_layers):

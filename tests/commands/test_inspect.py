@@ -1,6 +1,7 @@
 """`mindswap inspect` on real MindFormers networks, against sums worked out by hand."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -15,10 +16,12 @@ ASCEND_CASE = ROOT / "configs" / "llama2_7b" / "case1_default_swap.yaml"
 pytestmark = pytest.mark.mindspore
 
 
-def inspect(*arguments, check=True):
+def inspect(*arguments, check=True, cache=None):
     """The command as a user runs it: one network to a process."""
     command = [sys.executable, "-m", "mindswap", "inspect", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=check, cwd=ROOT)
+    command += [] if cache else ["--no-cache"]
+    environment = {**os.environ, "MINDSWAP_CACHE": str(cache)}
+    return subprocess.run(command, capture_output=True, text=True, check=check, cwd=ROOT, env=environment)
 
 
 def rewrite(source: Path, target: Path, **settings) -> Path:
@@ -111,3 +114,15 @@ def test_layers_that_do_not_exist_are_refused():
     assert result.returncode == 1
     assert "layers 0-3" in result.stderr
     assert "Traceback" not in result.stderr
+
+
+def test_the_second_time_nothing_is_compiled(tmp_path):
+    first = inspect("--json", CPU_CASE, cache=tmp_path)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
+    assert len(kept) == 1
+    second = inspect("--json", CPU_CASE, cache=tmp_path)
+    assert second.stdout == first.stdout
+    changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
+    inspect("--json", changed, cache=tmp_path)
+    assert len(list(tmp_path.glob("*.json.gz"))) == 2  # another policy, another answer
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
