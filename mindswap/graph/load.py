@@ -40,6 +40,7 @@ def load_graph(model) -> Graph:
     if len(forward) > 1 or len(backward) != 1:
         names = ", ".join(f.name for f in (*forward, *backward))
         raise GraphError(f"expected one lazy_inline cell, found several: {names}")
+    values = {name: value for f in (*backward, *forward) for name, value in _read_constants(f)}
     partial = _find_partial(forward[0], primitives)
     saved = tuple(
         Saved(captured, parameter.name)
@@ -50,7 +51,9 @@ def load_graph(model) -> Graph:
         backward=tuple(_read_nodes(backward[0], primitives)),
         saved=saved,
         has_lazy_inline=True,
-        constants=dict(_read_constants(forward[0])),
+        constants={name: value for name, value in values.items() if isinstance(value, int)},
+        tuples={name: value for name, value in values.items() if isinstance(value, tuple)},
+        types=dict(_read_value_types(forward[0], *backward)),
     )
 
 
@@ -90,12 +93,24 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
         )
 
 
-def _read_constants(function) -> Iterator[tuple[str, int]]:
+def _read_constants(function) -> Iterator[tuple[str, int | tuple[int, ...]]]:
     for node in function.node:
         if node.op_type == "Constant" and node.attribute:
             value = _read_value(node.attribute[0])
-            if isinstance(value, int):
+            is_ints = isinstance(value, tuple) and all(isinstance(item, int) for item in value)
+            if isinstance(value, int) or is_ints:
                 yield node.output[0], value
+
+
+def _read_value_types(*functions) -> Iterator[tuple[str, TensorType]]:
+    """Types of tensor constants and of tensors that a function takes."""
+    for function in functions:
+        for node in function.node:
+            if node.op_type == "Constant" and node.attribute and len(node.attribute[0].tensors) == 1:
+                yield node.output[0], _tensor_type(node.attribute[0].tensors[0])
+        for parameter in function.input:
+            if len(parameter.tensor) == 1:
+                yield parameter.name, _tensor_type(parameter.tensor[0])
 
 
 def _split_scope(scope: str) -> tuple[int | None, str]:
@@ -124,13 +139,17 @@ def _read_types(node) -> Iterator[TensorType]:
 
 def _flatten_types(attribute) -> Iterator[TensorType]:
     for tensor in attribute.tensors:
-        dtype = tensor.DataType.Name(tensor.data_type).lower()
-        size = BYTES_PER_ELEMENT.get(dtype, 0)
-        for dim in tensor.dims:
-            size *= max(dim, 0)
-        yield TensorType(tuple(tensor.dims), "float32" if dtype == "float" else dtype, size)
+        yield _tensor_type(tensor)
     for value in attribute.values:
         yield from _flatten_types(value)
+
+
+def _tensor_type(tensor) -> TensorType:
+    dtype = tensor.DataType.Name(tensor.data_type).lower()
+    size = BYTES_PER_ELEMENT.get(dtype, 0)
+    for dim in tensor.dims:
+        size *= max(dim, 0)
+    return TensorType(tuple(tensor.dims), "float32" if dtype == "float" else dtype, size)
 
 
 def _read_value(attribute):
@@ -144,4 +163,6 @@ def _read_value(attribute):
         return attribute.s.decode(errors="replace")
     if kind in ("TUPLE", "LIST"):
         return tuple(_read_value(value) for value in attribute.values)
+    if kind == "DICT":  # a Layout: each entry has a name and one value
+        return {entry.name: _read_value(entry.values[0]) for entry in attribute.values if entry.values}
     return None

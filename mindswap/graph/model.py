@@ -97,7 +97,9 @@ class Graph:
         saved: what forward hands to backward; empty when forward is no function of its own
             (lazy_inline off), and then nothing can be swapped.
         has_lazy_inline: forward and backward are functions of their own.
-        constants: values of the integer constants of forward, by name.
+        constants: values of the integer constants, by name.
+        tuples: values of the constants that are tuples of integers, by name.
+        types: types of the tensors that no node makes (constants, parameters of forward), by name.
     """
 
     forward: tuple[Node, ...]
@@ -105,6 +107,8 @@ class Graph:
     saved: tuple[Saved, ...]
     has_lazy_inline: bool
     constants: Mapping[str, int] = field(default_factory=dict)
+    tuples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    types: Mapping[str, TensorType] = field(default_factory=dict)
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
