@@ -6,7 +6,7 @@ from enum import Enum
 
 from mindswap.applier.actions import LayerActions
 from mindswap.graph.model import Graph, Node, SwapPair
-from mindswap.graph.storage import Fate, SavedStorage, classify_saved
+from mindswap.graph.storage import VIEW_OPS, Fate, SavedStorage, classify_saved, resolve_storage
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
@@ -18,6 +18,7 @@ class IdleReason(Enum):
     RECOMPUTED = "recompute wins: the operators are recomputed"
     NOT_NEEDED = "backward needs none of these outputs"
     NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
+    NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,9 @@ class LayerEffect:
         one_way: copies to the host that never come back.
         idle: entries of the policy that move nothing in this layer, each with the reason.
         wasted: storages that are copied out while another name of them stays on the device.
+        beyond_specification: copies whose output a recomputed operator uses. The specification says that
+            such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
+            reads what came back.
         num_recomputed: operators that backward runs again.
         kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
         kept_bytes: the same with swap.
@@ -62,6 +66,7 @@ class LayerEffect:
     one_way: tuple[Node, ...]
     idle: tuple[Idle, ...]
     wasted: tuple[SavedStorage, ...]
+    beyond_specification: tuple[SwapPair, ...]
     num_recomputed: int
     kept_before_bytes: int
     kept_bytes: int
@@ -132,6 +137,7 @@ class _LayerComparison:
             ),
             idle=tuple(self._idle()),
             wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
+            beyond_specification=tuple(self._beyond_specification()),
             num_recomputed=sum(n.is_duplicate for n in self.graph.backward if n.layer_index == self.index),
             kept_before_bytes=sum(e.kept_bytes for e in saved_before if e.storage.layer_index == self.index),
             kept_bytes=sum(entry.kept_bytes for entry in own),
@@ -163,6 +169,25 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.RECOMPUTED)
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+
+        again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
+        for match in self.actions.recomputes:
+            cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
+            if not any(path == cell or path.startswith(f"{cell}.") or not cell for path in again):
+                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
+
+    def _beyond_specification(self):
+        """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
+        recomputed_inputs = {
+            resolve_storage(self.graph, name).name
+            for node in self.graph.forward
+            if node.is_recomputed and node.op not in VIEW_OPS
+            for name in node.inputs
+            if name in self.graph.forward_nodes
+        }
+        for pair in self.pairs:
+            if resolve_storage(self.graph, pair.producer.name).name in recomputed_inputs:
+                yield pair
 
     def _entries(self):
         """Each entry of the policy that acts in this layer, with the primitives it names."""

@@ -64,6 +64,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                     {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
                     for idle in effect.idle
                 ],
+                "beyond_specification": [_name(pair) for pair in effect.beyond_specification],
                 "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
             }
             for effect in effects
@@ -96,6 +97,11 @@ def _describe(effect: LayerEffect) -> tuple[str, ...]:
         *(f"copied out and never back: {node.scope}" for node in effect.one_way),
         *(f"without effect: {_reason(idle)}" for idle in effect.idle),
         *(f"copied for nothing: {_waste(entry)}" for entry in effect.wasted),
+        *(
+            f"a recomputed operator uses {_name(pair)}: by the specification this swap has no effect, "
+            "MindSpore copies all the same"
+            for pair in effect.beyond_specification
+        ),
     )
 
 
