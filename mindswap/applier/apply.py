@@ -83,13 +83,13 @@ def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
     for match in actions.recomputes:
         target = _resolve(layer, match.path)
         if match.node.is_primitive:
-            target.recompute()
+            _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
     for match in actions.comm_recomputes:
         _resolve(layer, match.path).add_prim_attr("recompute_comm_op", True)
     for primitive in _primitives(layer, actions.recompute_excludes):
-        primitive.recompute(False)
+        _recompute_primitive(primitive, False)
     for primitive in _primitives(layer, actions.comm_recompute_excludes):
         primitive.add_prim_attr("recompute_comm_op", False)
     if actions.layer_prefetch is not None:
@@ -97,6 +97,11 @@ def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
     for swap in actions.op_swaps:
         for primitive in _primitives(layer, (swap.match,)):
             primitive._offload(backward_prefetch=swap.num_prefetch_ops)
+
+
+def _recompute_primitive(primitive, mode: bool = True) -> None:
+    """Through the class: a primitive that was set before has its own attribute `recompute`, a bool."""
+    type(primitive).recompute(primitive, mode)
 
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:

@@ -202,6 +202,17 @@ def test_an_exclude_holds_with_full_recompute(layers):
     assert attribute(layers[0], "recompute") == {"attention.mul": False}
 
 
+@pytest.mark.parametrize("excluded", [False, True])
+def test_a_primitive_that_the_model_itself_recomputes_can_be_set_again(layers, excluded):
+    """MindSpore then keeps a bool where the method was; the fused norm of MindFormers has such a primitive."""
+    layers[0].add.recompute()
+    exclude = (OpRecompute("add", Layers((0,))),) if excluded else ()
+    apply_policy(layers, policy(select_recompute=(OpRecompute("add", ALL_LAYERS),), select_recompute_exclude=exclude))
+    assert [attribute(layer, "recompute") for layer in layers] == [
+        {"add": not excluded}, {"add": True}, {"add": True},
+    ]  # fmt: skip
+
+
 def test_communication_is_recomputed_or_not(layers):
     apply_policy(
         layers,
