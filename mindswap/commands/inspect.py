@@ -5,6 +5,7 @@ import json
 import os
 from pathlib import Path
 
+from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.commands.caching import cached_result
 from mindswap.errors import GraphError, PolicyError
@@ -71,6 +72,7 @@ def inspect_config(config_path: str, policy: Policy) -> MemoryReport:
     Raises:
         GraphError: if the network cannot be built or compiled.
     """
+    require_mindformers()
     with quiet():
         from mindswap.adapters.mindformers import PATH_TAG, capture
 

@@ -1,7 +1,6 @@
 """`mindswap run`: train with the plugin on, through a given script or the package's own entry."""
 
 import argparse
-import importlib.util
 import os
 import runpy
 import sys
@@ -9,6 +8,7 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindswap.adapters.installed import require_mindformers
 from mindswap.errors import LaunchError, MindswapError, PolicyError
 from mindswap.policy.problem import Level
 from mindswap.policy.yaml_source import load_document
@@ -37,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     document = load_document(str(training.config_path))
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
-    _require_mindformers()
+    require_mindformers()
     _quiet_cpu(document)
     from mindswap.adapters.plugin import install
 
@@ -95,15 +95,6 @@ def _find_config(options: list[str]) -> Path:
     if config is None:
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     return Path(config)
-
-
-def _require_mindformers() -> None:
-    missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
-    if missing:
-        raise LaunchError(
-            f"not installed: {', '.join(missing)}\n    fix: pip install 'mindswap[cpu]' (on Ascend, install the "
-            "MindSpore that matches your CANN, then mindformers==1.9.0)"
-        )
 
 
 def _quiet_cpu(document) -> None:

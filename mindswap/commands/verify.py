@@ -7,6 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.applier.actions import format_log_lines, plan_layer
 from mindswap.errors import PolicyError
@@ -83,6 +84,7 @@ def verify_policy(config_path: str, policy: Policy) -> tuple[tuple[LayerEffect, 
     Returns:
         One effect per layer of the model, and the compiled network under the policy.
     """
+    require_mindformers()
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
     with quiet():
         from mindswap.adapters.mindformers import capture
