@@ -1,7 +1,9 @@
 """MindFormers: its networks, built from a YAML file without weights, without device, without workers."""
 
+import contextlib
 import logging
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import mindspore as ms
@@ -9,6 +11,7 @@ from mindformers.core.context import build_context
 from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_model import build_network as build_model_network
+from mindformers.parallel_core.training_graph.base_models.gpt import gpt_model
 from mindformers.tools.register import MindFormerConfig
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
@@ -27,9 +30,12 @@ from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample, sample_layers
+from mindswap.graph.sharding import Unresolved, shard_graph
+from mindswap.graph.stage import drop_head
 from mindswap.graph.uses import graph_uses
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
+from mindswap.policy.placement import RankPlacement
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
 __all__ = [
@@ -117,22 +123,37 @@ class Capture:
     notes: tuple[str, ...]
 
 
-def choose_layers(config_path: str, policy: Policy) -> LayerSample:
+def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> LayerSample:
     """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: what will be set.
+        placement: only the layers on the stage of this rank, in `layer_map` too; default all.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
     network, _ = build_network(config_path, Policy(is_swap_enabled=True))
     trees = [read_tree(layer) for layer in find_layers(network)]
+    indices = placement.layers if placement else tuple(range(len(trees)))
     if not policy.is_swap_enabled:  # MindFormers' own recompute counts layers by pipeline stage
-        return LayerSample(tuple(range(len(trees))), tuple(range(len(trees))))
-    return sample_layers(
-        [(tree, replace(plan_layer(policy, index, tree), layer_index=0)) for index, tree in enumerate(trees)]
+        if len(indices) < len(trees):
+            raise GraphError("one rank of several pipeline stages can only be inspected with swap_config.swap: True")
+        return LayerSample(indices, indices)
+    sample = sample_layers(
+        [(trees[index], replace(plan_layer(policy, index, trees[index]), layer_index=0)) for index in indices]
     )
+    return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
 
-def capture(config_path: str, policy: Policy, sample: LayerSample | None = None, with_tags: bool = False) -> Capture:
+def capture(
+    config_path: str,
+    policy: Policy,
+    sample: LayerSample | None = None,
+    with_tags: bool = False,
+    placement: RankPlacement | None = None,
+) -> Capture:
     """Compile the network of a YAML file under a policy, with lazy_inline on.
 
     Args:
@@ -140,13 +161,15 @@ def capture(config_path: str, policy: Policy, sample: LayerSample | None = None,
         policy: what to set; a policy with swap disabled leaves recompute to MindFormers.
         sample: layers to compile; default is what `choose_layers` gives.
         with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
+        placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
         ApplyError: if the policy does not fit the network.
     """
-    sample = sample or choose_layers(config_path, policy)
-    network, config = build_network(config_path, policy, None if sample.is_whole else len(sample.indices))
+    sample = sample or choose_layers(config_path, policy, placement)
+    is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
+    network, config = build_network(config_path, policy, len(sample.indices) if is_cut else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
     set_policy(network, policy, indices=sample.indices)
@@ -154,7 +177,72 @@ def capture(config_path: str, policy: Policy, sample: LayerSample | None = None,
         for layer, tree in zip(layers, trees, strict=True):
             _tag_ambiguous(layer, tree)
     enable_lazy_inline(find_lazy_inline_cell(network))
-    return Capture(sample, trees, _compile(network, config), tuple(config.get(NOTES_KEY, ())))
+    notes = tuple(config.get(NOTES_KEY, ()))
+    if placement is None:
+        return Capture(sample, trees, _compile(network, config), notes)
+    graph = _compile(network, config, placement.data_parallel if placement.has_strategies else 1)
+    return _as_on_rank(Capture(sample, trees, graph, notes), placement)
+
+
+@contextlib.contextmanager
+def _strategies_recorded(placement: RankPlacement | None) -> Iterator[None]:
+    """While this lasts, models set their strategies, as on one of the ranks of a pipeline stage.
+
+    GPTModel makes its communication groups when it is built in a parallel mode. The compile needs none: it
+    stops before the backend, and the groups carry no strategy.
+    """
+    if placement is None or not placement.has_strategies or placement.num_stage_ranks == 1:
+        yield
+        return
+    rank = placement.rank % placement.num_stage_ranks
+    make_groups = gpt_model.initialize_model_parallel
+    environ = dict(os.environ)
+    os.environ.update(RANK_SIZE=str(placement.num_stage_ranks), RANK_ID=str(rank))  # what the models check
+    gpt_model.initialize_model_parallel = lambda **_: None
+    ms.set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel",
+        device_num=placement.num_stage_ranks,
+        global_rank=rank,
+        full_batch=True,
+    )
+    try:
+        yield
+    finally:
+        gpt_model.initialize_model_parallel = make_groups
+        os.environ.clear()
+        os.environ.update(environ)
+        # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
+        ms.reset_auto_parallel_context()
+
+
+def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
+    """The sizes of one rank, and nothing that is on another stage only."""
+    sharding = shard_graph(whole.graph)
+    graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(sharding.unresolved)]
+    if any(node.op in ("AllGather", "AllToAll", "Slice") for node in graph.forward):
+        notes.append(
+            "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
+            "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
+        )
+    if not placement.has_strategies:
+        notes.append("parallel.parallel_mode is not semi-auto: the model is not cut, every rank has all of it")
+    if placement.num_stages > 1:
+        notes.append("sizes are of one micro-batch; a pipeline stage holds several at a time")
+    if placement.stage > 0:
+        notes.append("what stands for the embedding is the tensor that the stage before sends")
+    if not placement.is_last_stage:
+        graph = drop_head(graph)
+        notes.append("head and loss are on another stage; their part is left out")
+    return replace(whole, graph=graph, notes=tuple(notes))
+
+
+def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
+    """Equal operators of several layers in one line."""
+    counts: dict[tuple[str, str], int] = {}
+    for entry in unresolved:
+        where = f"{entry.node.cell_path}.{entry.node.op}".strip(".")
+        counts[where, entry.reason] = counts.get((where, entry.reason), 0) + 1
+    return [f"not resolved per rank: {where} (x{count}): {reason}" for (where, reason), count in counts.items()]
 
 
 def _tag_ambiguous(layer, tree) -> None:
@@ -167,24 +255,27 @@ def _tag_ambiguous(layer, tree) -> None:
             primitive.add_prim_attr(PATH_TAG, ".".join(path))
 
 
-def build_network(config_path: str, policy: Policy, num_layers: int | None = None):
+def build_network(
+    config_path: str, policy: Policy, num_layers: int | None = None, placement: RankPlacement | None = None
+):
     """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
 
     Args:
         config_path: MindFormers YAML.
         policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
         num_layers: build only so many layers, on one pipeline stage; default all.
+        placement: let the model set its strategies, as on this rank; default is one rank without splits.
 
     Raises:
         GraphError: if MindFormers refuses the configuration; the text is its own.
     """
     try:
-        return _build(config_path, policy, num_layers)
+        return _build(config_path, policy, num_layers, placement)
     except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError, ImportError) as error:
         raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
 
 
-def _build(config_path, policy, num_layers):
+def _build(config_path, policy, num_layers, placement):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
     replace_swap_sections(config, policy)
@@ -201,7 +292,7 @@ def _build(config_path, policy, num_layers):
     if is_legacy_model() != bool(config.get("use_legacy", True)):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
-    with no_init_parameters():
+    with _strategies_recorded(placement), no_init_parameters():
         network = build_model_network(
             config.model,
             default_args={
@@ -230,14 +321,14 @@ def _avoid_cpu_limits(config) -> None:
         config[NOTES_KEY] = ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"]
 
 
-def _compile(network, config) -> Graph:
-    inputs = _example_inputs(config)
+def _compile(network, config, data_parallel: int = 1) -> Graph:
+    inputs = _example_inputs(config, data_parallel)
     return compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
 
 
-def _example_inputs(config) -> dict[str, ms.Tensor]:
-    """The columns of the data set as the network takes them, without values."""
-    batch = config.runner_config.batch_size or 1
+def _example_inputs(config, data_parallel: int) -> dict[str, ms.Tensor]:
+    """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
+    batch = (config.runner_config.batch_size or 1) * data_parallel
     seq_length = config.model.model_config.seq_length
     is_legacy = config.get("use_legacy", True)
     if is_legacy and not config.model.model_config.get("input_sliced_sig"):

@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
@@ -14,17 +15,21 @@ from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, me
 from mindswap.graph.model import Node, TensorType
 from mindswap.policy.check import check_document
 from mindswap.policy.model import Policy
+from mindswap.policy.placement import RankPlacement, place_rank
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
+from mindswap.report.tables import format_layers
 
 HELP = "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device."
 EXAMPLES = """\
   mindswap inspect configs/llama2_7b/case1_default_swap.yaml
   mindswap inspect llama2_7b.yaml --layers 0,3-5 --by cell
+  mindswap inspect llama2_7b.yaml --rank 0
   mindswap inspect llama2_7b.yaml --plot saved.png
   mindswap inspect --json llama2_7b.yaml | jq '.total'
 
-Sizes are of one micro-batch on one rank without tensor or pipeline parallel splits.
+Sizes are of one micro-batch: with --rank as that rank has it, by the strategies that the model sets for
+tensor, sequence, context and pipeline parallel; without it on one rank that has the whole model.
 What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
 
@@ -36,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
+    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
     parser.add_argument("--by", choices=("layer", "operator", "cell"), default="operator", help="what a row is")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
@@ -50,24 +56,45 @@ def run(args: argparse.Namespace) -> int:
     if policy is None:
         raise PolicyError(checked.problems)
     config_path = str(Path(args.config).resolve())
+    placement = None
+    if args.rank is not None:
+        if checked.num_layers is None:
+            raise GraphError("--rank: the configuration does not say how many layers the model has")
+        placement = place_rank(document, args.rank, checked.num_layers)
     report = cached_result(
-        document, policy, REPORT_CLASSES, lambda: inspect_config(config_path, policy), not args.no_cache, ask="inspect"
+        document,
+        policy,
+        REPORT_CLASSES,
+        lambda: inspect_config(config_path, policy, placement),
+        not args.no_cache,
+        ask="inspect",
+        rank=args.rank,
     )
     if args.layers is not None:
-        num_layers = len(report.layers) - 1
-        if beyond := sorted(index for index in args.layers if index >= num_layers):
-            raise GraphError(f"--layers: the model has layers 0-{num_layers - 1}, not {beyond}")
-        report = report.only(args.layers)
+        report = _only_layers(report, args.layers)
     if args.plot:
         from mindswap.report.plots import plot_memory
 
-        plot_memory(report, args.plot, title=Path(args.config).stem)
+        title = Path(args.config).stem
+        plot_memory(report, args.plot, title=f"{title}, {placement.describe()}" if placement else title)
     print(json.dumps(memory_to_json(report), indent=1) if args.json else format_memory(report, args.by))
     return 0
 
 
-def inspect_config(config_path: str, policy: Policy) -> MemoryReport:
+def _only_layers(report: MemoryReport, wanted: frozenset[int]) -> MemoryReport:
+    there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
+    if beyond := sorted(wanted.difference(there)):
+        raise GraphError(f"--layers: there are layers {format_layers(there)}, not {beyond}")
+    return report.only(wanted)
+
+
+def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:
     """Compile with and without the policy, and measure what is kept.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: what it asks for.
+        placement: measure as this rank has it; default is one rank that has the whole model.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -76,11 +103,18 @@ def inspect_config(config_path: str, policy: Policy) -> MemoryReport:
     with quiet():
         from mindswap.adapters.mindformers import PATH_TAG, capture
 
-        compiled = capture(config_path, policy)
-        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, with_tags=True)
+        compiled = capture(config_path, policy, placement=placement)
+        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, True, placement)
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
-    return MemoryReport(layers, find_peak(compiled.graph, compiled.sample), compiled.notes)
+    notes = compiled.notes
+    if placement is not None:
+        layers = tuple(
+            layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])
+            for layer in layers
+        )
+        notes = (placement.describe(), *notes)
+    return MemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)
 
 
 def parse_layers(text: str) -> frozenset[int]:

@@ -43,6 +43,21 @@ class Pipeline:
         is_fitting = sum(map(sum, sizes)) == num_layers and all(size >= 0 for row in sizes for size in row)
         return sizes if is_fitting else None
 
+    def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
+        """Layers on one stage, chunk after chunk; None if offset does not fit the model."""
+        sizes = self.chunk_sizes(num_layers)
+        if sizes is None:
+            return None
+        layers: list[int] = []
+        first = 0
+        for chunk, row in enumerate(sizes):
+            is_backwards = self.is_zero_bubble_v and len(sizes) == 2 and chunk == 1
+            for position in reversed(range(len(row))) if is_backwards else range(len(row)):
+                if position == stage:
+                    layers.extend(range(first, first + row[position]))
+                first += row[position]
+        return tuple(layers)
+
 
 def read_pipeline(document: Document) -> Pipeline:
     """The pipeline settings of a configuration; what is missing or no number counts as 1."""

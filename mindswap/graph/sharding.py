@@ -1,0 +1,425 @@
+"""From logical sizes to sizes per rank, by the strategies that the model records on its operators. Pure.
+
+The compiled graph has logical shapes; `in_strategy`, `out_strategy` or `in_layout` of a primitive say
+into how many parts each dimension of its operands is cut. Splits are followed forward through operators
+without a strategy of their own, as MindSpore's step_parallel.cc does, and backward along gradients. What
+cannot be followed counts as whole on every rank and is listed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.splits import Call, Split, num_parts, output_splits, reshape_split
+
+__all__ = ["Redistribution", "Sharding", "Unresolved", "shard_graph"]
+
+# Handed on as they are: MindSpore gives them no operator info of their own (step_parallel_utils.cc, IsParallelCareNode;
+# a Cast without strategy is looked through).
+PASSING_OPS = frozenset({"Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"})
+# Take the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
+RESHAPING_OPS = frozenset({"Reshape", "Flatten"})
+# No tensors of their own.
+BOOKKEEPING_OPS = frozenset({"UpdateState", "Partial", "Return"})
+MATMUL_OPS = frozenset({"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt"})
+# Operators whose backward reads their operands, so an operand that arrives by communication is kept as it arrived.
+KEEPING_OPS = frozenset({*MATMUL_OPS, "Mul", "FlashAttentionScore"})
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """An operator whose sizes per rank are not certain."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A tensor that is cut in one way where it is made and in another where it is read: communication.
+
+    Attributes:
+        producer: name of the value.
+        consumer: operator that reads it; a `Reshape` communicates itself.
+        before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own.
+    """
+
+    producer: str
+    consumer: Node
+    before: Split
+    after: Split
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A graph with the sizes of one rank.
+
+    Attributes:
+        graph: every node of forward and backward has the output types of one rank; parameters of the
+            functions and constants (`types`) stay logical.
+        unresolved: operators whose split is not known; they count as whole on every rank unless the reason
+            says otherwise.
+        redistributions: where tensors change their cut in forward. A `Reshape` that does so is memory of
+            its own: in `graph` its operator is `AllGather`, `AllToAll` or `Slice`, unless the model has this
+            communication run again in backward (`recompute_comm_op`).
+    """
+
+    graph: Graph
+    unresolved: tuple[Unresolved, ...]
+    redistributions: tuple[Redistribution, ...]
+
+
+def shard_graph(graph: Graph) -> Sharding:
+    """Sizes per rank of every tensor.
+
+    Args:
+        graph: a compiled step with logical shapes. Without any strategy that cuts, it comes back unchanged.
+    """
+    if not any(num_parts(split) > 1 for node in graph.forward for split in (*_strategy(node), *_out_strategy(node))):
+        return Sharding(graph, (), ())
+    tracer = _Tracer(graph)
+    sharded = tracer.trace()
+    return Sharding(sharded, tuple(tracer.unresolved), tuple(tracer.redistributions))
+
+
+@dataclass(frozen=True)
+class _Operand:
+    """A tensor that an operator reads: where it comes from, its logical type, its cut (None: not known)."""
+
+    name: str
+    index: int
+    type: TensorType
+    split: Split | None
+
+
+class _Tracer:
+    """Follows splits through forward, then through backward."""
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.types: dict[str, tuple[TensorType, ...]] = {name: (known,) for name, known in graph.types.items()}
+        self.splits: dict[str, tuple[Split | None, ...]] = {}
+        self.unresolved: list[Unresolved] = []
+        self.redistributions: list[Redistribution] = []
+        self.users: dict[str, list[Node]] = {}
+        # Backward reads what forward saved under the name of a parameter of its own.
+        self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+        for node in (*graph.forward, *graph.backward):
+            self.types[node.name] = node.outputs
+            for name in node.inputs:
+                self.users.setdefault(name, []).append(node)
+        self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
+        self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
+        self.by_scope = {node.scope.removeprefix("recompute_"): node for node in graph.forward}
+
+    def trace(self) -> Graph:
+        for node in self.graph.forward:
+            self.splits[node.name] = self._checked(node, self._forward_splits(node))
+        self._note_kept_copies()
+        for backward_name, forward_name in self.forward_names.items():
+            if forward_name in self.splits:
+                self.splits[backward_name] = self.splits[forward_name]
+                self.types[backward_name] = self.types[forward_name]
+        for node in self.graph.backward:
+            self.splits[node.name] = self._checked(node, self._backward_splits(node))
+        return replace(
+            self.graph,
+            forward=tuple(self._per_rank(node) for node in self.graph.forward),
+            backward=tuple(self._per_rank(node) for node in self.graph.backward),
+        )
+
+    def _per_rank(self, node: Node) -> Node:
+        outputs = tuple(_cut(known, split) for known, split in zip(node.outputs, self.splits[node.name], strict=True))
+        op = self.communications.get(node.name, node.op)
+        return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
+
+    def _checked(self, node: Node, splits: "list[Split | None] | None") -> tuple[Split | None, ...]:
+        """The splits if they fit the outputs, else none, with a note."""
+        if node.op in BOOKKEEPING_OPS:
+            return (None,) * len(node.outputs)
+        if splits is None or len(splits) != len(node.outputs):
+            if any(_num_elements(known) > 1 for known in node.outputs) and node.op != "MakeTuple":
+                self.unresolved.append(Unresolved(node, f"no rule for {node.op} with these operands"))
+            return (None,) * len(node.outputs)
+        checked: list[Split | None] = []
+        for known, split in zip(node.outputs, splits, strict=True):
+            fits = split is None or (
+                len(split) == len(known.shape) and all(n % p == 0 for n, p in zip(known.shape, split, strict=True))
+            )
+            if not fits:
+                self.unresolved.append(Unresolved(node, f"{known.shape} cannot be cut into {split}"))
+            checked.append(split if fits else None)
+        return tuple(checked)
+
+    # -- operands ---------------------------------------------------------------------------------
+
+    def _operands(self, node: Node) -> list[_Operand]:
+        """The tensors among the inputs, members of tuples one by one."""
+        found = []
+        for name in node.inputs:
+            types = self.types.get(name, ())
+            splits = self.splits.get(name, (None,) * len(types))
+            for index, (known, split) in enumerate(zip(types, splits, strict=False)):
+                found.append(_Operand(name, index, known, split))
+        return found
+
+    def _call(self, node: Node, operands: list[_Operand], splits: list[Split]) -> Call:
+        graph = self.graph
+        return Call(
+            op=node.op,
+            shapes=[operand.type.shape for operand in operands],
+            splits=splits,
+            outputs=[known.shape for known in node.outputs],
+            integers=[graph.constants[name] for name in node.inputs if name in graph.constants],
+            tuples=[graph.tuples[name] for name in node.inputs if name in graph.tuples],
+            attributes=node.attributes,
+        )
+
+    def _tuple_splits(self, node: Node) -> "list[Split | None] | None":
+        """Splits of the operators that only tie and untie tuples; None for all others."""
+        if node.op == "MakeTuple":
+            splits = [operand.split for operand in self._operands(node)]
+            return splits if len(splits) == len(node.outputs) else [None] * len(node.outputs)
+        if node.op == "TupleGetItem":
+            members = self.splits.get(node.inputs[0], ())
+            index = self.graph.constants.get(node.inputs[1], 0)
+            return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
+        return None
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def _forward_splits(self, node: Node) -> "list[Split | None] | None":
+        if node.op in BOOKKEEPING_OPS:
+            return [None] * len(node.outputs)
+        if node.op in ("MakeTuple", "TupleGetItem"):
+            return self._tuple_splits(node)
+        operands = self._operands(node)
+        strategy = _strategy(node)
+        if strategy:
+            return self._split_by_strategy(node, operands, strategy)
+        if node.op in RESHAPING_OPS:
+            return self._split_reshape(node, operands)
+        if node.op in PASSING_OPS:
+            if operands and operands[0].split is not None:
+                return [operands[0].split]
+            # A weight is cut as the operator asks that reads it.
+            return [self._asked_split(node)] * len(node.outputs)
+        return self._split_by_operands(node, operands, has_note=True)
+
+    def _split_by_strategy(
+        self, node: Node, operands: list[_Operand], strategy: tuple[Split, ...]
+    ) -> "list[Split | None] | None":
+        if len(operands) < len(strategy):
+            self.unresolved.append(Unresolved(node, f"{len(strategy)} strategies for {len(operands)} operands"))
+            return [None] * len(node.outputs)
+        used = operands[: len(strategy)]
+        for operand, asked in zip(used, strategy, strict=True):
+            is_made = operand.split is not None and len(operand.split) == len(asked) and operand.name in self.nodes
+            if is_made and operand.split != asked and node.op != "OneHot":
+                assert operand.split is not None
+                self.redistributions.append(Redistribution(operand.name, node, operand.split, asked))
+        splits = output_splits(self._call(node, used, list(strategy)))
+        asked_outputs = _out_strategy(node)
+        if asked_outputs and len(asked_outputs) <= len(node.outputs):
+            rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
+            return [*asked_outputs, *rest]
+        return list(splits) if splits is not None else None
+
+    def _split_reshape(self, node: Node, operands: list[_Operand]) -> "list[Split | None] | None":
+        """As the next operator with a strategy asks; else the cut of the input under the new shape."""
+        if not operands or len(node.outputs) != 1:
+            return None
+        source, target = operands[0], node.outputs[0].shape
+        own = source.split
+        carried = reshape_split(source.type.shape, own, target) if own is not None else None
+        asked = self._asked_split(node)
+        if asked is None:
+            if carried is None and own is not None and num_parts(own) > 1:
+                self.unresolved.append(Unresolved(node, f"{own} of {source.type.shape} is no regular cut of {target}"))
+            return [carried]
+        if own is not None and carried != asked and source.name in self.nodes:
+            self.redistributions.append(Redistribution(source.name, node, own, asked))
+            if not self._is_communicated_again(source.name):
+                self.communications[node.name] = _communication(own, asked)
+        return [asked]
+
+    def _is_communicated_again(self, name: str) -> bool:
+        """Whether the operator behind a value has its communication recomputed (`select_comm_recompute`)."""
+        while name in self.nodes:
+            node = self.nodes[name]
+            if node.attributes.get("recompute_comm_op"):
+                return True
+            if node.op not in PASSING_OPS and node.op not in RESHAPING_OPS and node.op != "TupleGetItem":
+                return False
+            name = node.inputs[0]
+        return False
+
+    def _asked_split(self, node: Node) -> Split | None:
+        """What the first user with a strategy asks of the output of `node`, looking through casts."""
+        for user in self.users.get(node.name, ()):
+            strategy = _strategy(user)
+            if strategy:
+                for operand, asked in zip(self._operands(user), strategy, strict=False):
+                    if operand.name == node.name and len(asked) == len(operand.type.shape):
+                        return asked
+            elif user.op in PASSING_OPS and user.inputs[0] == node.name:
+                asked_later = self._asked_split(user)
+                if asked_later is not None:
+                    return asked_later
+        return None
+
+    def _split_by_operands(self, node: Node, operands: list[_Operand], has_note: bool) -> "list[Split | None] | None":
+        """Outputs as the operands come; what is not known counts as whole."""
+        splits = [operand.split or (1,) * len(operand.type.shape) for operand in operands]
+        outputs = output_splits(self._call(node, operands, splits)) if operands else None
+        if has_note and any(_num_elements(known) > 1 for known in node.outputs) and outputs is not None:
+            # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
+            reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
+            self.unresolved.append(Unresolved(node, reason))
+        return list(outputs) if outputs is not None else None
+
+    def _note_kept_copies(self) -> None:
+        """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
+        saved = set(self.forward_names.values())
+        for moved in self.redistributions:
+            if moved.producer in saved and moved.consumer.op in KEEPING_OPS:
+                reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
+                self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    def _backward_splits(self, node: Node) -> "list[Split | None] | None":
+        if node.op in ("MakeTuple", "TupleGetItem") or node.op in BOOKKEEPING_OPS or _strategy(node):
+            return self._forward_splits(node)
+        operands = self._operands(node)
+        if not operands and node.outputs:
+            return None
+        if node.op in RESHAPING_OPS and len(node.outputs) == 1:
+            source = operands[0]
+            if source.split is None:
+                return [None]
+            carried = reshape_split(source.type.shape, source.split, node.outputs[0].shape)
+            if carried is None:
+                reason = f"{source.split} of {source.type.shape} is no regular cut of {node.outputs[0].shape}"
+                self.unresolved.append(Unresolved(node, reason))
+            return [carried]
+        if node.op in PASSING_OPS:
+            return [operands[0].split] * len(node.outputs)
+        gradient = self._gradient_split(node, operands)
+        if gradient is not None:
+            return [gradient]
+        if node.op in MATMUL_OPS and all(
+            operand.split is None or num_parts(operand.split) == 1 for operand in operands
+        ):
+            return [(1,) * len(known.shape) for known in node.outputs]
+        if node.op in MATMUL_OPS:
+            self.unresolved.append(Unresolved(node, "its forward operator is not found; counted as whole"))
+            return [None]
+        return self._split_by_operands(node, operands, has_note=False)
+
+    def _gradient_split(self, node: Node, operands: list[_Operand]) -> Split | None:
+        """The cut of the tensor that `node` is the gradient of, where its forward operator tells.
+
+        The gradient of one operand of a product reads the other one. So the forward operator is among
+        the readers of what is read here, and the gradient is cut as that operator asks of the operand
+        with this shape.
+        """
+        if len(node.outputs) != 1 or node.op not in (*MATMUL_OPS, "UnsortedSegmentSum"):
+            return None
+        shape = node.outputs[0].shape
+        wanted = MATMUL_OPS if node.op in MATMUL_OPS else frozenset({"Gather"})
+        found: set[Split] = set()
+        for operand in operands:
+            for name in self._forward_origins(operand.name):
+                for reader in self.users.get(name, ()):
+                    strategy = _strategy(reader)
+                    if reader.op not in wanted or len(strategy) < 2:
+                        continue
+                    read = self._operands(reader)
+                    for position, other in enumerate(read[:2]):
+                        if other.name != name and other.type.shape == shape:
+                            found.add(strategy[position])
+        return found.pop() if len(found) == 1 else None
+
+    def _forward_origins(self, name: str) -> Iterator[str]:
+        """Names under which the forward operators know what backward calls `name`."""
+        for _ in range(8):  # casts, copies and ties on the way
+            yield name
+            forward = self.forward_names.get(name)
+            if forward is not None:
+                name = forward
+                continue
+            node = self.nodes.get(name)
+            if node is None:
+                return
+            if _strategy(node) or node.is_duplicate:  # a copy of a forward operator that runs again
+                origin = self.by_scope.get(node.scope.removeprefix("Gradients/").removeprefix("recompute_"))
+                if origin is not None and origin.name != name:
+                    name = origin.name
+                    continue
+            if node.op not in PASSING_OPS and node.op not in RESHAPING_OPS:
+                return
+            name = node.inputs[0]
+
+
+def _communication(before: Split, after: Split) -> str:
+    if num_parts(before) > num_parts(after):
+        return "AllGather"
+    return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"
+
+
+def _strategy(node: Node) -> tuple[Split, ...]:
+    """Split of each operand as the model set it; empty without a strategy."""
+    given = node.attributes.get("in_strategy")
+    if isinstance(given, tuple):
+        return tuple(_flatten(given))
+    return _layouts(node.attributes.get("in_layout"))
+
+
+def _out_strategy(node: Node) -> tuple[Split, ...]:
+    given = node.attributes.get("out_strategy")
+    if isinstance(given, tuple):
+        return tuple(_flatten(given))
+    return _layouts(node.attributes.get("out_layout"))
+
+
+def _flatten(strategy: tuple) -> Iterator[Split]:
+    """A strategy of tuples in tuples (of an operator that takes a tuple of tensors) as one list."""
+    for entry in strategy:
+        if isinstance(entry, tuple) and entry and isinstance(entry[0], tuple):
+            yield from _flatten(entry)
+        elif isinstance(entry, tuple):
+            yield entry
+
+
+def _layouts(layouts: object) -> tuple[Split, ...]:
+    """Splits of `mindspore.Layout`: a tensor map counts the axes of the device matrix from the right, -1 for none."""
+    if not isinstance(layouts, tuple):
+        return ()
+    splits = []
+    for layout in layouts:
+        if not isinstance(layout, Mapping):
+            return ()
+        matrix, tensor_map = layout["device_matrix"], layout["tensor_map"]
+        split = []
+        for axes in tensor_map:
+            parts = 1
+            for axis in axes if isinstance(axes, tuple) else (axes,):
+                parts *= 1 if axis < 0 else matrix[-1 - axis]
+            split.append(parts)
+        splits.append(tuple(split))
+    return tuple(splits)
+
+
+def _cut(known: TensorType, split: Split | None) -> TensorType:
+    if split is None or num_parts(split) == 1:
+        return known
+    shape = tuple(size // parts for size, parts in zip(known.shape, split, strict=True))
+    return TensorType(shape, known.dtype, known.size_bytes // num_parts(split))
+
+
+def _num_elements(known: TensorType) -> int:
+    count = 1
+    for size in known.shape:
+        count *= size
+    return count

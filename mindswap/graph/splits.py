@@ -1,0 +1,284 @@
+"""How each kind of operator splits its outputs, given how its operands are split. Pure.
+
+A split is the number of parts of each dimension. The rules are those of MindSpore's operator
+infos (mindspore/ccsrc/frontend/parallel/ops_info/); each names its file.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+__all__ = ["Call", "Split", "Shape", "combine_splits", "num_parts", "output_splits", "reshape_split"]
+
+Shape = tuple[int, ...]
+Split = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Call:
+    """One operator with the operands that are tensors.
+
+    Attributes:
+        op: primitive name.
+        shapes: shape of each operand, members of tuples one by one.
+        splits: split of each operand.
+        outputs: shape of each output.
+        integers: integer inputs in order: axis, transpose flags, layout.
+        tuples: inputs in order that are tuples of integers: axes, permutation, begin, end, strides.
+        attributes: attributes of the primitive.
+    """
+
+    op: str
+    shapes: Sequence[Shape]
+    splits: Sequence[Split]
+    outputs: Sequence[Shape]
+    integers: Sequence[int] = ()
+    tuples: Sequence[tuple[int, ...]] = ()
+    attributes: Mapping[str, object] | None = None
+
+
+def num_parts(split: Split) -> int:
+    """In how many pieces the whole tensor is cut."""
+    return math.prod(split)
+
+
+def output_splits(call: Call) -> list[Split] | None:
+    """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
+    rule = RULES.get(call.op)
+    is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
+    if rule is None or not call.splits or not (is_matching or call.op == "OneHot"):
+        return None
+    splits = rule(call)
+    if splits is None or [len(split) for split in splits] != [len(shape) for shape in call.outputs]:
+        return None
+    is_divisible = all(
+        size % parts == 0
+        for shape, split in zip(call.outputs, splits, strict=True)
+        for size, parts in zip(shape, split, strict=True)
+    )
+    return splits if is_divisible else None
+
+
+def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split]) -> Split:
+    """Split of a tensor made element by element from operands that broadcast: the finest of each dimension."""
+    result = [1] * len(shape)
+    for operand, split in zip(shapes, splits, strict=True):
+        offset = len(shape) - len(operand)
+        for position, (size, parts) in enumerate(zip(operand, split, strict=True)):
+            if offset + position >= 0 and size == shape[offset + position]:
+                result[offset + position] = max(result[offset + position], parts)
+    return tuple(result)
+
+
+def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
+    """The same cut of the same memory under another shape; None if it is no regular cut there.
+
+    Dimensions are matched in groups of equal product. A group can only be handed on when its pieces
+    lie one after another in memory.
+    """
+    if math.prod(source) != math.prod(target):
+        return None
+    result: list[int] = []
+    i = j = 0
+    while i < len(source) or j < len(target):
+        sizes, parts, to = list(source[i : i + 1]), list(split[i : i + 1]), list(target[j : j + 1])
+        i, j = i + 1, j + 1
+        while math.prod(sizes) != math.prod(to):
+            if math.prod(sizes) < math.prod(to):
+                if i >= len(source):
+                    return None
+                sizes.append(source[i])
+                parts.append(split[i])
+                i += 1
+            else:
+                if j >= len(target):
+                    return None
+                to.append(target[j])
+                j += 1
+        group = _regroup(sizes, parts, to)
+        if group is None:
+            return None
+        result += group
+    return tuple(result)
+
+
+def _regroup(sizes: list[int], parts: list[int], to: list[int]) -> list[int] | None:
+    if sizes == to:
+        return parts
+    first = next((k for k, (size, part) in enumerate(zip(sizes, parts, strict=True)) if size != part), len(sizes))
+    if any(part != 1 for part in parts[first + 1 :]):
+        return None  # an inner dimension is cut while an outer one is not cut down to single elements
+    left = math.prod(parts)
+    result = []
+    for size in to:
+        part = math.gcd(size, left)
+        result.append(part)
+        left //= part
+        if part != size and left != 1:
+            return None
+    return result if left == 1 else None
+
+
+def _elementwise(call: Call) -> list[Split]:
+    """activation_info.cc, arithmetic_info.cc, comparison_function_info.cc."""
+    return [combine_splits(shape, call.shapes, call.splits) for shape in call.outputs]
+
+
+def _like_first(call: Call) -> list[Split]:
+    """Every output is cut as the first operand; a dimension that shrank to 1 is whole (layer_norm_info.cc)."""
+    return [
+        tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
+        for shape in call.outputs
+    ]
+
+
+def _like(*operands: int) -> Callable[[Call], list[Split] | None]:
+    """Output k is cut as operand `operands[k]`: the gradient of a tensor as the tensor."""
+
+    def rule(call: Call) -> list[Split] | None:
+        splits = []
+        for position, shape in enumerate(call.outputs):
+            source = operands[position] if position < len(operands) else len(call.splits)
+            is_known = source < len(call.splits) and len(call.shapes[source]) == len(shape)
+            if not is_known and math.prod(shape) > 1:
+                return None
+            splits.append(call.splits[source] if is_known else (1,) * len(shape))
+        return splits
+
+    return rule
+
+
+def _matmul(call: Call) -> list[Split] | None:
+    """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
+    if len(call.splits) < 2 or min(map(len, call.shapes[:2])) < 2:
+        return None
+    attributes = call.attributes or {}
+    flags = [bool(flag) for flag in call.integers[:2]]
+    if len(flags) < 2:
+        flags = [bool(attributes.get(name, False)) for name in ("transpose_a", "transpose_b")]
+    left, right = call.splits[:2]
+    rows = left[-1] if flags[0] else left[-2]
+    columns = right[-2] if flags[1] else right[-1]
+    batch = combine_splits(call.outputs[0][:-2], [call.shapes[0][:-2], call.shapes[1][:-2]], [left[:-2], right[:-2]])
+    return [(*batch, rows, columns)]
+
+
+def _reduce(call: Call) -> list[Split] | None:
+    """reduce_method_info.cc: reduced dimensions are whole afterwards."""
+    shape, split, output = call.shapes[0], call.splits[0], call.outputs[0]
+    if len(output) == len(shape):
+        return [tuple(parts if a == b else 1 for a, b, parts in zip(shape, output, split, strict=True))]
+    if not output:
+        return [()]
+    axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
+    gone = {axis % len(shape) for axis in axes}
+    return [tuple(parts for axis, parts in enumerate(split) if axis not in gone)]
+
+
+def _transpose(call: Call) -> list[Split] | None:
+    """transpose_info.cc."""
+    if not call.tuples or len(call.tuples[-1]) != len(call.splits[0]):
+        return None
+    return [tuple(call.splits[0][axis] for axis in call.tuples[-1])]
+
+
+def _gather(call: Call) -> list[Split] | None:
+    """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
+    if len(call.splits) < 2:
+        return None
+    axis = (call.integers[0] if call.integers else 0) % len(call.splits[0])
+    num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
+    return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
+
+
+def _one_hot(call: Call) -> list[Split]:
+    """onehot_info.cc: the strategy is that of the output."""
+    return [call.splits[0]]
+
+
+def _expand_dims(call: Call) -> list[Split] | None:
+    """expand_dims_info.cc."""
+    if not call.integers:
+        return None
+    axis = call.integers[0] % len(call.outputs[0])
+    return [(*call.splits[0][:axis], 1, *call.splits[0][axis:])]
+
+
+def _squeeze(call: Call) -> list[Split] | None:
+    """squeeze_info.cc."""
+    split = reshape_split(call.shapes[0], call.splits[0], call.outputs[0])
+    return None if split is None else [split]
+
+
+def _tile(call: Call) -> list[Split]:
+    """tile_info.cc: the strategy cuts the output, also along a dimension that is repeated."""
+    offset = len(call.outputs[0]) - len(call.splits[0])
+    return [(*(1,) * offset, *call.splits[0])]
+
+
+# FlashAttentionScore (flash_attention_score_info.cc): layout number -> places of batch, heads, sequence in the query.
+ATTENTION_LAYOUTS = {0: (0, 2, 1), 1: (0, 1, 2), 2: (1, 2, 0), 3: (0, 2, 1)}
+TND = 4
+LAYOUT_POSITION = 6  # among the integer inputs from the end: heads, pre, next, precision, layout, sparse mode
+
+
+def _flash_attention(call: Call) -> list[Split] | None:
+    """Outputs: softmax maximum and sum (batch, heads, seq, 8), an empty one, attention as the query."""
+    query = call.splits[0]
+    layout = call.integers[-2] if len(call.integers) >= LAYOUT_POSITION else None
+    if layout == TND and len(query) == 3:
+        statistics: Split = (query[0], query[1], 1)
+    elif layout in ATTENTION_LAYOUTS:
+        statistics = (*(query[position] for position in ATTENTION_LAYOUTS[layout]), 1)
+    else:
+        return None
+    whole = (1,) * len(call.outputs[2])
+    return [statistics, statistics, whole, query]
+
+
+def _segment_sum(call: Call) -> list[Split] | None:
+    """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
+    if len(call.splits) < 2:
+        return None
+    return [(1, *call.splits[0][len(call.splits[1]) :])]
+
+
+ELEMENTWISE = (
+    "Abs", "Add", "AddN", "BiasAdd", "BitwiseAnd", "BitwiseOr", "Cast", "Cos", "Div", "DivNoNan", "Elu", "Equal", "Erf",
+    "Exp", "FastGeLU", "FastGeLUGrad", "FloorDiv", "FloorMod", "GeLU", "GeLUGrad", "Gelu", "GeluGrad", "Greater",
+    "GreaterEqual", "Identity", "InvertPermutation", "IsFinite", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd",
+    "LogicalNot", "LogicalOr", "LogSoftmax", "LogSoftmaxGrad", "MaskedFill", "Maximum", "Minimum", "Mod", "Mul", "Muls",
+    "Neg", "NotEqual", "OnesLike", "Pow", "RealDiv", "Reciprocal", "ReLU", "ReluGrad", "ReLUGrad", "Round", "Rsqrt",
+    "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin", "Softmax", "SoftmaxGrad",
+    "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "Tanh", "TanhGrad", "ZerosLike",
+)  # fmt: skip
+LIKE_FIRST = (
+    "Concat", "CumSum", "LayerNorm", "LayerNormV3", "RmsNorm", "Split", "SplitWithSize",
+    "StridedSlice", "StridedSliceGrad",
+)  # fmt: skip
+REDUCTIONS = (
+    "ArgMaxWithValue", "MeanExt", "ReduceAll", "ReduceAny", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
+    "SumExt",
+)  # fmt: skip
+RULES: dict[str, Callable[[Call], list[Split] | None]] = {
+    **dict.fromkeys(ELEMENTWISE, _elementwise),
+    **dict.fromkeys(LIKE_FIRST, _like_first),
+    **dict.fromkeys(REDUCTIONS, _reduce),
+    "BatchMatMul": _matmul,
+    "BatchMatMulExt": _matmul,
+    "BroadcastTo": _tile,
+    "ExpandDims": _expand_dims,
+    "FlashAttentionScore": _flash_attention,
+    "FlashAttentionScoreGrad": _like(0, 1, 2),
+    "Gather": _gather,
+    "LayerNormGrad": _like(0, 4, 4),
+    "LayerNormGradV3": _like(1, 4, 4),
+    "MatMul": _matmul,
+    "MatMulExt": _matmul,
+    "OneHot": _one_hot,
+    "RmsNormGrad": _like(1, 3),
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+    "Transpose": _transpose,
+    "UnsortedSegmentSum": _segment_sum,
+}
