@@ -1,0 +1,123 @@
+"""`mindswap verify`: what it prints and its exit code; the faults it finds are in test_verify_faults.py."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindswap import cli
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU_CASES = ROOT / "configs" / "llama2_7b" / "cpu"
+
+
+@pytest.fixture
+def verify(capsys, tmp_path):
+    def run(text, *options):
+        path = tmp_path / "x.yaml"
+        path.write_text(text)
+        code = cli.main(["verify", str(path), *options])
+        captured = capsys.readouterr()
+        assert "a bug" not in captured.err and "Traceback" not in captured.err, captured.err
+        return code, captured.out, captured.err.replace(str(path), "x.yaml")
+
+    return run
+
+
+# Nothing is compiled here.
+
+
+def test_with_swap_off_there_is_nothing_to_verify(verify):
+    assert verify("seed: 0\n") == (0, "swap is off: nothing to verify in the graph\n", "")
+    code, out, _ = verify("swap_config: {swap: False}\n", "--json")
+    assert (code, json.loads(out)) == (0, {"ok": True, "layers": []})
+
+
+def test_problems_of_the_file_come_with_their_places(verify):
+    code, out, error = verify("swap_config:\n  swap: True\n  default_prefetch: 0\n")
+    assert (code, out) == (1, "")
+    assert error.startswith("x.yaml:3:21: error: swap_config.default_prefetch: 0 is out of range [bad-prefetch]\n")
+
+
+def test_what_is_no_yaml_is_refused_with_its_place(verify):
+    code, out, error = verify("model: [1, 2\n")
+    assert (code, out) == (1, "")
+    assert error.startswith("x.yaml:2:1: error: ") and "[yaml-syntax]" in error
+
+
+def test_a_missing_file_is_refused(capsys, tmp_path):
+    assert cli.main(["verify", str(tmp_path / "no.yaml")]) == 1
+    assert "the file does not exist" in capsys.readouterr().err
+
+
+# For real.
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A user's folder with two cases in it."""
+    folder = tmp_path_factory.mktemp("verify")
+    for name in ("case2_layer_swap", "case4_swap_and_recompute"):
+        shutil.copy(CPU_CASES / f"{name}.yaml", folder)
+    return folder
+
+
+def run_in(folder, *arguments):
+    command = [sys.executable, "-m", "mindswap", "verify", *arguments]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+
+
+@pytest.fixture(scope="module")
+def text(folder):
+    return run_in(folder, "case2_layer_swap.yaml")
+
+
+@pytest.fixture(scope="module")
+def report(folder):
+    return run_in(folder, "--json", "case4_swap_and_recompute.yaml")
+
+
+@pytest.mark.mindspore
+def test_equal_layers_are_in_one_row_with_every_operator_below(text):
+    """Worked out in tests/adapters/test_cases.py: 17 operators of a layer, 833 KiB of float32.
+
+    A tensor of (2, 64, 64) has 32 KiB. Attention keeps 5 of those and 2 x 4 x 64 x 64 probabilities (128 KiB);
+    feed_forward one, and 4 of (2, 64, 192) with 96 KiB; the norms 2, the sums 2, and twice 2 x 64 values (0.5 KiB).
+    """
+    assert (text.returncode, text.stderr) == (0, "")
+    assert 5 * 32 + 128 + 32 + 4 * 96 + 4 * 32 + 2 * 0.5 == 833
+    rows = [line.split() for line in text.stdout.splitlines() if line.startswith("layers ")]
+    assert rows[1][:6] == ["layers", "0,", "3", "17", "833.0", "KiB"]
+    assert rows[2][:4] == ["layers", "1-2", "0", "0.0"]
+    swapped = [line.strip() for line in text.stdout.splitlines() if line.startswith("    swapped ")]
+    assert len(swapped) == 17
+    assert "swapped attention.flash_attention Softmax: 128.0 KiB float32[2, 4, 64, 64], prefetch 20" in swapped
+    assert "the compiled graph does what the policy asks: 34 MoveTo pairs, 1.6 MiB swapped" in text.stdout
+
+
+@pytest.mark.mindspore
+def test_json_has_every_pair(report):
+    data = json.loads(report.stdout)
+    assert report.returncode == 0 and data["ok"] is True
+    layers = data["layers"]
+    assert [(layer["layer"], layer["num_pairs"]) for layer in layers] == [(0, 6), (1, 11), (2, 11), (3, 6)]
+    for layer in layers:
+        assert layer["swapped_bytes"] == sum(pair["size_bytes"] for pair in layer["pairs"])
+        assert layer["kept_bytes"] == layer["kept_before_bytes"] - layer["swapped_bytes"]
+        assert (layer["num_recomputed_ops"] > 0) == (layer["layer"] in (0, 3))
+    assert {pair["num_prefetch_ops"] for pair in layers[1]["pairs"]} == {20, 15}
+    assert layers[3]["pairs"][0] == {
+        "operator": "attention.wq Reshape",
+        "num_prefetch_ops": 10,
+        "size_bytes": 32 * 1024,
+        "shape": [128, 64],
+        "dtype": "float32",
+    }
+
+
+@pytest.mark.mindspore
+def test_nothing_is_left_in_the_folder_of_the_user(folder, text, report):
+    assert sorted(path.name for path in folder.iterdir()) == ["case2_layer_swap.yaml", "case4_swap_and_recompute.yaml"]
