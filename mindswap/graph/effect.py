@@ -114,7 +114,7 @@ class _LayerComparison:
         self.baseline = baseline
         self.graph = graph
         self.asked = _asked_prefetch(actions, layer)
-        self.pairs = tuple(pair for pair in graph.swap_pairs if pair.producer.layer_index == self.index)
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
 
     def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
         """Everything about this layer."""
@@ -146,11 +146,16 @@ class _LayerComparison:
     def _prefetch_asked(self, graph: Graph, node: Node) -> frozenset[int | None]:
         return self.asked.get(_primitive_key(graph, node), frozenset((None,)))
 
+    def _is_own(self, graph: Graph, node: Node) -> bool:
+        """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
+        return graph.owner(node).layer_index == self.index
+
     def _missing(self):
-        moved = {pair.producer.scope for pair in self.pairs}
-        still_kept = {node.scope for node in self.graph.kept_nodes if node.layer_index == self.index}
+        moved = {_value_key(self.graph, pair.producer) for pair in self.pairs}
+        still_kept = {_value_key(self.graph, node) for node in self.graph.kept_nodes}
         for node in self.baseline.kept_nodes:
-            if node.layer_index != self.index or node.scope in moved or node.scope not in still_kept:
+            key = _value_key(self.baseline, node)
+            if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
                 continue
             if None not in self._prefetch_asked(self.baseline, node):
                 yield node
@@ -239,3 +244,9 @@ def _primitive_key(graph: Graph, node: Node) -> tuple[str, str]:
     """Cell path and name of the model's own operator behind a node."""
     owner = graph.owner(node)
     return owner.cell_path, owner.op
+
+
+def _value_key(graph: Graph, node: Node) -> tuple[str, int | None]:
+    """Scope of the operator that makes a value, and which output it is: the same in both graphs."""
+    is_part = node.op == "TupleGetItem"
+    return graph.owner(node).scope, graph.constants.get(node.inputs[1]) if is_part else None

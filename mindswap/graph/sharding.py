@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.splits import Call, Split, num_parts, output_splits, reshape_split
 
-__all__ = ["Redistribution", "Sharding", "Unresolved", "shard_graph"]
+__all__ = ["COMMUNICATION_OPS", "Redistribution", "Sharding", "Unresolved", "shard_graph"]
 
 # Handed on as they are: MindSpore gives them no operator info of their own (step_parallel_utils.cc, IsParallelCareNode;
 # a Cast without strategy is looked through).
@@ -21,6 +21,8 @@ PASSING_OPS = frozenset({"Cast", "Depend", "Load", "MoveTo", "TensorMove", "Stop
 RESHAPING_OPS = frozenset({"Reshape", "Flatten"})
 # No tensors of their own.
 BOOKKEEPING_OPS = frozenset({"UpdateState", "Partial", "Return"})
+# What a Reshape is called in the sharded graph when it redistributes.
+COMMUNICATION_OPS = frozenset({"AllGather", "AllToAll", "Slice"})
 MATMUL_OPS = frozenset({"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt"})
 # Operators whose backward reads their operands, so an operand that arrives by communication is kept as it arrived.
 KEEPING_OPS = frozenset({*MATMUL_OPS, "Mul", "FlashAttentionScore"})

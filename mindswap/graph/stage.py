@@ -16,6 +16,9 @@ def drop_head(graph: Graph) -> Graph:
     """
     after = _depending(graph.forward, {node.name for node in graph.forward if node.layer_index is not None})
     needed = _needed(graph.forward)
+    for node in graph.forward:
+        if node.op == "TupleGetItem" and node.inputs[0] in needed:  # the compiler's own, of no layer
+            needed.add(node.name)
     head = {node.name for node in graph.forward if node.name in after and node.name not in needed}
     made = {node.name for node in graph.forward}
     saved = tuple(entry for entry in graph.saved if entry.forward_name not in head)

@@ -72,12 +72,14 @@ class SavedStorage:
         fate: kept, swapped, or both.
         keepers: nodes through which backward holds it on the device.
         pairs: copies to the host and back; more than one moves the same bytes several times.
+        first_user: position in `Graph.backward` of the first operator that reads it there, under any name.
     """
 
     storage: Storage
     fate: Fate
     keepers: tuple[Node, ...]
     pairs: tuple[SwapPair, ...]
+    first_user: int
 
     @property
     def kept_bytes(self) -> int:
@@ -108,9 +110,18 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
         pairs.setdefault(key, []).append(pair)
     order = {node.name: position for position, node in enumerate(graph.forward)}
     keys = sorted(storages, key=lambda key: (order.get(key[0], -1), key[1]))
+    first_users = _first_users(graph)
     return tuple(
         SavedStorage(
-            storages[key], _fate(key in keepers, key in pairs), tuple(keepers.get(key, ())), tuple(pairs.get(key, ()))
+            storages[key],
+            _fate(key in keepers, key in pairs),
+            tuple(keepers.get(key, ())),
+            tuple(pairs.get(key, ())),
+            min(
+                *(first_users[node.name] for node in keepers.get(key, ())),
+                *(first_users[pair.copy_out.name] for pair in pairs.get(key, ())),
+                len(graph.backward),
+            ),
         )
         for key in keys
         if storages[key].kind is StorageKind.ACTIVATION
@@ -121,6 +132,18 @@ def _kept(graph: Graph) -> Iterator[tuple[tuple[str, int], Storage, Node]]:
     for node in graph.kept_nodes:
         storage = resolve_storage(graph, node.name)
         yield (storage.name, storage.output_index), storage, node
+
+
+def _first_users(graph: Graph) -> dict[str, int]:
+    """For each value that forward hands over, where backward first computes with it, behind views and copies in."""
+    first: dict[str, int] = {}
+    for position in range(len(graph.backward) - 1, -1, -1):
+        node = graph.backward[position]
+        through = node.op in VIEW_OPS or node.op == "MoveTo"
+        moment = first.get(node.name, len(graph.backward)) if through else position
+        for name in node.inputs:
+            first[name] = min(first.get(name, moment), moment)
+    return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
 
 
 def _fate(is_kept: bool, is_swapped: bool) -> Fate:

@@ -118,3 +118,20 @@ def test_what_backward_does_not_read_is_not_kept():
         saved="norm cast",
     )
     assert fates(step) == [("cast", Fate.KEPT, KIB, 0)]
+
+
+def test_the_first_user_is_found_behind_views_and_copies():
+    step = graph(
+        [node("a", "Mul", "x"), copy_out("out", "a"), node("b", "Mul", "a"), node("view", "Reshape", "b")],
+        [
+            copy_in("back", "out"),
+            node("flat", "Reshape", "view_b"),
+            node("gb", "MulGrad", "flat"),
+            node("ga", "MulGrad", "gb back"),
+        ],
+        saved="out view",
+    )
+    assert [(s.storage.name, step.backward[s.first_user].name) for s in classify_saved(step)] == [
+        ("a", "ga"),
+        ("b", "gb"),
+    ]
