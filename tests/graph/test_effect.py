@@ -130,6 +130,44 @@ def test_an_entry_acts_in_its_layers_only():
     assert producers(compare(gelu_swapped(), swap).unasked) == ["Gelu"]
 
 
+# Outputs of an operator that has several: the `TupleGetItem` that the compiler adds has no layer of its own.
+
+
+def pair_of_outputs():
+    gelu = node("gelu", "Gelu", "x")
+    parts = [node(f"part{i}", "TupleGetItem", f"gelu i{i}", layer=None, cell_path="") for i in (0, 1)]
+    return [gelu, *parts], {"i0": 0, "i1": 1}
+
+
+def test_every_output_counts_for_the_layer_of_its_operator():
+    nodes, constants = pair_of_outputs()
+    before = graph(nodes, saved="part0 part1", **constants)
+    step = graph(
+        [*nodes, copy_out("o0", "part0", prefetch=5), copy_out("o1", "part1", prefetch=5)],
+        [copy_in("i0", "o0", prefetch=5), copy_in("i1", "o1", prefetch=5), node("grad", "Grad", "i0 i1", size_bytes=0)],
+        saved="o0 o1",
+        **constants,
+    )
+    effect = compare(step, policy(r"mlp\.gelu"), baseline=before)
+    assert effect.is_as_asked
+    assert len(effect.pairs) == 2
+    assert len(compare(step, policy(), baseline=before).unasked) == 2
+
+
+def test_one_output_that_stays_is_missing():
+    nodes, constants = pair_of_outputs()
+    before = graph(nodes, saved="part0 part1", **constants)
+    step = graph(
+        [*nodes, copy_out("o0", "part0", prefetch=5)],
+        [copy_in("i0", "o0", prefetch=5), node("grad", "Grad", "i0 part1_b", size_bytes=0)],
+        saved="o0 part1",
+        **constants,
+    )
+    effect = compare(step, policy(r"mlp\.gelu"), baseline=before)
+    assert [node.name for node in effect.missing] == ["part1"]
+    assert not effect.is_as_asked
+
+
 # Several primitives of one type in one cell: the graph does not say which is which.
 
 
