@@ -67,7 +67,7 @@ def test_the_policy_has_a_fixed_order_too():
         ["problem", "cell_tree", "model"],
         ["match", "document"],
         ["wording", "pipeline", "schema", "yaml_parser", "plain_data", "families", "coverage"],
-        ["yaml_source", "settings"],
+        ["yaml_source", "settings", "placement"],
         ["read", "rule_context"],
         ["rules"],
         ["normalize"],

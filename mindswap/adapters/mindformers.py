@@ -30,7 +30,7 @@ from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample, sample_layers
-from mindswap.graph.sharding import Unresolved, shard_graph
+from mindswap.graph.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
 from mindswap.graph.stage import drop_head
 from mindswap.graph.uses import graph_uses
 from mindswap.policy.cell_tree import CellNode, LayerTrees
@@ -219,7 +219,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
     sharding = shard_graph(whole.graph)
     graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(sharding.unresolved)]
-    if any(node.op in ("AllGather", "AllToAll", "Slice") for node in graph.forward):
+    if any(node.op in COMMUNICATION_OPS and node.layer_index is not None for node in graph.forward):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
