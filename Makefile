@@ -4,9 +4,9 @@ VENV ?= .venv
 CHECK_VENV ?= .venv-check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test check dev bench tables clean
+.PHONY: help demo test test-ms210 check dev bench tables clean
 help:  ## this list
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 10
+	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
 $(VENV)/.installed: setup.py
 	$(PYTHON) -m venv $(VENV)
@@ -30,6 +30,11 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 test: check $(VENV)/.installed  ## everything: `check`, then all tests on real MindSpore and MindFormers (20 min)
 	$(VENV)/bin/pytest -q -m "not ascend"
 
+test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
+	$(PYTHON) -m venv .venv-ms210
+	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
+	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/test_api.py
+
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
 
 bench: $(VENV)/.installed  ## speed: reading, checking, applying, logs, capture
@@ -39,4 +44,4 @@ tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormer
 	$(VENV)/bin/python tools/make_family_tables.py
 
 clean:  ## remove the environments and what runs left behind
-	rm -rf $(VENV) $(CHECK_VENV) output build *.egg-info
+	rm -rf $(VENV) $(CHECK_VENV) .venv-ms210 output build *.egg-info

@@ -1,13 +1,15 @@
 """The Python interface: put a policy on any network whose layers are a list."""
 
 import logging
+from collections.abc import Sequence
 
 from mindswap.applier.actions import LayerActions
 from mindswap.applier.apply import apply_policy
 from mindswap.errors import ApplyError
+from mindswap.graph.model import Graph
 from mindswap.policy.model import Policy
 
-__all__ = ["apply"]
+__all__ = ["apply", "capture"]
 
 
 def apply(
@@ -41,6 +43,27 @@ def apply(
     if with_lazy_inline and policy.is_swap_enabled:
         adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
     return actions
+
+
+def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
+    """Forward and backward of any network as MindSpore's frontend compiles them; no device, nothing is run.
+
+    What is kept, swapped and recomputed is read from the graph with `mindswap.graph.storage.classify_saved`.
+
+    Args:
+        network: a MindSpore `Cell` that gives a loss, with or without a policy on it.
+        inputs: its inputs, as tensors of the right shape and dtype; the values do not matter.
+        with_lazy_inline: mark the network as lazy_inline first, without which nothing is offloaded. The
+            CPU backend cannot execute such a network: do not train with it there.
+
+    Raises:
+        GraphError: if the compiler refuses the network.
+    """
+    from mindswap.adapters import mindspore as adapter
+
+    if with_lazy_inline:
+        adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
+    return adapter.compile_training_graph(network, inputs)
 
 
 def _resolve_layers(network, path: str):

@@ -134,3 +134,20 @@ def test_a_policy_of_a_file_can_be_applied(cells, tmp_path):
     mindswap.apply(network, mindswap.load_policy(tmp_path / "x.yaml"), layers="backbone.stages")
     dense = network.backbone._cells["stages"][0].dense
     assert dense.matmul.attrs["backward_prefetch"] == 2
+
+
+def test_a_capture_shows_what_the_policy_does(cells):
+    from mindswap.graph.storage import Fate, classify_saved
+
+    network = cells.network("stages")
+    mindswap.apply(network, SWAP, layers="backbone.stages")
+    graph = mindswap.capture(network, [cells.inputs])
+    swapped = [s for s in classify_saved(graph) if s.fate is Fate.SWAPPED]
+    # The output of Tanh of block 1, (4, 8) in float32.
+    assert [(s.storage.producer.op, s.storage.layer_index, s.copied_bytes) for s in swapped] == [("Tanh", 1, 128)]
+
+
+def test_without_lazy_inline_nothing_can_be_swapped(cells):
+    graph = mindswap.capture(cells.network("stages"), [cells.inputs], with_lazy_inline=False)
+    assert not graph.has_lazy_inline
+    assert graph.swap_pairs == ()
