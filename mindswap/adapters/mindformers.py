@@ -11,7 +11,6 @@ from mindformers.core.context import build_context
 from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_model import build_network as build_model_network
-from mindformers.parallel_core.training_graph.base_models.gpt import gpt_model
 from mindformers.tools.register import MindFormerConfig
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
@@ -186,19 +185,13 @@ def capture(
 
 @contextlib.contextmanager
 def _strategies_recorded(placement: RankPlacement | None) -> Iterator[None]:
-    """While this lasts, models set their strategies, as on one of the ranks of a pipeline stage.
-
-    GPTModel makes its communication groups when it is built in a parallel mode. The compile needs none: it
-    stops before the backend, and the groups carry no strategy.
-    """
+    """While this lasts, models set their strategies, as on one of the ranks of a pipeline stage."""
     if placement is None or not placement.has_strategies or placement.num_stage_ranks == 1:
         yield
         return
     rank = placement.rank % placement.num_stage_ranks
-    make_groups = gpt_model.initialize_model_parallel
     environ = dict(os.environ)
     os.environ.update(RANK_SIZE=str(placement.num_stage_ranks), RANK_ID=str(rank))  # what the models check
-    gpt_model.initialize_model_parallel = lambda **_: None
     ms.set_auto_parallel_context(
         parallel_mode="semi_auto_parallel",
         device_num=placement.num_stage_ranks,
@@ -208,7 +201,6 @@ def _strategies_recorded(placement: RankPlacement | None) -> Iterator[None]:
     try:
         yield
     finally:
-        gpt_model.initialize_model_parallel = make_groups
         os.environ.clear()
         os.environ.update(environ)
         # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
