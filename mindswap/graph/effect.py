@@ -144,7 +144,12 @@ class _LayerComparison:
         )
 
     def _prefetch_asked(self, graph: Graph, node: Node) -> frozenset[int | None]:
-        return self.asked.get(_primitive_key(graph, node), frozenset((None,)))
+        owner = graph.owner(node)
+        asked = self.asked.get((owner.cell_path, owner.op))
+        if asked is None and owner.attributes.get("offload") is True:
+            # A primitive that the tree has under another cell: what was set on it is what was asked.
+            asked = frozenset((int(str(owner.attributes["backward_prefetch"])),))
+        return asked or frozenset((None,))
 
     def _is_own(self, graph: Graph, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""

@@ -4,7 +4,8 @@ The message itself comes from an adapter, because its schema ships with MindSpor
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -47,7 +48,7 @@ def load_graph(model) -> Graph:
         for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
     )
     return Graph(
-        forward=tuple(_read_nodes(forward[0], primitives)),
+        forward=_with_layers(_read_nodes(forward[0], primitives)),
         backward=tuple(_read_nodes(backward[0], primitives)),
         saved=saved,
         has_lazy_inline=True,
@@ -55,6 +56,22 @@ def load_graph(model) -> Graph:
         tuples={name: value for name, value in values.items() if isinstance(value, tuple)},
         types=dict(_read_value_types(forward[0], *backward)),
     )
+
+
+def _with_layers(nodes: Iterable[Node]) -> tuple[Node, ...]:
+    """Operators that the compiler leaves without any cell in their scope belong where their first input does.
+
+    So it is with the `TupleGetItem` it adds, and with functions of MindSpore that the model calls
+    (`Default/DropoutExt-op1`).
+    """
+    placed: dict[str, Node] = {}
+    for node in nodes:
+        if node.layer_index is None and not node.cell_path:
+            source = next((placed[name] for name in node.inputs if name in placed), None)
+            if source is not None and source.layer_index is not None:
+                node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
+        placed[node.name] = node
+    return tuple(placed.values())
 
 
 def _find_partial(function, primitives):
