@@ -86,6 +86,13 @@ class OperatorNames:
             self._by_key.append(keys)
         self._tags = {node.scope: str(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
 
+    def can_name(self, node: Node) -> bool:
+        """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
+        if node.layer_index is None:
+            return False
+        is_tagged = node.scope.removeprefix("recompute_") in self._tags
+        return is_tagged or (node.cell_path, node.op) in self._by_key[node.layer_index]
+
     def __call__(self, node: Node) -> str:
         """Path of an operator; its cell and type where the model has no attribute for it."""
         if node.layer_index is None:
@@ -116,7 +123,7 @@ def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: Lay
             entry, node,
             recomputed_bytes=entry.kept_bytes if is_recomputed else 0,
             # Naming one of several names of a storage frees nothing.
-            swappable_bytes=entry.kept_bytes if len(entry.keepers) == 1 else 0,
+            swappable_bytes=entry.kept_bytes if len(entry.keepers) == 1 and names.can_name(node) else 0,
         )  # fmt: skip
     for entry in saved:
         node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
