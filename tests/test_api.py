@@ -151,3 +151,15 @@ def test_without_lazy_inline_nothing_can_be_swapped(cells):
     graph = mindswap.capture(cells.network("stages"), [cells.inputs], with_lazy_inline=False)
     assert not graph.has_lazy_inline
     assert graph.swap_pairs == ()
+
+
+def test_layers_that_the_network_does_not_have_are_refused(cells):
+    beyond = Policy(is_swap_enabled=True, op_swap=(OpSwap("tanh", Layers((1, 7)), 6),))
+    with pytest.raises(ApplyError, match=r"layers 0 to 1, the policy names \[7\]"):
+        mindswap.apply(cells.network("stages"), beyond, layers="backbone.stages")
+
+
+def test_a_default_strategy_without_flash_attention_is_refused(cells):
+    default = Policy(is_swap_enabled=True, default_prefetch=1, op_swap=(OpSwap(r".*\.flash_attention", ALL_LAYERS, 1),))
+    with pytest.raises(ApplyError, match="no flash attention"):
+        mindswap.apply(cells.network("stages"), default, layers="backbone.stages")

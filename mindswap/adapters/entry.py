@@ -15,6 +15,7 @@ from mindformers.trainer import Trainer
 from mindformers.utils.file_utils import set_output_path
 
 from mindswap.errors import LaunchError
+from mindswap.policy.check import TRAIN_MODES
 
 __all__ = ["train"]
 
@@ -46,7 +47,6 @@ OPTIONS = {
     "output_dir": (str, "output_dir"),
     "trust_remote_code": (str2bool, "trust_remote_code"),
 }
-RUN_MODES = ("train", "finetune")
 
 
 def train(argv: list[str]) -> None:
@@ -73,7 +73,7 @@ def train(argv: list[str]) -> None:
         config.merge_from_dict(args.options)
     for key_path, value in _pairs(overrides):
         _set(config, key_path, parse_value(value))
-    if config.run_mode not in RUN_MODES:
+    if config.run_mode not in TRAIN_MODES:
         raise LaunchError(f"run_mode is {config.run_mode!r}; `mindswap run` trains: --run_mode train or finetune")
     set_output_path(config.output_dir)
     mindformers.core.context.build_context(config)

@@ -20,17 +20,14 @@ from mindswap.adapters.config import install_stand_ins, keep_swap_sections, repl
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
 from mindswap.applier.apply import read_tree
-from mindswap.errors import PolicyError
+from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.policy.model import Policy
-from mindswap.policy.problem import Level
 from mindswap.policy.yaml_source import Document, document_from_data
 from mindswap.report.problems import format_problems
 
 __all__ = ["install"]
-
-TRAIN_MODES = ("train", "finetune")
 
 
 def install(document: Document) -> None:
@@ -51,15 +48,17 @@ class _Session:
     def __init__(self, document: Document):
         self.document = document
         self.policy = Policy()
+        self.is_prepared = False
         self.device_target = ""
         self.uses: dict[str, tuple[str, ...]] = {}
 
     def prepare(self, config) -> None:
         """Check the final configuration and divide it between mindswap and MindFormers."""
         self.document = document_from_data(config, file="command line", base=self.document)
-        if config.get("run_mode") in TRAIN_MODES:
-            checked = check_document(self.document, environ=dict(os.environ))
-            _raise_errors(checked)
+        self.is_prepared = True
+        if config.get("run_mode") in (None, *TRAIN_MODES):
+            # Operator names are judged by the real network, in `apply`.
+            checked = check_before_network(self.document, dict(os.environ))
             self.policy = checked.policy or Policy()
             self.uses = checked.trees.uses if checked.trees else {}
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
@@ -70,12 +69,19 @@ class _Session:
 
     def apply(self, network) -> None:
         """Set the policy on a network that MindFormers has just built."""
+        swap = self.document.get("swap_config", "swap")
+        if not self.is_prepared and swap is not None and swap.value is True:
+            raise LaunchError(
+                "the script builds a network before it calls mindformers' build_context, so mindswap never saw its "
+                "configuration\n    fix: call build_context(config) first, as run_mindformer.py does"
+            )
         if not self.policy.is_swap_enabled:
             return
         layers = list(find_layers(network))
         trees = LayerTrees(tuple(read_tree(layer) for layer in layers), uses=self.uses, source="the real network")
         checked = check_document(self.document, trees=trees, environ=dict(os.environ))
-        _raise_errors(checked)
+        if checked.errors:
+            raise PolicyError(checked.problems)
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":
             logger.warning("mindswap found:\n%s", format_problems(checked.problems))
         set_policy(network, self.policy, logger)
@@ -85,11 +91,6 @@ class _Session:
         else:
             enable_lazy_inline(find_lazy_inline_cell(network))
             logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
-
-
-def _raise_errors(checked: CheckResult) -> None:
-    if any(problem.level is Level.ERROR for problem in checked.problems):
-        raise PolicyError(checked.problems)
 
 
 def _replace_build_context(session: _Session) -> None:

@@ -42,6 +42,7 @@ def apply_policy(
     logger = logger or logging.getLogger(__name__)
     indices = range(len(layers)) if indices is None else indices
     trees = [read_tree(layer) for layer in layers]
+    _check_layers(policy, max(indices, default=-1))
     _check_patterns(policy, trees)
     actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
     for layer, layer_actions in zip(layers, actions, strict=True):
@@ -62,6 +63,16 @@ def read_tree(cell, name: str = "") -> CellNode:
     return CellNode(name, type(cell).__name__, children=tuple(children))
 
 
+def _check_layers(policy: Policy, last_index: int) -> None:
+    """Refuse layers that the network does not have: what is asked of them would have no effect."""
+    layers = [policy.layer_recompute]
+    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
+        layers += [entry.layers for entry in entries]
+    beyond = sorted({index for entry in layers for index in entry.indices or () if index > last_index})
+    if beyond:
+        raise ApplyError(f"the network has layers 0 to {last_index}, the policy names {beyond}")
+
+
 def _check_patterns(policy: Policy, trees: Sequence[CellNode]) -> None:
     """Refuse patterns that name nothing in any layer; of the default strategy's, one must name something."""
     distinct_trees = set(trees)
@@ -70,7 +81,9 @@ def _check_patterns(policy: Policy, trees: Sequence[CellNode]) -> None:
         return not any(match_pattern(pattern, tree) for tree in distinct_trees)
 
     unmatched = [entry.pattern for entry in policy.op_swap if is_unmatched(entry.pattern)]
-    if policy.default_prefetch is not None and len(unmatched) < len(policy.op_swap):
+    if policy.default_prefetch is not None:
+        if len(unmatched) == len(policy.op_swap):
+            raise ApplyError("the default strategy finds no flash attention in this network; name operators in op_swap")
         return
     if unmatched:
         patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mindswap.adapters.quiet import quiet
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.check import MODEL_RULES, CheckResult, check_document
 from mindswap.policy.document import Document
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.policy_text import format_policy, group_layers
@@ -21,9 +21,6 @@ EXAMPLES = """\
   mindswap check --table llama2_7b.yaml          do not build the network to learn its operator names
   mindswap check --num-layers 80 --json my.yaml | jq .problems
 """
-
-# With these problems the real network may still say otherwise than the table of the model family.
-_MODEL_RULES = {"plain-dot", "unmatched-pattern"}
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _check(document: Document, path: str, num_layers: int | None, use_table: bool) -> _Outcome:
     result = check_document(document, num_layers, environ=os.environ)
-    is_about_model = all(problem.rule in _MODEL_RULES for problem in result.errors)
+    is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
         return _Outcome(result, ())
     notes = []
@@ -141,7 +138,6 @@ def _has_colour() -> bool:
 
 
 def _positive_int(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= 10_000:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
+    return int(text)

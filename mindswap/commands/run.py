@@ -34,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Run the training; its own failures show as they are, with its own traceback."""
     training = parse_training([word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")])
     script, options = training.script, training.options
+    _refuse_true_in_options(options)
     document = load_document(str(training.config_path))
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
@@ -88,13 +89,26 @@ def parse_training(words: list[str]) -> Training:
     return Training(script, options, config_path)
 
 
-def _find_config(options: list[str]) -> Path:
+def find_option(options: list[str], name: str) -> str | None:
+    """Value of `--name value` or `--name=value` among options; None if it is not there."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument("--config")
-    config = parser.parse_known_args(options)[0].config
+    parser.add_argument(name, dest="value")
+    return parser.parse_known_args(options)[0].value
+
+
+def _find_config(options: list[str]) -> Path:
+    config = find_option(options, "--config")
     if config is None:
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     return Path(config)
+
+
+def _refuse_true_in_options(options: list[str]) -> None:
+    """MindFormers reads `--options swap_config.swap=True` as False, without a word."""
+    for word in options:
+        key, _, value = word.partition("=")
+        if key.split(".")[0] in ("swap_config", "recompute_config") and value.lower() == "true":
+            raise LaunchError(f"--options {word}: MindFormers reads True as False there\n    fix: --{key} True")
 
 
 def _quiet_cpu(document) -> None:

@@ -2,14 +2,12 @@
 
 import os
 
-from mindswap.commands.run import parse_training
-from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.check import check_document
+from mindswap.commands.run import find_option, parse_training
+from mindswap.errors import LaunchError
+from mindswap.policy.check import TRAIN_MODES, check_before_network
 from mindswap.policy.yaml_source import load_document
 
 __all__ = ["check_configuration"]
-
-TRAIN_MODES = ("train", "finetune")
 
 
 def check_configuration(command: list[str]) -> None:
@@ -31,12 +29,11 @@ def check_configuration(command: list[str]) -> None:
     if any(_changes_configuration(option) for option in training.options):
         return
     document = load_document(str(training.config_path))
-    mode = document.get("run_mode")
-    if "--run_mode" not in training.options and mode is not None and mode.value not in TRAIN_MODES:
+    stated = document.get("run_mode")
+    mode = find_option(training.options, "--run_mode") or (stated.value if stated is not None else None)
+    if mode not in (None, *TRAIN_MODES):
         return
-    checked = check_document(document, environ=dict(os.environ))
-    if checked.errors:
-        raise PolicyError(checked.problems)
+    check_before_network(document, dict(os.environ))
 
 
 def _changes_configuration(option: str) -> bool:

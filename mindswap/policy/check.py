@@ -1,7 +1,7 @@
 """A configuration -> its policy and every problem in it."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mindswap.errors import PolicyError
@@ -16,7 +16,12 @@ from mindswap.policy.read import read_settings
 from mindswap.policy.rules import Context, run_rules
 from mindswap.policy.yaml_source import load_document
 
-__all__ = ["CheckResult", "check_document", "load_policy"]
+__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy"]
+
+# The run modes in which there is something to swap.
+TRAIN_MODES = ("train", "finetune")
+# What these rules find by the table of a model family may not hold for the real network.
+MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +53,7 @@ def check_document(
     num_layers: int | None = None,
     trees: LayerTrees | None = None,
     environ: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
 ) -> CheckResult:
     """Check a configuration with every rule.
 
@@ -56,6 +62,7 @@ def check_document(
         num_layers: layers of the model; None takes what the configuration states, then what `trees` has.
         trees: the real layers; None takes the table of the model family, if there is one.
         environ: environment variables of the run; None leaves them unchecked.
+        ignore: rules whose problems are left out.
     """
     if num_layers is None:
         num_layers = read_num_layers(document, trees)
@@ -64,10 +71,27 @@ def check_document(
         trees = load_layer_trees(_model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None and settings.is_swap_enabled else None
     context = Context(document, settings, coverage, environ or {})
-    problems = sort_problems((*document.problems, *run_rules(context)))
+    found = (*document.problems, *run_rules(context))
+    problems = sort_problems(problem for problem in found if problem.rule not in ignore)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
     return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled)
+
+
+def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
+    """Check all that can be judged while the network is not built yet.
+
+    Args:
+        document: the configuration.
+        environ: environment variables of the run.
+
+    Raises:
+        PolicyError: with every problem, if one of the errors holds for any network.
+    """
+    result = check_document(document, environ=environ)
+    if any(problem.rule not in MODEL_RULES for problem in result.errors):
+        raise PolicyError(result.problems)
+    return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
 
 
 def load_policy(

@@ -113,6 +113,8 @@ class _Reader:
         self._check_keys(section, "swap_config", SWAP_KEYS)
         layer_swap, op_swap = section.get("layer_swap"), section.get("op_swap")
         prefetch = section.get("default_prefetch")
+        if prefetch is not None and prefetch.is_null:
+            prefetch = None  # as with layer_swap and op_swap, null means not set
         if prefetch is not None and not is_prefetch(prefetch):
             self._misfit("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
         if _asks_for_default_strategy(layer_swap, op_swap, prefetch):

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
 
-__all__ = ["closest_names", "edit_distance", "format_indices", "format_layers", "format_names"]
+__all__ = ["closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "last_key"]
 
 MAX_COMPARED_CHARS = 120
 
@@ -71,3 +71,10 @@ def edit_distance(left: str, right: str) -> int:
         for j, right_char in enumerate(right, 1):
             above_left, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, above_left + (left_char != right_char))
     return row[-1]
+
+
+def last_key(path: str) -> str:
+    """The key that a path ends with, as it is written in YAML: `recompute`, or `'attention\\.wq'` of a mapping."""
+    if path.endswith("']"):
+        return "'" + path[path.rindex("['") + 2 : -2] + "'"
+    return path.rpartition(".")[2].partition("[")[0]

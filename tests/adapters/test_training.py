@@ -332,3 +332,20 @@ def train_as_one_of_a_cluster(folder, config, data) -> Training:
         scheduler.kill()
         scheduler.wait()
     return Training(folder, result.returncode, result.stdout)
+
+
+def test_a_script_that_never_builds_a_context_is_stopped(base, data):
+    """MindFormers would run its own swap handling, which swaps nothing."""
+    folder = base / "no_context"
+    config = write_config(folder, {**SMALL, **SWAP_AND_RECOMPUTE})
+    script = folder / "script.py"
+    script.write_text(
+        "import sys\n"
+        "from mindformers import MindFormerConfig, Trainer\n"
+        "config = MindFormerConfig(sys.argv[sys.argv.index('--config') + 1], run_mode='train')\n"
+        "config.train_dataset.data_loader.dataset_dir = sys.argv[sys.argv.index('--train_dataset_dir') + 1]\n"
+        "Trainer(config).train()\n"
+    )
+    run = train(folder, config, data, start=("-m", "mindswap", "run", str(script)))
+    assert run.exit_code == 1 and run.losses == []
+    assert "call build_context(config) first" in run.log, run.log[-3000:]

@@ -91,3 +91,9 @@ def test_cpu_is_told_once_and_not_per_operator(monkeypatch):
     run_command._quiet_cpu(document("context: {device_target: CPU}"))
     assert run_command.os.environ["MS_SUBMODULE_LOG_v"] == "{PARALLEL:3}"
     monkeypatch.delenv("MS_SUBMODULE_LOG_v")
+
+
+def test_true_behind_options_is_refused_where_mindformers_reads_false(run, tmp_path, script):
+    code, errors = run(str(script), "--config", "x.yaml", "--options", "swap_config.swap=True")
+    assert code == 1
+    assert "--swap_config.swap True" in errors

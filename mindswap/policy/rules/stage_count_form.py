@@ -19,6 +19,7 @@ from mindswap.policy.document import show
 from mindswap.policy.pipeline import layers_of_stage_counts
 from mindswap.policy.problem import Level, Problem
 from mindswap.policy.rule_context import Context
+from mindswap.policy.wording import last_key
 
 ID = "stage-count-form"
 LEVEL = Level.ERROR
@@ -32,7 +33,6 @@ def check(context: Context) -> Iterator[Problem]:
         if layers is None:
             fix = "write the indices of the layers, counted from 0 over all stages"
         else:
-            key = counts.path.removeprefix("recompute_config.")
-            fix = f"{key}: {list(layers) if layers else False}"
+            fix = f"{last_key(counts.path)}: {list(layers) if layers else False}"
         message = f"{counts.path}: {show(counts.node)} counts layers per pipeline stage, but swap is on"
         yield Problem(counts.node.location, ID, LEVEL, message, "True, False, or a list of layer indices", fix)

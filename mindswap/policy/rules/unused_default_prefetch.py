@@ -28,7 +28,12 @@ def check(context: Context) -> Iterator[Problem]:
     settings = context.settings
     entry = context.document.get("swap_config")
     node = entry.get("default_prefetch") if entry is not None else None
-    if node is None or not settings.is_swap_enabled or any(statement.is_default for statement in settings.swap):
+    if (
+        node is None
+        or node.is_null
+        or not settings.is_swap_enabled
+        or any(statement.is_default for statement in settings.swap)
+    ):
         return
     if not node.location.line and node.value == PREFETCH_DEFAULT:
         return  # MindFormers itself puts the default there

@@ -18,6 +18,7 @@ from mindswap.policy.problem import Level, Problem
 from mindswap.policy.rule_context import Context
 from mindswap.policy.schema import Expect
 from mindswap.policy.settings import Misfit
+from mindswap.policy.wording import last_key
 
 ID = "wrong-type"
 LEVEL = Level.ERROR
@@ -43,7 +44,7 @@ def _what(misfit: Misfit) -> str:
 
 def _fix(misfit: Misfit) -> str:
     value = misfit.node.value
-    key = misfit.path.rpartition(".")[2].partition("[")[0]
+    key = last_key(misfit.path)
     if misfit.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
             return f"{key}: {value}" if key else ""

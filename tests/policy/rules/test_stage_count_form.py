@@ -60,3 +60,14 @@ def test_every_recompute_option_is_checked():
           select_comm_recompute_exclude: {add: [[1]]}
     """
     assert [line for line, _, rule in found(text) if rule == "stage-count-form"] == [3, 4, 5, 6]
+
+
+def test_the_fix_for_one_operator_is_yaml():
+    text = r"""
+        model: {model_config: {num_layers: 4, offset: 0}}
+        parallel_config: {pipeline_stage: 2}
+        swap_config: {swap: True}
+        recompute_config: {select_recompute: {'feed_forward': [True, False]}}
+    """
+    problem = next(p for p in check(text).problems if p.rule == "stage-count-form")
+    assert problem.fix == "'feed_forward': [0, 1]"

@@ -72,3 +72,15 @@ def test_nothing_is_found_in_a_good_file():
         recompute_config: {recompute: False, mp_comm_recompute: True}
     """
     assert found(text) == []
+
+
+def test_the_fix_for_one_operator_keeps_its_name():
+    text = r"""
+        swap_config: {swap: True}
+        recompute_config: {select_recompute: {'feed_forward\.mul': 2}}
+    """
+    assert check(text).problems[0].fix == r"'feed_forward\.mul': [2]"
+
+
+def test_a_default_prefetch_of_null_is_not_set():
+    assert found("swap_config: {swap: True, default_prefetch: null}") == []
