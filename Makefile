@@ -18,7 +18,7 @@ $(CHECK_VENV)/.installed: setup.py
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
 
-demo: $(VENV)/.installed  ## train the four documented cases on CPU with 8 workers and prove the swap (8 min)
+demo: $(VENV)/.installed  ## train the four documented cases on CPU with 8 workers and prove the swap (6 min)
 	$(VENV)/bin/python tools/demo.py
 
 check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (1 min)
@@ -27,7 +27,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
 
-test: check $(VENV)/.installed  ## everything: `check`, then all tests on real MindSpore and MindFormers (20 min)
+test: check $(VENV)/.installed  ## everything: `check`, then all tests on real MindSpore and MindFormers (15 min)
 	$(VENV)/bin/pytest -q -m "not ascend"
 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
