@@ -67,14 +67,21 @@ class _Session:
         if self.policy.is_swap_enabled and self.device_target == "CPU":
             config.model.model_config.disable_lazy_inline = True
 
-    def apply(self, network) -> None:
-        """Set the policy on a network that MindFormers has just built."""
+    def require_prepared(self) -> None:
+        """Stop a script whose configuration never came by: MindFormers' own swap would run instead.
+
+        Raises:
+            LaunchError: if swap is on in the YAML.
+        """
         swap = self.document.get("swap_config", "swap")
         if not self.is_prepared and swap is not None and swap.value is True:
             raise LaunchError(
                 "the script builds a network before it calls mindformers' build_context, so mindswap never saw its "
                 "configuration\n    fix: call build_context(config) first, as run_mindformer.py does"
             )
+
+    def apply(self, network) -> None:
+        """Set the policy on a network that MindFormers has just built."""
         if not self.policy.is_swap_enabled:
             return
         layers = list(find_layers(network))
@@ -108,6 +115,7 @@ def _replace_create_network(session: _Session) -> None:
     original = BaseTrainer.create_network
 
     def create_network(self, default_args=None):
+        session.require_prepared()
         network = original(self, default_args)
         session.apply(network)
         return network
