@@ -121,11 +121,6 @@ class Settings:
     missing_keys: tuple[MissingKey, ...] = ()
 
     @property
-    def is_complete(self) -> bool:
-        """True if everything could be read."""
-        return not (self.misfits or self.stage_counts or self.unknown_keys or self.missing_keys)
-
-    @property
     def statements(self) -> tuple[Statement, ...]:
         """All statements."""
         return self.swap + self.recompute

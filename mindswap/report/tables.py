@@ -3,6 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from mindswap.policy import wording
+
 __all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
 
 T = TypeVar("T")
@@ -39,11 +41,4 @@ def format_layers(indices: Sequence[int]) -> str:
 
 def format_indices(noun: str, indices: Sequence[int]) -> str:
     """`worker 3`, `workers 1-2`, `workers 0, 3-5`; sorted indices."""
-    spans: list[list[int]] = []
-    for index in indices:
-        if spans and index == spans[-1][1] + 1:
-            spans[-1][1] = index
-        else:
-            spans.append([index, index])
-    text = ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)
-    return f"{noun}{'s' * (len(indices) > 1)} {text}"
+    return f"{noun}{'s' * (len(indices) > 1)} {wording.format_indices(indices)}"
