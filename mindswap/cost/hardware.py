@@ -1,0 +1,66 @@
+"""A device as data: every figure with its unit in the name, every figure with a source in its YAML file."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+__all__ = ["Device", "Link"]
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of the way between device and host, as one card sees it.
+
+    Attributes:
+        bandwidth_bytes_per_s: of large copies.
+        latency_ns: fixed part of a copy.
+        efficiency: share of the bandwidth by size, as (size_bytes, permille) rising; the last entry whose size
+            is not larger than the copy counts, 1000 below the first.
+    """
+
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+    efficiency: tuple[tuple[int, int], ...] = ()
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card and its place in a node.
+
+    Attributes:
+        name: key of the file.
+        title: as people call it.
+        peak_flops: floating point operations per second of the matrix units, by dtype.
+        vector_flops: the same of the vector units, by dtype.
+        compute_permille, memory_permille: share of peak that kernels reach, in thousandths.
+        memory_bandwidth_bytes_per_s: device memory.
+        op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
+        memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.
+        offload, prefetch: link to the host (D2H) and back (H2D).
+        contended_permille: rate of a copy while the other direction copies too.
+        num_cards_per_node: cards that share host memory.
+        host_memory_bytes: of a node.
+        host_bandwidth_bytes_per_s: sum over all cards of a node and both directions; 0 for no common limit.
+        collective_bandwidth_bytes_per_s: of one card, within a node.
+        internode_bandwidth_bytes_per_s: of one card, between nodes.
+        sources: where each figure is from, by key.
+    """
+
+    name: str
+    title: str
+    peak_flops: Mapping[str, int]
+    vector_flops: Mapping[str, int]
+    compute_permille: int
+    memory_permille: int
+    memory_bandwidth_bytes_per_s: int
+    op_latency_ns: Mapping[str, int]
+    memory_bytes: int
+    usable_memory_bytes: int
+    offload: Link
+    prefetch: Link
+    contended_permille: int
+    num_cards_per_node: int
+    host_memory_bytes: int
+    host_bandwidth_bytes_per_s: int
+    collective_bandwidth_bytes_per_s: int
+    internode_bandwidth_bytes_per_s: int
+    sources: Mapping[str, str]

@@ -1,0 +1,161 @@
+"""What the simulator runs: the operators of one step in issue order, their copies, their memory. Pure data.
+
+Flat arrays, because a step of a pipeline has hundreds of thousands of operators. `simulate.build` makes
+them from captured layers; tests make them by hand.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+import numpy as np
+
+__all__ = ["NO_OP", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
+
+NO_OP = -1  # "no operator" in an array of operator positions
+
+
+class OpKind(IntEnum):
+    """What an operator is; the first three run on the compute stream, the rest on the communication stream."""
+
+    FORWARD = 0
+    BACKWARD = 1
+    RECOMPUTE = 2  # a forward operator that backward runs again
+    COLLECTIVE = 3  # tensor parallel communication
+    SEND = 4  # hands an activation or a gradient to another pipeline stage
+    RECEIVE = 5  # waits for it
+
+    @property
+    def is_communication(self) -> bool:
+        """Runs on the communication stream."""
+        return self >= OpKind.COLLECTIVE
+
+
+class MemoryKind(IntEnum):
+    """What a piece of activation memory is for, while it is on the device."""
+
+    KEPT = 0  # waits for backward
+    OFFLOADING = 1  # made, to be copied out; ends when it is released
+    PREFETCHED = 2  # copied in, from the start of the copy to its last use
+    TRANSIENT = 3  # lives within forward, or within backward
+    RECOMPUTED = 4  # made again in backward
+
+
+@dataclass(frozen=True, eq=False)
+class Ops:
+    """Operators of all pipeline stages; those of a stage are consecutive, in the order in which it issues them.
+
+    All arrays have shape (num_ops,).
+
+    Attributes:
+        duration_ns: int64, at least 0.
+        kind: int8, `OpKind`.
+        wait_op: int64, position of an operator of any stage that must have ended first, `NO_OP` for none.
+            The order within a stream goes without saying.
+        layer: int32, layer of the model; -1 outside the layers.
+        micro_batch: int32.
+        label: int32, index into `Program.labels`.
+    """
+
+    duration_ns: np.ndarray
+    kind: np.ndarray
+    wait_op: np.ndarray
+    layer: np.ndarray
+    micro_batch: np.ndarray
+    label: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.duration_ns)
+
+
+@dataclass(frozen=True, eq=False)
+class Copies:
+    """Tensors that leave the device and come back, once each; shape (num_copies,).
+
+    Copies out of a stage run one after another in the order of `producer_op`, copies in in the order of
+    `first_user_op` (ties by position here). A stage has one stream for each direction.
+
+    Attributes:
+        size_bytes: int64.
+        out_ns, in_ns: int64, duration of each copy on an otherwise idle link.
+        producer_op: int64, the copy out may start when it has ended.
+        release_op: int64, when it has ended, the compute stream waits for the copy out; then the memory is free.
+        prefetch_op: int64, the copy in may start when it has ended; `NO_OP` where nothing holds it back but the
+            copy out (backward_prefetch larger than the way to the first user).
+        first_user_op: int64, waits for the copy in.
+        label: int32, index into `Program.labels`.
+        layer, micro_batch: int32.
+    """
+
+    size_bytes: np.ndarray
+    out_ns: np.ndarray
+    in_ns: np.ndarray
+    producer_op: np.ndarray
+    release_op: np.ndarray
+    prefetch_op: np.ndarray
+    first_user_op: np.ndarray
+    label: np.ndarray
+    layer: np.ndarray
+    micro_batch: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.size_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Intervals:
+    """Times during which activation memory is taken; shape (num_intervals,).
+
+    Attributes:
+        size_bytes: int64.
+        begin: int64; an operator position: taken when the operator starts; `~c` (negative): taken when
+            copy c starts to come in.
+        end: int64; an operator position: free when the operator has ended; `~c`: free when copy c is
+            released in forward.
+        kind: int8, `MemoryKind`.
+        label: int32, index into `Program.labels`: who made it.
+        layer: int32, -1 outside the layers.
+        stage: int32.
+    """
+
+    size_bytes: np.ndarray
+    begin: np.ndarray
+    end: np.ndarray
+    kind: np.ndarray
+    label: np.ndarray
+    layer: np.ndarray
+    stage: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.size_bytes)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """One training step of all simulated pipeline stages.
+
+    Attributes:
+        stage_starts: first operator of each stage, and the number of operators last: shape (num_stages + 1,).
+        ops, copies, intervals: as above.
+        labels: names that `label` arrays point to.
+        contended_permille: rate of a copy while the other direction of the same stage copies too, in
+            thousandths of its rate alone.
+        copies_stage: derived: stage of each copy.
+    """
+
+    stage_starts: np.ndarray
+    ops: Ops
+    copies: Copies
+    intervals: Intervals
+    labels: Sequence[str]
+    contended_permille: int = 1000
+    copies_stage: np.ndarray = field(init=False)
+
+    def __post_init__(self):
+        stage = np.searchsorted(self.stage_starts, self.copies.producer_op, side="right") - 1
+        object.__setattr__(self, "copies_stage", stage.astype(np.int64))
+
+    @property
+    def num_stages(self) -> int:
+        """Simulated pipeline stages."""
+        return len(self.stage_starts) - 1

@@ -1,0 +1,83 @@
+"""What came out of a simulation: when everything ran, who waited for what, memory over time. Pure data.
+
+Every figure here is simulated.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from mindswap.simulate.program import Program
+
+__all__ = ["MemoryProfile", "StallCause", "Timeline"]
+
+
+class StallCause(IntEnum):
+    """Why an operator started later than the one before it on its stream ended."""
+
+    NONE = 0
+    COPY_OUT = 1  # the release of a copied tensor had to wait for its copy
+    COPY_IN = 2  # a tensor was not back yet
+    COMMUNICATION = 3  # a collective had not ended
+    COMPUTE = 4  # a collective waited for the operator that feeds it
+    PIPELINE = 5  # another stage had not sent yet: the bubble
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A simulated step; all times int64 ns from its start.
+
+    Attributes:
+        program: what was run.
+        op_start_ns, op_end_ns: shape (num_ops,).
+        stall_ns: shape (num_ops,), time that the stream of the operator stood still before it.
+        stall_cause: int8, shape (num_ops,), `StallCause` of the last thing waited for.
+        stall_copy: int64, shape (num_ops,), the copy waited for; -1 for none.
+        out_start_ns, out_end_ns, in_start_ns, in_end_ns: shape (num_copies,).
+        release_ns: shape (num_copies,), when the memory of the copied tensor was free.
+    """
+
+    program: Program
+    op_start_ns: np.ndarray
+    op_end_ns: np.ndarray
+    stall_ns: np.ndarray
+    stall_cause: np.ndarray
+    stall_copy: np.ndarray
+    out_start_ns: np.ndarray
+    out_end_ns: np.ndarray
+    in_start_ns: np.ndarray
+    in_end_ns: np.ndarray
+    release_ns: np.ndarray
+
+    @property
+    def step_time_ns(self) -> int:
+        """End of the last operator of any stage."""
+        return int(self.op_end_ns.max(initial=0))
+
+    @property
+    def exposed_copy_ns(self) -> int:
+        """Time that compute streams stood still for copies, all stages together."""
+        is_copy = (self.stall_cause == StallCause.COPY_OUT) | (self.stall_cause == StallCause.COPY_IN)
+        return int(self.stall_ns[is_copy].sum())
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryProfile:
+    """Activation memory of one stage over time.
+
+    Attributes:
+        stage: which.
+        time_ns: int64, shape (num_moments,), rising; memory is constant from one to the next.
+        by_kind_bytes: int64, shape (num_kinds, num_moments), in the order of `MemoryKind`.
+        peak_bytes: highest sum over the kinds.
+        peak_ns: the first moment at which it is reached.
+        holders: intervals alive at that moment, largest first: positions in `Program.intervals`.
+    """
+
+    stage: int
+    time_ns: np.ndarray
+    by_kind_bytes: np.ndarray
+    peak_bytes: int
+    peak_ns: int
+    holders: np.ndarray
