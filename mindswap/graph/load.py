@@ -4,7 +4,7 @@ The message itself comes from an adapter, because its schema ships with MindSpor
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from mindswap.errors import GraphError
@@ -47,9 +47,11 @@ def load_graph(model) -> Graph:
         Saved(captured, parameter.name)
         for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
     )
+    forward_nodes = _with_layers(_read_nodes(forward[0], primitives))
+    backward_nodes = _read_nodes(backward[0], primitives, _names_by_id(forward[0]))
     return Graph(
-        forward=_with_layers(_read_nodes(forward[0], primitives)),
-        backward=tuple(_read_nodes(backward[0], primitives)),
+        forward=forward_nodes,
+        backward=_place_gradients(backward_nodes, forward_nodes, saved),
         saved=saved,
         has_lazy_inline=True,
         constants={name: value for name, value in values.items() if isinstance(value, int)},
@@ -74,6 +76,24 @@ def _with_layers(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(placed.values())
 
 
+def _place_gradients(backward: Iterable[Node], forward: Iterable[Node], saved: Iterable[Saved]) -> tuple[Node, ...]:
+    """Gradients belong to the cell of the operator that they are the gradient of.
+
+    Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What
+    has no origin (copies to the device, sums of gradients) belongs where its first input does.
+    """
+    placed = {node.name: node for node in forward}
+    placed |= {entry.backward_name: placed[entry.forward_name] for entry in saved if entry.forward_name in placed}
+    nodes = []
+    for node in backward:
+        source = placed.get(node.origin) or next((placed[name] for name in node.inputs if name in placed), None)
+        if source is not None and not node.is_duplicate:
+            node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
+        placed[node.name] = node
+        nodes.append(node)
+    return tuple(nodes)
+
+
 def _find_partial(function, primitives):
     """The node that binds what backward needs; autodiff puts it last."""
     for node in reversed(function.node):
@@ -87,13 +107,27 @@ def _op_name(node, primitives) -> str:
     return primitives[reference].op_type if reference in primitives else node.op_type
 
 
-def _read_nodes(function, primitives) -> Iterator[Node]:
+def _names_by_id(forward) -> dict[str, str]:
+    """Forward operators by the compiler's id of them; "" for an id that two operators share."""
+    names: dict[str, str] = {}
+    for node in forward.node:
+        if identity := _primal_attribute(node, "unique_id"):
+            names[identity] = "" if identity in names else node.name
+    return names
+
+
+def _primal_attribute(node, name: str) -> str:
+    return next((attribute.s.decode() for attribute in node.primal_attr if attribute.name == name), "")
+
+
+def _read_nodes(function, primitives, names_by_id: Mapping[str, str] | None = None) -> Iterator[Node]:
     for node in function.node:
         if node.op_type == "Constant":
             continue
         reference = node.op_type.removeprefix("REF::")
         primitive = primitives.get(reference)
         marks = {attribute.name for attribute in node.node_attr}
+        identity = _primal_attribute(node, "forward_unique_id") or _primal_attribute(node, "unique_id")
         scope = node.domain.removeprefix("Gradients/")
         layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE))
         yield Node(
@@ -107,6 +141,7 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
             attributes={a.name: _read_value(a) for a in primitive.attribute} if primitive else {},
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,
+            origin=(names_by_id or {}).get(identity, ""),
         )
 
 

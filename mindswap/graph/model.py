@@ -36,6 +36,8 @@ class Node:
         is_recomputed: the node belongs to a recomputed scope (set in forward), or is the copy that
             backward runs again (`is_duplicate`).
         is_duplicate: a copy of a forward operator that backward runs again.
+        origin: in backward, name of the forward operator that this is the gradient or the copy of; "" where
+            the compiler does not say, or where it merged that operator into another.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Node:
     attributes: Mapping[str, object]
     is_recomputed: bool = False
     is_duplicate: bool = False
+    origin: str = ""
 
     @property
     def size_bytes(self) -> int:

@@ -112,7 +112,6 @@ class _Tracer:
                 self.users.setdefault(name, []).append(node)
         self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
-        self.by_scope = {node.scope.removeprefix("recompute_"): node for node in graph.forward}
 
     def trace(self) -> Graph:
         for node in self.graph.forward:
@@ -322,26 +321,43 @@ class _Tracer:
     def _gradient_split(self, node: Node, operands: list[_Operand]) -> Split | None:
         """The cut of the tensor that `node` is the gradient of, where its forward operator tells.
 
-        The gradient of one operand of a product reads the other one. So the forward operator is among
-        the readers of what is read here, and the gradient is cut as that operator asks of the operand
-        with this shape.
+        A gradient is cut as the forward operator asks of the operand with this shape. Where that is not
+        one: the gradient of one operand of a product reads the other one, so the forward operator is among
+        the readers of what is read here.
         """
         if len(node.outputs) != 1 or node.op not in (*MATMUL_OPS, "UnsortedSegmentSum"):
             return None
         shape = node.outputs[0].shape
         wanted = MATMUL_OPS if node.op in MATMUL_OPS else frozenset({"Gather"})
+        forward = self.nodes.get(node.origin)
+        if forward is not None and forward.op in wanted:
+            read = zip(self._operands(forward), _strategy(forward), strict=False)
+            asked = {split for operand, split in read if operand.type.shape == shape}
+            if len(asked) == 1:
+                return asked.pop()
         found: set[Split] = set()
         for operand in operands:
             for name in self._forward_origins(operand.name):
-                for reader in self.users.get(name, ()):
+                for known_as, reader in self._readers(name):
                     strategy = _strategy(reader)
                     if reader.op not in wanted or len(strategy) < 2:
                         continue
                     read = self._operands(reader)
                     for position, other in enumerate(read[:2]):
-                        if other.name != name and other.type.shape == shape:
+                        if other.name != known_as and other.type.shape == shape:
                             found.add(strategy[position])
         return found.pop() if len(found) == 1 else None
+
+    def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
+        """Operators that read a value, each with the name under which it does.
+
+        What is copied to the host is read by its other users as `Depend(value, copy)`.
+        """
+        for reader in self.users.get(name, ()):
+            if reader.op == "Depend" and reader.inputs[0] == name:
+                yield from self._readers(reader.name)
+            else:
+                yield name, reader
 
     def _forward_origins(self, name: str) -> Iterator[str]:
         """Names under which the forward operators know what backward calls `name`."""
@@ -354,11 +370,9 @@ class _Tracer:
             node = self.nodes.get(name)
             if node is None:
                 return
-            if _strategy(node) or node.is_duplicate:  # a copy of a forward operator that runs again
-                origin = self.by_scope.get(node.scope.removeprefix("Gradients/").removeprefix("recompute_"))
-                if origin is not None and origin.name != name:
-                    name = origin.name
-                    continue
+            if node.is_duplicate and node.origin:
+                name = node.origin
+                continue
             if node.op not in PASSING_OPS and node.op not in RESHAPING_OPS:
                 return
             name = node.inputs[0]

@@ -208,6 +208,37 @@ def test_nodes_carry_layer_cell_and_types(ms):
     assert next(n for n in graph.forward if n.op == "ReduceSum").layer_index is None
 
 
+def test_gradients_belong_to_the_layer_and_cell_of_their_operator(ms):
+    """Autodiff makes the gradient of an operator once and uses it for every layer; the scope tells only of one.
+
+    Each layer gives the gradient of its weight and of its input; layer 0 reads the input of the step, of which
+    nobody wants the gradient.
+    """
+    graph = ms.compile(ms.inner, swap_all(), num_layers=3)
+    wanted = {"GeLUGrad": "GeLU", "TanhGrad": "Tanh", "MatMul": "MatMul"}
+    gradients = [node for node in graph.backward if node.op in wanted]
+    counts = Counter((node.layer_index, node.op) for node in gradients)
+    assert counts == Counter({(layer, op): 1 + (op == "MatMul" and layer > 0) for layer in range(3) for op in wanted})
+    for node in gradients:
+        origin = graph.forward_nodes[node.origin]
+        assert (origin.op, origin.layer_index) == (wanted[node.op], node.layer_index)
+
+
+def test_copies_to_the_device_belong_to_the_layer_of_what_they_bring_back(ms):
+    graph = ms.compile(ms.inner, swap("gelu"), num_layers=3)
+    assert [(p.producer.layer_index, [n.layer_index for n in p.copies_in]) for p in graph.swap_pairs] == [
+        (0, [0]), (1, [1]), (2, [2]),
+    ]  # fmt: skip
+
+
+def test_what_runs_again_names_the_operator_that_it_is_a_copy_of(ms):
+    graph = ms.compile(ms.inner, recompute("gelu"), num_layers=2)
+    copies = [node for node in graph.backward if node.is_duplicate and node.op == "GeLU"]
+    assert [(graph.forward_nodes[n.origin].op, graph.forward_nodes[n.origin].layer_index) for n in copies] == [
+        ("GeLU", 1), ("GeLU", 0),
+    ]  # fmt: skip
+
+
 # What is swapped.
 
 

@@ -8,7 +8,7 @@ from mindswap.graph.splits import Call, output_splits, reshape_split
 from mindswap.graph.stage import drop_head
 
 
-def op(name, op_name, inputs="", *shapes, layer=0, **attributes):
+def op(name, op_name, inputs="", *shapes, layer=0, origin="", is_duplicate=False, **attributes):
     """An operator whose outputs have these shapes, float32."""
     return Node(
         name=name,
@@ -19,6 +19,8 @@ def op(name, op_name, inputs="", *shapes, layer=0, **attributes):
         inputs=tuple(inputs.split()),
         outputs=tuple(tensor(shape) for shape in shapes),
         attributes=attributes,
+        origin=origin,
+        is_duplicate=is_duplicate,
     )
 
 
@@ -207,6 +209,77 @@ def test_gradients_are_cut_as_what_they_are_gradients_of():
     found = shapes(sharding)
     assert (found["dy"], found["dx"], found["dw"]) == ((4, 2), (4, 8), (2, 8))
     assert sharding.unresolved == ()
+
+
+def test_gradients_of_swapped_operands_are_cut_as_without_swap():
+    # The same with x and w on the host in between: forward reads them through a tie to the copy out, backward reads
+    # the copies in. Both operands of the product have one shape, so only the way back tells which one is meant.
+    step = graph(
+        op("x", "Neg", "input", (16, 8), in_strategy=((1, 1),)),
+        op("x_out", "MoveTo", "x CPU", (16, 8)),
+        op("x_tied", "Depend", "x x_out", (16, 8)),
+        op("w", "Load", "weight u", (16, 8)),
+        op("w_out", "MoveTo", "w CPU", (16, 8)),
+        op("w_tied", "Depend", "w w_out", (16, 8)),
+        op("y", "MatMul", "x_tied w_tied no yes", (16, 16), in_strategy=((1, 1), (8, 1))),
+        op("loss", "Exp", "y", (16, 16), in_strategy=((1, 8),)),
+        backward=[
+            op("dy", "Neg", "loss_b", (16, 16)),
+            op("w_in", "MoveTo", "w_out_b Ascend", (16, 8)),
+            op("dx", "MatMul", "dy w_in no no", (16, 8)),
+            op("x_in", "MoveTo", "x_out_b Ascend", (16, 8)),
+            op("dw", "MatMul", "dy x_in yes no", (16, 8)),
+        ],
+        saved="x_out w_out loss",
+        types={"input": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    found = shapes(sharding)
+    assert (found["w_tied"], found["w_out"], found["w_in"], found["x_in"]) == ((2, 8), (2, 8), (2, 8), (16, 8))
+    assert (found["dx"], found["dw"]) == ((16, 8), (2, 8))
+    assert sharding.unresolved == ()
+
+
+def test_gradients_of_recomputed_operands_are_cut_by_the_operator_that_the_compiler_names():
+    # x is made again in backward; of the copy the compiler says only whose copy it is.
+    step = graph(
+        op("x", "Neg", "input", (16, 8), in_strategy=((1, 1),)),
+        op("w", "Load", "weight u", (16, 8)),
+        op("y", "MatMul", "x w no yes", (16, 16), in_strategy=((1, 1), (8, 1))),
+        op("loss", "Exp", "y", (16, 16), in_strategy=((1, 8),)),
+        backward=[
+            op("x_again", "Neg", "input", (16, 8), origin="x", is_duplicate=True, in_strategy=((1, 1),)),
+            op("dy", "Neg", "loss_b", (16, 16)),
+            op("dw", "MatMul", "dy x_again yes no", (16, 8), origin="y"),
+        ],
+        saved="loss",
+        types={"input": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding)["dw"] == (2, 8)
+    assert sharding.unresolved == ()
+
+
+def test_a_gradient_of_a_named_operator_needs_no_way_back():
+    # Shapes of the operands differ, so which one it is the gradient of is clear: w, cut in 8.
+    step = graph(
+        op("x", "Neg", "input", (4, 8), in_strategy=((1, 1),)),
+        op("y", "MatMul", "x w no yes", (4, 16), in_strategy=((1, 1), (8, 1))),
+        backward=[
+            op("lost", "Neg", "y_b", (4, 8)),
+            op("dw", "MatMul", "y_b lost yes no", (16, 8), origin="y"),
+        ],
+        saved="y",
+        types={"input": (4, 8), "w": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding)["dw"] == (2, 8)
 
 
 def test_a_stage_without_head_has_no_loss():
