@@ -66,8 +66,8 @@ def test_the_policy_has_a_fixed_order_too():
     order = [
         ["problem", "cell_tree", "model"],
         ["match", "document"],
-        ["wording", "pipeline", "schema", "yaml_parser", "plain_data", "families", "coverage"],
-        ["yaml_source", "settings", "placement"],
+        ["wording", "pipeline", "stage_counts", "schema", "yaml_parser", "plain_data", "families", "coverage"],
+        ["yaml_source", "settings", "placement", "stage_recompute"],
         ["read", "rule_context"],
         ["rules"],
         ["normalize"],

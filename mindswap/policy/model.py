@@ -84,8 +84,9 @@ class Policy:
     layer goes before select recompute of its operators; the exclude options go before both.
 
     Attributes:
-        is_swap_enabled: `swap: True`. When False, every other swap field is empty, and the recompute
-            fields are empty too: MindFormers does its own (stage count) recompute then.
+        is_swap_enabled: `swap: True`. When False, every other swap field is empty, and so are the
+            recompute fields, because MindFormers does its own (stage count) recompute then. Only
+            `policy.stage_recompute` fills them with swap off, to say what that is.
         default_prefetch: set when the default strategy acts; `op_swap` then holds its patterns.
         layer_swap: whole layers to offload.
         op_swap: operators to offload.

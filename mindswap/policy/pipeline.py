@@ -1,16 +1,82 @@
-"""Stage counts of pipeline parallelism turned into layer indices.
+"""How MindFormers spreads layers over pipeline stages, and the layers that counts per stage stand for.
 
-With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it
-means "layers 2 and 1". A list that can only be meant as counts is refused, and this module
-computes the layer indices the user probably meant.
+With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it means
+"layers 2 and 1". What a configuration with swap off asks for as a whole is in `stage_recompute`.
+
+Source: `LayerSetting` of mindformers 1.9.0.
 """
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mindswap.policy.document import Document, Node
 
-__all__ = ["Pipeline", "is_stage_counts", "layers_of_stage_counts", "read_pipeline"]
+__all__ = ["Cell", "Layout", "LayoutError", "Pipeline", "is_stage_counts", "read_num_chunks", "read_pipeline"]
+
+# A machine with so many stages does not exist; below it, everything can be written out.
+MAX_CELLS = 100_000
+
+
+class LayoutError(ValueError):
+    """The layers of the model cannot be spread as the configuration asks; the text says why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The layers of one virtual chunk on one stage.
+
+    Attributes:
+        chunk: index of the chunk, 0 without interleaving.
+        position: place of the cell in its chunk, in order of execution.
+        stage: pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v).
+        layers: layers of the model.
+    """
+
+    chunk: int
+    position: int
+    stage: int
+    layers: range
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layers of a model on its stages.
+
+    Attributes:
+        sizes: layers of each position (inner) of each chunk (outer), in order of execution.
+        num_layers: layers of the model. The sizes may add up to more: MindFormers gives every chunk an
+            offset that is written once. The last cells then get less than their size.
+        is_zero_bubble_v: the second chunk runs through the stages backwards.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    num_layers: int
+    is_zero_bubble_v: bool = False
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell, in order of execution."""
+        first = 0
+        for chunk, row in enumerate(self.sizes):
+            is_backwards = self.is_zero_bubble_v and chunk == 1
+            for position, size in enumerate(row):
+                stage = len(row) - 1 - position if is_backwards else position
+                last = min(first + size, self.num_layers)
+                yield Cell(chunk, position, stage, range(min(first, last), last))
+                first += size
+
+    def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The layers that counts per chunk and position stand for: the first ones of each cell.
+
+        Args:
+            counts: as `sizes`; a cell without layers may be missing, a negative count is none.
+        """
+        return tuple(
+            index
+            for cell in self.cells()
+            if cell.layers
+            for index in cell.layers[: max(0, counts[cell.chunk][cell.position])]
+        )
 
 
 @dataclass(frozen=True)
@@ -19,7 +85,7 @@ class Pipeline:
 
     Attributes:
         num_stages: pipeline stages, 1 without pipeline parallelism.
-        num_chunks: virtual chunks per stage (`pp_interleave_num`).
+        num_chunks: virtual chunks per stage (`pp_interleave_num`, where interleaving is on).
         offset: extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk.
         is_zero_bubble_v: the second chunk runs through the stages backwards.
     """
@@ -29,48 +95,99 @@ class Pipeline:
     offset: Any = 0
     is_zero_bubble_v: bool = False
 
-    def chunk_sizes(self, num_layers: int) -> list[list[int]] | None:
-        """Layers of each stage (inner) in each chunk (outer); None if offset does not fit the model."""
-        rows: list = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
-        if not all(isinstance(row, list) for row in rows):
-            rows = [rows] * self.num_chunks
-        if len(rows) != self.num_chunks or any(len(row) != self.num_stages for row in rows):
-            return None
-        if not all(_is_int(extra) for row in rows for extra in row):
-            return None
-        average = num_layers // (self.num_stages * self.num_chunks)
+    def layout(self, num_layers: int) -> Layout:
+        """The layers of each stage and chunk.
+
+        Raises:
+            LayoutError: if MindFormers refuses the offset, or a stage would be left without layers.
+        """
+        if self.is_zero_bubble_v and self.num_chunks < 2:
+            raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
+        if self.num_stages * self.num_chunks == 1:
+            return Layout(((num_layers,),), num_layers)
+        if self.num_stages * self.num_chunks > MAX_CELLS:
+            raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
+        average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
+        rows = self._offset_rows(rest, num_layers)
         sizes = [[average + extra for extra in row] for row in rows]
-        is_fitting = sum(map(sum, sizes)) == num_layers and all(size >= 0 for row in sizes for size in row)
-        return sizes if is_fitting else None
+        flat = [size for row in sizes for size in row]
+        if flat[0] < 0 or flat[-1] < 0 or any(size < 1 for size in flat[1:-1]):
+            raise LayoutError(
+                f"{num_layers} layers on {self.num_stages} stages x {self.num_chunks} chunks leave {_shape(sizes)} "
+                "layers; only the first and the last may have none"
+            )
+        if self.is_zero_bubble_v:
+            sizes[1].reverse()
+        return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
+
+    def _offset_rows(self, rest: int, num_layers: int) -> list[list[int]]:
+        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+        rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
+        is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in rows)
+        table: list = rows if is_per_chunk else [rows]
+        if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
+            raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
+        if any(len(row) != self.num_stages for row in table):
+            raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
+        if is_per_chunk and len(table) != self.num_chunks:
+            raise LayoutError(f"{self.offset} has {len(table)} lists, not one for each of {self.num_chunks} chunks")
+        total = sum(sum(row) for row in table) if isinstance(self.offset, list) else self.offset
+        if total != rest:
+            raise LayoutError(
+                f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
+                f"{self.num_chunks} chunks leave a rest of {rest}"
+            )
+        return [[int(extra) for extra in row] for row in table * (1 if is_per_chunk else self.num_chunks)]
 
     def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
         """Layers on one stage, chunk after chunk; None if offset does not fit the model."""
-        sizes = self.chunk_sizes(num_layers)
-        if sizes is None:
+        try:
+            cells = self.layout(num_layers).cells()
+        except LayoutError:
             return None
-        layers: list[int] = []
-        first = 0
-        for chunk, row in enumerate(sizes):
-            is_backwards = self.is_zero_bubble_v and len(sizes) == 2 and chunk == 1
-            for position in reversed(range(len(row))) if is_backwards else range(len(row)):
-                if position == stage:
-                    layers.extend(range(first, first + row[position]))
-                first += row[position]
-        return tuple(layers)
+        return tuple(index for cell in cells if cell.stage == stage for index in cell.layers)
 
 
 def read_pipeline(document: Document) -> Pipeline:
-    """The pipeline settings of a configuration; what is missing or no number counts as 1."""
+    """The pipeline settings of a configuration; what is missing or no number counts as 1.
+
+    MindFormers reads the number of chunks only where `pipeline_interleave` is on. Where that key is
+    missing, lists with one row per chunk, which it would refuse, are taken to mean that it is on.
+    """
     num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
-    num_chunks = _positive(document.get("model", "model_config", "pp_interleave_num"))
+    num_chunks = read_num_chunks(document) if _is_interleaved(document) else 1
+    offset = _offset_data(document.get("model", "model_config", "offset"))
     scheduler = document.get("parallel", "pipeline_config", "pipeline_scheduler")
-    offset = document.get("model", "model_config", "offset")
     return Pipeline(
         num_stages,
         num_chunks,
-        _offset_data(offset) if num_stages * num_chunks > 1 else 0,
+        offset if num_stages * num_chunks > 1 else 0,
         scheduler is not None and scheduler.value == "zero_bubble_v",
     )
+
+
+def _is_interleaved(document: Document) -> bool:
+    node = document.get("parallel", "pipeline_config", "pipeline_interleave")
+    if node is not None:
+        return node.value is True
+    section = document.get("recompute_config")
+    values = [entry.value for entry in section.unique_entries()] if section is not None else []
+    values += [entry.value for value in values for entry in value.unique_entries()]
+    offset = document.get("model", "model_config", "offset")
+    return any(value is not None and _has_rows(value) for value in (offset, *values))
+
+
+def _has_rows(node: Node) -> bool:
+    return node.items is not None and len(node.items) > 1 and all(item.items is not None for item in node.items)
+
+
+def read_num_chunks(document: Document) -> int:
+    """What `pp_interleave_num` says, whether it acts or not."""
+    for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size"):
+        node = document.get("model", "model_config", key)
+        if node is not None:
+            return _positive(node)
+    return 1
 
 
 def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> bool:
@@ -93,60 +210,8 @@ def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> b
     return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
 
 
-def layers_of_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layer indices that MindFormers takes from these stage counts with swap off.
-
-    Args:
-        node: list of counts per stage, or list of such lists per chunk.
-        pipeline: how layers are spread.
-        num_layers: layers of the model.
-
-    Returns:
-        Sorted indices; None where the counts do not fit the pipeline settings.
-    """
-    rows: list = [_row_data(item) for item in node.items or ()]
-    is_two_dimensional = all(isinstance(row, list) for row in rows)
-    if is_two_dimensional and len(rows) != pipeline.num_chunks and pipeline.num_chunks == 1:
-        # The number of chunks is not given elsewhere, the list itself says it.
-        pipeline = Pipeline(pipeline.num_stages, len(rows), pipeline.offset, pipeline.is_zero_bubble_v)
-    sizes = pipeline.chunk_sizes(num_layers) if num_layers is not None else None
-    if sizes is None:
-        return None
-    counts = rows if is_two_dimensional else _spread(rows, sizes)
-    if counts is None or [len(row) for row in counts] != [len(row) for row in sizes]:
-        return None
-    if not all(isinstance(count, int) for row in counts for count in row):
-        return None
-    if pipeline.is_zero_bubble_v and len(sizes) == 2:
-        counts, sizes = [counts[0], counts[1][::-1]], [sizes[0], sizes[1][::-1]]
-    layers: list[int] = []
-    first = 0
-    for count_row, size_row in zip(counts, sizes, strict=True):
-        for count, size in zip(count_row, size_row, strict=True):
-            wanted = size if count is True else min(count, size)
-            layers.extend(range(first, first + wanted))
-            first += size
-    return tuple(layers)
-
-
-def _spread(counts: list, sizes: list[list[int]]) -> list[list[int]] | None:
-    """Counts per stage dealt out to the chunks one by one, as MindFormers does."""
-    if len(counts) != len(sizes[0]) or not all(isinstance(count, int) for count in counts):
-        return None
-    dealt = [[0] * len(row) for row in sizes]
-    for stage, count in enumerate(counts):
-        capacity = sum(row[stage] for row in sizes)
-        left = capacity if count is True else min(int(count), capacity)
-        while left > 0:
-            for chunk, row in enumerate(sizes):
-                if left > 0 and dealt[chunk][stage] < row[stage]:
-                    dealt[chunk][stage] += 1
-                    left -= 1
-    return dealt
-
-
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def _shape(sizes: list) -> str:
+    return " and ".join(map(str, sizes))
 
 
 def _positive(node: Node | None) -> int:
@@ -160,8 +225,4 @@ def _offset_data(node: Node | None) -> object:
         return 0
     if node.items is None:
         return node.value
-    return [_row_data(item) for item in node.items]
-
-
-def _row_data(node: Node) -> object:
-    return [item.value for item in node.items] if node.items is not None else node.value
+    return [[below.value for below in item.items] if item.items is not None else item.value for item in node.items]

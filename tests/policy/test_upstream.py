@@ -7,7 +7,8 @@ import pytest
 from mindswap.applier.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.normalize import normalize
-from mindswap.policy.pipeline import Pipeline, layers_of_stage_counts
+from mindswap.policy.pipeline import Pipeline
+from mindswap.policy.stage_counts import layers_of_stage_counts
 from mindswap.policy.yaml_source import document_from_data
 from tests.builders import document
 

@@ -16,9 +16,9 @@ FAIL (swap on; two lists of stages):
 from collections.abc import Iterator
 
 from mindswap.policy.document import show
-from mindswap.policy.pipeline import layers_of_stage_counts
 from mindswap.policy.problem import Level, Problem
 from mindswap.policy.rule_context import Context
+from mindswap.policy.stage_counts import layers_of_stage_counts
 from mindswap.policy.wording import last_key
 
 ID = "stage-count-form"

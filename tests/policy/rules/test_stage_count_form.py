@@ -4,6 +4,7 @@ from tests.builders import check, found
 def config(recompute, num_layers=8, stages=2, model=""):
     return f"""
         model: {{model_config: {{num_layers: {num_layers}, {model}}}}}
+        parallel: {{pipeline_config: {{pipeline_interleave: True}}}}
         parallel_config: {{pipeline_stage: {stages}}}
         swap_config: {{swap: True, op_swap: []}}
         recompute_config:
@@ -13,7 +14,7 @@ def config(recompute, num_layers=8, stages=2, model=""):
 
 def fix(text):
     problems = [problem for problem in check(text, None).problems if problem.rule != "nothing-swapped"]
-    assert [(p.location.line, p.location.column, p.rule) for p in problems] == [(5, 14, "stage-count-form")]
+    assert [(p.location.line, p.location.column, p.rule) for p in problems] == [(6, 14, "stage-count-form")]
     return problems[0].fix
 
 
