@@ -1,0 +1,232 @@
+"""What recompute and swap would do to a compiled step, without compiling again. Pure.
+
+A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
+the compiler makes for a setting are made on the graph of the step without any: recomputed operators run
+again in backward, from what they read (`recompute.cc`), and swapped values become pairs of `MoveTo`
+(`offload_activation.cc`). Tests hold the result against what the compiler makes of the same setting.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from mindswap.applier.actions import LayerActions
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.storage import StorageKind, resolve_storage
+
+__all__ = ["NodeSettings", "rewrite_graph", "settings_of_actions"]
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is set on forward operators.
+
+    Attributes:
+        recomputed: names of nodes that run again in backward if backward needs them.
+        prefetch: for the nodes whose outputs are swapped, the prefetch distance in operators.
+    """
+
+    recomputed: Set[str] = frozenset()
+    prefetch: Mapping[str, int] = field(default_factory=dict)
+
+
+def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[LayerActions]) -> NodeSettings:
+    """What actions on layers set on the operators of a compiled step.
+
+    Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
+    primitive covers that operator. Offload covers the primitives that the model holds as attributes.
+
+    Args:
+        graph: the step without swap and recompute.
+        names: operator paths of its nodes.
+        actions: for each compiled layer, what is set.
+    """
+    readers = _forward_readers(graph)
+    recomputed: set[str] = set()
+    prefetch: dict[str, int] = {}
+    for node in graph.forward:
+        if node.layer_index is None or _is_of_compiler(node):
+            continue
+        action = actions[node.layer_index]
+        paths = _paths(names, graph, node)
+        is_covered = _is_recompute_set(paths, action)
+        if is_covered and _runs_again(node, paths, action, readers):
+            recomputed.add(node.name)
+        distance = _prefetch(paths, action) if names.can_name(node) else None
+        if distance is not None and not is_covered:
+            prefetch[node.name] = distance
+    for node in reversed(graph.forward):
+        users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
+        if _is_of_compiler(node) and users and all(reader.name in recomputed for reader in users):
+            recomputed.add(node.name)
+    return NodeSettings(frozenset(recomputed), prefetch)
+
+
+def _is_of_compiler(node: Node) -> bool:
+    """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+    return "-" not in node.scope.rpartition("/")[0]
+
+
+def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[tuple[str, ...]]:
+    """The attribute paths that may name an operator; its cell with the type where no attribute does."""
+    return [tuple(path.split(".")) for path in names(graph.owner(node)).split("|")]
+
+
+def _is_recompute_set(paths, action: LayerActions) -> bool:
+    """Whether recompute is set on an operator; then offload has no effect on it, also where its output is kept."""
+    if action.is_fully_recomputed:
+        return True
+    if any(_covers(match.path, path) for match in action.recompute_excludes for path in paths):
+        return False
+    return any(_covers(match.path, path) for match in action.recomputes for path in paths)
+
+
+def _runs_again(node: Node, paths, action: LayerActions, readers: Mapping[str, list[Node]]) -> bool:
+    """Whether an operator on which recompute is set is not the output of the cell that it is set on."""
+    if action.is_fully_recomputed:
+        return not _is_cell_output(node, (), readers)
+    return any(
+        match.node.is_primitive or not _is_cell_output(node, match.path, readers)
+        for match in action.recomputes
+        for path in paths
+        if _covers(match.path, path)
+    )
+
+
+def _covers(prefix: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    return path[: len(prefix)] == prefix
+
+
+def _is_cell_output(node: Node, cell: tuple[str, ...], readers: Mapping[str, list[Node]]) -> bool:
+    """Whether a value of a cell is read outside it: MindSpore keeps the output of a recomputed cell."""
+    for reader in readers.get(node.name, ()):
+        if reader.op in BOOKKEEPING_OPS:
+            continue
+        if _is_of_compiler(reader):
+            if _is_cell_output(replace(node, name=reader.name), cell, readers):
+                return True
+        elif reader.layer_index != node.layer_index or not _covers(cell, tuple(reader.cell_path.split("."))):
+            return True
+    return False
+
+
+def _prefetch(paths, action: LayerActions) -> int | None:
+    """The last entry that names an operator decides; `layer_swap` is weaker than `op_swap`."""
+    distance = action.layer_prefetch
+    for swap in action.op_swaps:
+        if any(_covers(swap.match.path, path) for path in paths):
+            distance = swap.num_prefetch_ops
+    return distance
+
+
+# Tie values together for the compiler; nothing is computed with them.
+BOOKKEEPING_OPS = frozenset({"MakeTuple", "UpdateState", "Partial", "Return"})
+
+
+def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
+    readers: dict[str, list[Node]] = {}
+    for node in graph.forward:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
+def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
+    """The step as the compiler would leave it under these settings.
+
+    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
+    or swapped if its own operator is.
+
+    Args:
+        graph: the step without swap and recompute.
+        settings: what is set on its forward operators.
+    """
+    return _Rewriter(graph, settings).rewrite()
+
+
+class _Rewriter:
+    """Walks backward once, and puts duplicates and copies before what first reads them."""
+
+    def __init__(self, graph: Graph, settings: NodeSettings):
+        self.graph = graph
+        self.nodes = graph.forward_nodes
+        self.prefetch = settings.prefetch
+        self.recomputed = {name for name in settings.recomputed if self._can_recompute(self.nodes[name])}
+        for node in graph.forward:  # a member of a tuple goes with the operator that makes the tuple
+            if node.op == "TupleGetItem" and graph.owner(node).name in self.recomputed:
+                self.recomputed.add(node.name)
+        # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
+        self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
+        self.backward: list[Node] = []
+        self.saved: dict[str, Saved] = {}  # by name in forward
+        self.copies_out: dict[str, Node] = {}  # by name of the value
+        self.available: dict[str, str] = {}  # forward value -> its name in backward
+
+    def rewrite(self) -> Graph:
+        forward_names = {saved.backward_name: saved.forward_name for saved in self.graph.saved}
+        for node in self.graph.backward:
+            if node.is_duplicate and self.available.get(node.origin) == node.name:
+                continue
+            inputs = [self._fetch(forward_names[n]) if n in forward_names else n for n in node.inputs]
+            self.backward.append(replace(node, inputs=tuple(inputs)))
+        forward: list[Node] = []
+        for node in self.graph.forward:
+            forward.append(replace(node, is_recomputed=node.name in self.recomputed))
+            if node.name in self.copies_out:
+                forward.append(self.copies_out[node.name])
+        return replace(
+            self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=tuple(self.saved.values())
+        )
+
+    def _can_recompute(self, node: Node) -> bool:
+        return (node.op not in BOOKKEEPING_OPS or node.op == "MakeTuple") and not self._is_weight(node.name)
+
+    def _fetch(self, name: str) -> str:
+        """The name under which backward has a value of forward, made available here if need be."""
+        known = self.available.get(name)
+        if known is None:
+            if name in self.recomputed:
+                known = self._run_again(self.nodes[name])
+            elif self._is_swapped(name):
+                known = self._bring_back(self.nodes[name])
+            else:
+                known = self._hand_over(name)
+            self.available[name] = known
+        return known
+
+    def _is_swapped(self, name: str) -> bool:
+        node = self.nodes.get(name)
+        return node is not None and self.graph.owner(node).name in self.prefetch
+
+    def _hand_over(self, name: str) -> str:
+        self.saved[name] = Saved(name, f"{name}@saved")
+        return self.saved[name].backward_name
+
+    def _bring_back(self, node: Node) -> str:
+        """A pair of `MoveTo` around the value."""
+        attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
+        copy = replace(
+            node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False
+        )
+        self.copies_out[node.name] = copy
+        handed = Saved(copy.name, f"{copy.name}@saved")
+        self.saved[copy.name] = handed
+        back = replace(copy, name=f"{node.name}@in", inputs=(handed.backward_name,))
+        self.backward.append(back)
+        return back.name
+
+    def _run_again(self, node: Node) -> str:
+        """A copy of a forward operator, after copies of what it reads."""
+        inputs = []
+        for name in node.inputs:
+            is_made = name in self.nodes and self.nodes[name].op != "UpdateState"
+            inputs.append(self._fetch(name) if is_made and not self._is_weight(name) else name)
+        own = self.own_duplicates.get(node.name)
+        name = own.name if own is not None else f"{node.name}@again"
+        copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)
+        self.backward.append(copy)
+        return copy.name
+
+    def _is_weight(self, name: str) -> bool:
+        node = self.nodes[name]
+        return node.op in ("Load", "TensorMove") and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT
