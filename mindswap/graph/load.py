@@ -41,7 +41,9 @@ def load_graph(model) -> Graph:
     if len(forward) > 1 or len(backward) != 1:
         names = ", ".join(f.name for f in (*forward, *backward))
         raise GraphError(f"expected one lazy_inline cell, found several: {names}")
-    values = {name: value for f in (*backward, *forward) for name, value in _read_constants(f)}
+    # A constant that several functions read is in the first of them, whichever that is.
+    functions = (*model.functions, model.graph)
+    values = {name: value for f in functions for name, value in _read_constants(f)}
     partial = _find_partial(forward[0], primitives)
     saved = tuple(
         Saved(captured, parameter.name)
@@ -56,7 +58,7 @@ def load_graph(model) -> Graph:
         has_lazy_inline=True,
         constants={name: value for name, value in values.items() if isinstance(value, int)},
         tuples={name: value for name, value in values.items() if isinstance(value, tuple)},
-        types=dict(_read_value_types(forward[0], *backward)),
+        types={**dict(_read_constant_types(functions)), **dict(_read_parameter_types((*forward, *backward)))},
     )
 
 
@@ -154,12 +156,15 @@ def _read_constants(function) -> Iterator[tuple[str, int | tuple[int, ...]]]:
                 yield node.output[0], value
 
 
-def _read_value_types(*functions) -> Iterator[tuple[str, TensorType]]:
-    """Types of tensor constants and of tensors that a function takes."""
+def _read_constant_types(functions) -> Iterator[tuple[str, TensorType]]:
     for function in functions:
         for node in function.node:
             if node.op_type == "Constant" and node.attribute and len(node.attribute[0].tensors) == 1:
                 yield node.output[0], _tensor_type(node.attribute[0].tensors[0])
+
+
+def _read_parameter_types(functions) -> Iterator[tuple[str, TensorType]]:
+    for function in functions:
         for parameter in function.input:
             if len(parameter.tensor) == 1:
                 yield parameter.name, _tensor_type(parameter.tensor[0])

@@ -248,9 +248,10 @@ ELEMENTWISE = (
     "Exp", "FastGeLU", "FastGeLUGrad", "FloorDiv", "FloorMod", "GeLU", "GeLUGrad", "Gelu", "GeluGrad", "Greater",
     "GreaterEqual", "Identity", "InvertPermutation", "IsFinite", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd",
     "LogicalNot", "LogicalOr", "LogSoftmax", "LogSoftmaxGrad", "MaskedFill", "Maximum", "Minimum", "Mod", "Mul", "Muls",
-    "Neg", "NotEqual", "OnesLike", "Pow", "RealDiv", "Reciprocal", "ReLU", "ReluGrad", "ReLUGrad", "Round", "Rsqrt",
-    "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin", "Softmax", "SoftmaxGrad",
-    "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "Tanh", "TanhGrad", "ZerosLike",
+    "Neg", "NotEqual", "OnesLike", "Pow", "PowTensorScalar", "RealDiv", "Reciprocal", "ReLU", "ReluGrad", "ReLUGrad",
+    "Round", "Rsqrt", "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin", "Softmax",
+    "SoftmaxGrad", "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "Tanh", "TanhGrad",
+    "ZerosLike",
 )  # fmt: skip
 LIKE_FIRST = (
     "Concat", "CumSum", "LayerNorm", "LayerNormV3", "RmsNorm", "Split", "SplitWithSize",
