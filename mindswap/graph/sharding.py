@@ -331,8 +331,8 @@ class _Tracer:
         wanted = MATMUL_OPS if node.op in MATMUL_OPS else frozenset({"Gather"})
         forward = self.nodes.get(node.origin)
         if forward is not None and forward.op in wanted:
-            read = zip(self._operands(forward), _strategy(forward), strict=False)
-            asked = {split for operand, split in read if operand.type.shape == shape}
+            by_operand = zip(self._operands(forward), _strategy(forward), strict=False)
+            asked = {split for operand, split in by_operand if operand.type.shape == shape}
             if len(asked) == 1:
                 return asked.pop()
         found: set[Split] = set()
