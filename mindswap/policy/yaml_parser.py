@@ -13,7 +13,7 @@ import yaml
 from mindswap.policy.document import Document, DuplicateKey, Entry, Node, is_huge, key_text
 from mindswap.policy.problem import Level, Location, Problem
 
-__all__ = ["parse_document", "parse_file"]
+__all__ = ["LOADER", "parse_document", "parse_file"]
 
 # A MindFormers configuration is a few hundred lines; MindFormers itself refuses mappings nested
 # deeper than 10. The limits only keep hostile files from using up memory or the stack.
@@ -21,7 +21,7 @@ MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_MERGED_ENTRIES = 100_000
 
-_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "omap", "pairs"))}
 
@@ -64,7 +64,7 @@ def parse_document(content: bytes | str, file: str) -> Document:
             return _unreadable(location, "yaml-encoding", message, "UTF-8", "save the file as UTF-8")
     builder = _Builder(file)
     try:
-        for event in yaml.parse(content, Loader=_LOADER):
+        for event in yaml.parse(content, Loader=LOADER):
             builder.add_event(event)
             if builder.is_stopped:
                 break
