@@ -4,7 +4,16 @@ The command line turns each of them into a short message and exit code 1; any ot
 exception is a bug of ours (exit code 3, with a log file).
 """
 
-__all__ = ["MindswapError", "PolicyError", "ApplyError", "GraphError", "DataError", "LaunchError", "LogError"]
+__all__ = [
+    "MindswapError",
+    "PolicyError",
+    "ApplyError",
+    "GraphError",
+    "SimulationError",
+    "DataError",
+    "LaunchError",
+    "LogError",
+]
 
 
 class MindswapError(Exception):
@@ -29,6 +38,14 @@ class ApplyError(MindswapError):
 
 class GraphError(MindswapError):
     """A network could not be compiled, or its graph could not be read."""
+
+
+class SimulationError(MindswapError):
+    """A step cannot be simulated: its operators, copies or memory contradict each other."""
+
+
+class CostError(MindswapError):
+    """A device description, a calibration or a profile could not be read."""
 
 
 class DataError(MindswapError):

@@ -1,11 +1,32 @@
-"""Bytes as people read them. Inside mindswap sizes are integer bytes."""
+"""Bytes, rates and times as people read and write them. Inside mindswap they are integer bytes, bytes/s and ns."""
 
+import re
 from collections.abc import Iterable
+from decimal import Decimal
 
-__all__ = ["common_unit", "format_bytes"]
+__all__ = [
+    "BANDWIDTH_UNITS",
+    "FLOPS_UNITS",
+    "SIZE_UNITS",
+    "TIME_UNITS",
+    "common_unit",
+    "format_bandwidth",
+    "format_bytes",
+    "format_time",
+    "parse_bandwidth",
+    "parse_bytes",
+    "parse_quantity",
+    "parse_time",
+]
 
 # Unit -> bytes, smallest first.
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+SIZE_UNITS = {**UNITS, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+BANDWIDTH_UNITS = {f"{unit}/s": size for unit, size in SIZE_UNITS.items()}
+TIME_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+FLOPS_UNITS = {"GFLOPS": 10**9, "TFLOPS": 10**12}
+DECIMAL_RATES = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
+_QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z/]+)\s*", re.ASCII)
 
 
 def common_unit(sizes_bytes: Iterable[int]) -> str:
@@ -28,3 +49,56 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     if unit is None or 0 < size_bytes < 0.05 * UNITS[unit]:
         unit = next(unit for unit in reversed(UNITS) if size_bytes >= UNITS[unit] or unit == "B")
     return f"{size_bytes} B" if unit == "B" else f"{size_bytes / UNITS[unit]:.1f} {unit}"
+
+
+def format_bandwidth(bytes_per_s: int) -> str:
+    """Decimal units, as links are sold: `23.0 GB/s`, `1.8 TB/s`."""
+    unit = next(unit for unit in DECIMAL_RATES if bytes_per_s >= BANDWIDTH_UNITS[unit] or unit == "B/s")
+    return f"{bytes_per_s / BANDWIDTH_UNITS[unit]:.1f} {unit}"
+
+
+def format_time(time_ns: int) -> str:
+    """Three digits or more in the unit that fits: `1.52 s`, `24.3 ms`, `430 us`, `0 ns`."""
+    unit = next(unit for unit in reversed(TIME_UNITS) if abs(time_ns) >= TIME_UNITS[unit] or unit == "ns")
+    value = time_ns / TIME_UNITS[unit]
+    decimals = 0 if unit == "ns" or abs(value) >= 100 else 1 if abs(value) >= 10 else 2
+    return f"{value:.{decimals}f} {unit}"
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of `54GiB`, `1.5 TB`, `512 B`.
+
+    Raises:
+        ValueError: if it is none; the text says what may be written.
+    """
+    return parse_quantity(text, SIZE_UNITS, "54GiB")
+
+
+def parse_bandwidth(text: str) -> int:
+    """Bytes per second of `20GB/s`, `1.6TiB/s`.
+
+    Raises:
+        ValueError: if it is none; the text says what may be written.
+    """
+    return parse_quantity(text, BANDWIDTH_UNITS, "20GB/s")
+
+
+def parse_time(text: str) -> int:
+    """Nanoseconds of `20us`, `1.5 ms`.
+
+    Raises:
+        ValueError: if it is none; the text says what may be written.
+    """
+    return parse_quantity(text, TIME_UNITS, "20us")
+
+
+def parse_quantity(text: str, units: dict[str, int], example: str) -> int:
+    """A number with one of these units, as an integer of the smallest.
+
+    Raises:
+        ValueError: if it is none.
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match["unit"] not in units:  # case counts: Gb/s are bits
+        raise ValueError(f"{text!r}: write a number with its unit, such as {example}; units are {', '.join(units)}")
+    return int(Decimal(match["number"]) * units[match["unit"]])

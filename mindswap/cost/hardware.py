@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Device", "Link"]
+__all__ = ["Device", "Link", "Network"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,24 @@ class Link:
 
 
 @dataclass(frozen=True)
+class Network:
+    """What cards talk over, as one card sees it.
+
+    Attributes:
+        bandwidth_bytes_per_s: of one card, one direction, to all others together.
+        latency_ns: of one step of a collective.
+        efficiency_permille: share of the bandwidth that collectives reach, in thousandths.
+        num_mesh_cards: cards with a link of their own between each two (full mesh): a group of n of them
+            has n - 1 of the `num_mesh_cards` - 1 links of a card; 0 for a switch, where a group has all.
+    """
+
+    bandwidth_bytes_per_s: int
+    latency_ns: int
+    efficiency_permille: int
+    num_mesh_cards: int = 0
+
+
+@dataclass(frozen=True)
 class Device:
     """One card and its place in a node.
 
@@ -39,10 +57,9 @@ class Device:
         contended_permille: rate of a copy while the other direction copies too.
         num_cards_per_node: cards that share host memory.
         host_memory_bytes: of a node.
-        host_bandwidth_bytes_per_s: sum over all cards of a node and both directions; 0 for no common limit.
-        collective_bandwidth_bytes_per_s: of one card, within a node.
-        internode_bandwidth_bytes_per_s: of one card, between nodes.
-        sources: where each figure is from, by key.
+        host_bandwidth_bytes_per_s: sum over all cards of a node that copy in one direction; 0 for no common limit.
+        intranode, internode: between cards of a node, and of different nodes.
+        sources: where each figure is from, by key of the file.
     """
 
     name: str
@@ -61,6 +78,16 @@ class Device:
     num_cards_per_node: int
     host_memory_bytes: int
     host_bandwidth_bytes_per_s: int
-    collective_bandwidth_bytes_per_s: int
-    internode_bandwidth_bytes_per_s: int
+    intranode: Network
+    internode: Network
     sources: Mapping[str, str]
+
+    @property
+    def collective_bandwidth_bytes_per_s(self) -> int:
+        """Bandwidth of one card within a node."""
+        return self.intranode.bandwidth_bytes_per_s
+
+    @property
+    def internode_bandwidth_bytes_per_s(self) -> int:
+        """Bandwidth of one card between nodes."""
+        return self.internode.bandwidth_bytes_per_s

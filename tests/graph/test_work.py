@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.work import Work, measure_work
+from mindswap.graph.work import Work, count_attention_pairs, measure_work
 from tests.graph.builders import graph, node
 
 
@@ -20,6 +20,11 @@ def shaped(name, op, inputs, *shapes):
     return replace(node(name, op, inputs), outputs=tuple(outputs))
 
 
+def forward_work(step, name):
+    """Work of one forward operator."""
+    return measure_work(step)[0][[node.name for node in step.forward].index(name)]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "output", "flops"),
     [
@@ -32,32 +37,109 @@ def test_matrix_products(first, second, output, flops):
     step = graph(
         [shaped("a", "Mul", "x", first), shaped("b", "Mul", "y", second), shaped("c", "MatMul", "a b", output)]
     )
-    assert measure_work(step)["c"].flops == flops
+    assert forward_work(step, "c").flops == flops
+
+
+def attention(integers: str, query=(1, 2, 8, 4), **constants):
+    """A step of one attention, 8 queries and 8 keys, in forward and backward."""
+    tensors = [shaped(name, "Mul", "x", query) for name in "qkv"]
+    mask = replace(shaped("mask", "Mul", "x", (8, 8)), outputs=(TensorType((8, 8), "uint8", 64),))
+    statistics = query[:-1] + (8,)
+    score = shaped("f", "FlashAttentionScore", f"q k v mask {integers}", statistics, statistics, (0,), query)
+    gradient = shaped("g", "FlashAttentionScoreGrad", f"q_b k_b v_b d mask_b {integers}", query, query, query)
+    incoming = shaped("d", "Mul", "x", query)
+    step = graph([*tensors, mask, score], [incoming, gradient], saved="q k v mask")
+    return replace(step, constants=constants)
 
 
 def test_attention_forward_is_two_products_and_backward_five():
-    # batch 1, heads 2, 8 queries of 4 numbers, 16 keys: one product is 2 * 2 * 8 * 16 * 4.
-    product = 2 * 2 * 8 * 16 * 4
-    inputs = [shaped("q", "Mul", "x", (1, 2, 8, 4)), shaped("k", "Mul", "x", (1, 2, 16, 4))]
-    step = graph([*inputs, shaped("f", "FlashAttentionScore", "q k", (1, 2, 8, 4))])
-    assert measure_work(step)["f"].flops == 2 * product
-    step = graph(inputs, [shaped("g", "FlashAttentionScoreGrad", "q_b k_b", (1, 2, 8, 4), (1, 2, 16, 4))], saved="q k")
-    assert measure_work(step)["g"].flops == 5 * product
+    # Batch 1, 2 heads, 8 queries of 4 numbers, 8 keys, all 64 pairs (sparse mode 1): a product is 2 * 2 * 64 * 4.
+    step = attention("many many none bnsd all", many=2**31 - 1, none=0, bnsd=1, all=1)
+    forward, backward = measure_work(step)
+    assert forward[-1].flops == 2 * (2 * 2 * 64 * 4)
+    assert backward[-1].flops == 5 * (2 * 2 * 64 * 4)
+
+
+def test_causal_attention_counts_the_pairs_that_the_mask_leaves():
+    # 8 queries see 1, 2, ... 8 keys: 36 pairs of 64. MindFormers: mask given, none after, sparse mode 0.
+    step = attention("many none none bnsd none", many=2**31 - 1, none=0, bnsd=1)
+    assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 36 * 4)
+
+
+def test_the_layout_says_where_the_sequence_is():
+    # BSH: batch 1, 8 positions, 2 heads of 4 together; as many operations as in BNSD.
+    step = attention("many many none none all", query=(1, 8, 8), many=2**31 - 1, none=0, all=1)
+    assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 64 * 4)
+
+
+def test_values_may_be_shorter_than_keys():
+    # Queries and keys of 6 numbers, values of 4, 1 head, 2 x 2 pairs: 2 * 4 * (6 + 4).
+    tensors = [shaped("q", "Mul", "x", (1, 1, 2, 6)), shaped("k", "Mul", "x", (1, 1, 2, 6))]
+    tensors.append(shaped("v", "Mul", "x", (1, 1, 2, 4)))
+    step = graph([*tensors, shaped("f", "FlashAttentionScore", "q k v", (1, 1, 2, 8), (1, 1, 2, 8), (1, 1, 2, 4))])
+    assert forward_work(step, "f").flops == 2 * 4 * (6 + 4)
+
+
+@pytest.mark.parametrize(
+    ("queries", "keys", "mode", "before", "after", "has_mask", "pairs"),
+    [
+        (4, 4, 0, 99, 0, True, 10),  # 1 + 2 + 3 + 4
+        (4, 4, 0, 99, 0, False, 16),  # without a mask the numbers say nothing
+        (4, 4, 0, 1, 0, True, 7),  # 1 + 2 + 2 + 2
+        (4, 4, 1, 0, 0, True, 16),
+        (4, 6, 2, 0, 0, True, 10),
+        (4, 6, 3, 0, 0, True, 18),  # 3 + 4 + 5 + 6
+        (6, 4, 3, 0, 0, True, 10),  # 0 + 0 + 1 + 2 + 3 + 4
+        (4, 6, 4, 2, 0, True, 12),  # three each
+        (4, 4, 7, 0, 0, True, 16),
+    ],
+)
+def test_pairs_by_sparse_mode(queries, keys, mode, before, after, has_mask, pairs):
+    assert count_attention_pairs(queries, keys, mode, before, after, has_mask) == pairs
 
 
 def test_other_operators_touch_each_element_once():
     step = graph([shaped("a", "Mul", "x", (4, 8)), shaped("b", "Add", "a a", (4, 8))])
-    assert measure_work(step)["b"] == Work(flops=32, read_bytes=128, written_bytes=64)
+    work = forward_work(step, "b")
+    assert (work.flops, work.read_bytes, work.written_bytes) == (32, 128, 64)
+    assert work.inputs == (TensorType((4, 8), "float16", 64),) * 2
+
+
+def test_a_reduction_works_on_its_input():
+    step = graph([shaped("a", "Mul", "x", (4, 8)), shaped("b", "ReduceSum", "a", (4,))])
+    work = forward_work(step, "b")
+    assert (work.flops, work.read_bytes, work.written_bytes) == (32, 64, 8)
+
+
+def test_a_lookup_reads_the_rows_that_it_gives():
+    # A table of 100 rows, 5 indices of 4 bytes, rows of 8 numbers: 5 * 8 * 2 bytes out and as many of the table.
+    table = shaped("t", "Mul", "x", (100, 8))
+    indices = replace(shaped("i", "Mul", "x", (5,)), outputs=(TensorType((5,), "int32", 20),))
+    work = forward_work(graph([table, indices, shaped("g", "Gather", "t i", (5, 8))]), "g")
+    assert (work.read_bytes, work.written_bytes) == (80 + 20, 80)
+
+
+def test_members_of_a_tuple_are_read_one_by_one():
+    parts = [shaped("a", "Mul", "x", (4, 8)), shaped("b", "Mul", "x", (4, 8))]
+    tied = shaped("t", "MakeTuple", "a b", (4, 8), (4, 8))
+    work = forward_work(graph([*parts, tied, shaped("s", "AddN", "t", (4, 8))]), "s")
+    assert (work.read_bytes, work.written_bytes) == (128, 64)
+
+
+def test_constants_and_parameters_are_read_too():
+    step = replace(graph([shaped("a", "Mul", "x c", (4, 8))]), types={"c": TensorType((8,), "float16", 16)})
+    assert forward_work(step, "a").read_bytes == 16
 
 
 def test_views_and_copies_are_no_work():
     step = graph(
         [shaped("a", "Mul", "x", (4, 8)), shaped("b", "Reshape", "a", (32,)), shaped("c", "MoveTo", "b", (32,))]
     )
-    assert measure_work(step)["b"] == measure_work(step)["c"] == Work(0, 0, 0)
+    assert forward_work(step, "b") == forward_work(step, "c") == Work(0, 0, 0)
 
 
 def test_equal_names_of_forward_and_backward_are_two_operators():
     step = graph([shaped("a", "Mul", "x", (4, 8))], [shaped("a", "Mul", "a_b", (2, 2))], saved="a")
-    assert measure_work(step)["a"].flops == 32
-    assert measure_work(step)["a'"] == Work(flops=4, read_bytes=64, written_bytes=8)
+    forward, backward = measure_work(step)
+    assert (forward[0].read_bytes, forward[0].written_bytes) == (0, 64)
+    assert (backward[0].read_bytes, backward[0].written_bytes) == (64, 8)

@@ -1,0 +1,205 @@
+"""Device files -> Device. Strict: whatever is wrong is listed at once, with file, line and key."""
+
+import os
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+
+from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
+from mindswap.cost.hardware import Device, Link, Network
+from mindswap.errors import CostError
+from mindswap.policy.document import Document, Entry, Node, key_text, show
+from mindswap.policy.wording import closest_names
+from mindswap.policy.yaml_parser import parse_file
+from mindswap.units import parse_bytes
+
+__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "find_device_file", "list_devices", "load_device"]
+
+DEFAULT_DEVICE = "atlas_800t_a2"
+FOLDER = Path(__file__).parents[1] / "data" / "hardware"
+DTYPES = ("float16", "bfloat16", "float32")
+OP_KINDS = ("matrix", "vector", "communication")
+EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
+# What `mindswap calibrate` adds; read by `cost.measured`.
+MEASURED_KEYS = ("calibration", "measured")
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of the devices that come with mindswap."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def find_device_file(name_or_path: str | os.PathLike) -> Path:
+    """The file of a device.
+
+    Raises:
+        CostError: if there is none; the text lists the known names.
+    """
+    text = os.fspath(name_or_path)
+    if text in list_devices():
+        return FOLDER / f"{text}.yaml"
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    closest = closest_names(text, list_devices(), max_distance=6)
+    hint = f"; did you mean {closest[0]}?" if closest else ""
+    raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
+
+
+def load_device(name_or_path: str | os.PathLike = DEFAULT_DEVICE, overrides: Mapping[str, str] | None = None) -> Device:
+    """A device, by its name or from a file.
+
+    Args:
+        name_or_path: one of `list_devices()`, or a file of the same form.
+        overrides: figures to replace: name in `figures.OPTIONS` -> value with its unit, such as
+            `{"d2h": "20GB/s", "memory": "54GiB"}`.
+
+    Raises:
+        CostError: with everything that is wrong.
+    """
+    path = find_device_file(name_or_path)
+    document = parse_file(os.fspath(path))
+    reader = _Reader(document)
+    reader.read()
+    reader.override(overrides or {})
+    reader.judge()
+    if reader.wrong:
+        raise CostError("\n".join(reader.wrong))
+    return _build(path.stem, reader)
+
+
+class _Reader:
+    """Values of a file by figure, and what is wrong with it."""
+
+    def __init__(self, document: Document):
+        self.document = document
+        self.title = ""
+        self.values: dict[str, int] = {}
+        self.efficiencies: dict[str, tuple[tuple[int, int], ...]] = dict.fromkeys(EFFICIENCIES, ())
+        self.sources: dict[str, str] = {}
+        self.wrong: list[str] = []
+        self._figure_of = {key: figure for figure in FIGURES.values() for key in unit_keys(figure)}
+
+    def read(self) -> None:
+        for problem in self.document.problems:
+            self.wrong.append(f"{problem.location}: {problem.message}")
+        for duplicate in self.document.duplicates:
+            self.wrong.append(f"{duplicate.location}: {duplicate.path}: stands twice")
+        if self.document.root is None:
+            return
+        for entry in self.document.root.unique_entries():
+            self._read_entry(entry)
+        for figure in FIGURES.values():
+            if figure.name not in self.sources:
+                self._complain(self.document.root, f"missing: {' or '.join(list(unit_keys(figure))[-3:])}")
+
+    def override(self, overrides: Mapping[str, str]) -> None:
+        for name, text in overrides.items():
+            if name not in OPTIONS:
+                closest = closest_names(name, OPTIONS)[0]
+                self.wrong.append(f"{name}: no such figure of a device; closest: {closest}")
+                continue
+            figure = OPTIONS[name]
+            try:
+                self.values[figure.name] = parse_option(figure, text)
+            except ValueError as error:
+                self.wrong.append(f"{name}: {error}")
+            self.sources[figure.name] = "set by the user"
+
+    def judge(self) -> None:
+        """Figures that do not go together."""
+        usable, whole = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
+        if usable > whole > 0:
+            self.wrong.append(f"memory: {usable} bytes are more than the {whole} bytes of the device")
+
+    def _read_entry(self, entry: Entry) -> None:
+        key = entry.key
+        if key == "title" and isinstance(entry.value.value, str):
+            self.title = entry.value.value
+        elif key in EFFICIENCIES:
+            self._read_efficiency(str(key), entry.value)
+        elif key in self._figure_of:
+            self._read_figure(str(key), entry.value)
+        elif key not in MEASURED_KEYS:
+            known = ("title", *EFFICIENCIES, *self._figure_of)
+            closest = ", ".join(closest_names(key_text(key), known, limit=3))
+            self._complain(entry, f"{key_text(key)}: no such key, or no such unit; closest: {closest}")
+
+    def _read_figure(self, key: str, node: Node) -> None:
+        figure = self._figure_of[key]
+        if figure.name in self.sources:
+            self._complain(node, f"{key}: {figure.name} is given twice")
+        value = self._value_and_source(key, figure.name, node)
+        if value is None:
+            return
+        number = value.value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            self._complain(value, f"{key}: {show(value)} is no number")
+            return
+        try:
+            integer = to_integer(figure, Decimal(repr(number)), unit_keys(figure)[key])
+            self.values[figure.name] = checked(figure, integer)
+        except ValueError as error:
+            self._complain(value, f"{key}: {show(value)}: {error}")
+
+    def _read_efficiency(self, key: str, node: Node) -> None:
+        value = self._value_and_source(key, key, node)
+        if value is None:
+            return
+        steps = []
+        try:
+            for step in value.items or ():
+                size, fraction = (item.value for item in step.items or ())
+                steps.append((parse_bytes(size), int(Decimal(repr(fraction)) * 1000)))
+            is_rising = steps == sorted(set(steps)) and all(0 < permille <= 1000 for _, permille in steps)
+        except (ValueError, TypeError, ArithmeticError):
+            is_rising = False
+        if not is_rising or not steps:
+            self._complain(
+                value, f"{key}: {show(value)}: write rising sizes with fractions: [[64KiB, 0.3], [1MiB, 0.8]]"
+            )
+        self.efficiencies[key] = tuple(steps)
+
+    def _value_and_source(self, key: str, name: str, node: Node) -> Node | None:
+        """The value of `{value: ..., source: ...}`; a complaint if it is no such pair."""
+        value, source = node.get("value"), node.get("source")
+        self.sources[name] = ""
+        keys = {entry.key for entry in node.entries or ()}
+        if value is None or source is None or keys != {"value", "source"} or not isinstance(source.value, str):
+            self._complain(node, f"{key}: write {{value: NUMBER, source: 'where it is from'}}")
+            return None
+        self.sources[name] = source.value
+        return value
+
+    def _complain(self, where: Node | Entry, text: str) -> None:
+        self.wrong.append(f"{where.location}: {text}")
+
+
+def _build(name: str, reader: _Reader) -> Device:
+    value = reader.values
+    return Device(
+        name=name,
+        title=reader.title or name,
+        peak_flops={dtype: value[f"matrix_{dtype}"] for dtype in DTYPES},
+        vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
+        compute_permille=value["compute_fraction"],
+        memory_permille=value["memory_fraction"],
+        memory_bandwidth_bytes_per_s=value["memory_bandwidth"],
+        op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
+        memory_bytes=value["device_memory"],
+        usable_memory_bytes=value["usable_memory"],
+        offload=Link(value["d2h"], value["d2h_latency"], reader.efficiencies["d2h_efficiency"]),
+        prefetch=Link(value["h2d"], value["h2d_latency"], reader.efficiencies["h2d_efficiency"]),
+        contended_permille=value["contended_fraction"],
+        num_cards_per_node=value["num_cards_per_node"],
+        host_memory_bytes=value["host_memory"],
+        host_bandwidth_bytes_per_s=value["host_bandwidth"],
+        intranode=Network(
+            value["intranode_bandwidth"],
+            value["intranode_latency"],
+            value["collective_fraction"],
+            value["num_mesh_cards"],
+        ),
+        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["collective_fraction"]),
+        sources=reader.sources,
+    )

@@ -1,0 +1,139 @@
+"""What a device file says, as data: each figure with its kind. Readers, options and messages share this table."""
+
+from dataclasses import dataclass
+from decimal import Decimal
+from enum import Enum
+
+from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
+
+__all__ = ["FIGURES", "OPTIONS", "Figure", "Kind", "parse_option", "unit_keys"]
+
+
+class Kind(Enum):
+    """What a figure measures."""
+
+    SIZE = "size"
+    BANDWIDTH = "bandwidth"
+    TIME = "time"
+    FLOPS = "flops"
+    FRACTION = "fraction"
+    COUNT = "count"
+
+
+UNITS_OF = {
+    Kind.SIZE: SIZE_UNITS,
+    Kind.BANDWIDTH: BANDWIDTH_UNITS,
+    Kind.TIME: TIME_UNITS,
+    Kind.FLOPS: FLOPS_UNITS,
+}
+EXAMPLES = {
+    Kind.SIZE: "54GiB",
+    Kind.BANDWIDTH: "20GB/s",
+    Kind.TIME: "20us",
+    Kind.FLOPS: "313TFLOPS",
+    Kind.FRACTION: "0.7",
+    Kind.COUNT: "8",
+}
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a device.
+
+    Attributes:
+        name: without unit; the option and the key in `mindswap:` have this name.
+        kind: what it measures.
+        meaning: for help texts.
+        may_be_zero: 0 says that there is no such cost or limit.
+    """
+
+    name: str
+    kind: Kind
+    meaning: str
+    may_be_zero: bool = False
+
+
+FIGURES = {
+    figure.name: figure
+    for figure in (
+        Figure("matrix_float16", Kind.FLOPS, "peak of the matrix units"),
+        Figure("matrix_bfloat16", Kind.FLOPS, "peak of the matrix units"),
+        Figure("matrix_float32", Kind.FLOPS, "peak of the matrix units"),
+        Figure("vector_float16", Kind.FLOPS, "peak of the vector units"),
+        Figure("vector_bfloat16", Kind.FLOPS, "peak of the vector units"),
+        Figure("vector_float32", Kind.FLOPS, "peak of the vector units"),
+        Figure("compute_fraction", Kind.FRACTION, "share of the peak that kernels reach"),
+        Figure("memory_bandwidth", Kind.BANDWIDTH, "device memory"),
+        Figure("memory_fraction", Kind.FRACTION, "share of the memory bandwidth that kernels reach"),
+        Figure("matrix_op_latency", Kind.TIME, "fixed cost of a matrix operator", True),
+        Figure("vector_op_latency", Kind.TIME, "fixed cost of any other operator", True),
+        Figure("communication_op_latency", Kind.TIME, "fixed cost of a collective", True),
+        Figure("device_memory", Kind.SIZE, "memory of the card"),
+        Figure("usable_memory", Kind.SIZE, "what MindSpore can take of it"),
+        Figure("d2h", Kind.BANDWIDTH, "copies from device to host, one card"),
+        Figure("d2h_latency", Kind.TIME, "fixed part of a copy to the host", True),
+        Figure("h2d", Kind.BANDWIDTH, "copies from host to device, one card"),
+        Figure("h2d_latency", Kind.TIME, "fixed part of a copy from the host", True),
+        Figure("contended_fraction", Kind.FRACTION, "rate of a copy while the other direction copies too"),
+        Figure("num_cards_per_node", Kind.COUNT, "cards that share host memory"),
+        Figure("host_memory", Kind.SIZE, "memory of a node"),
+        Figure("host_bandwidth", Kind.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True),
+        Figure("intranode_bandwidth", Kind.BANDWIDTH, "one card to the others of its node"),
+        Figure("intranode_latency", Kind.TIME, "one step of a collective within a node", True),
+        Figure("num_mesh_cards", Kind.COUNT, "cards with a link between each two; 0 for a switch", True),
+        Figure("internode_bandwidth", Kind.BANDWIDTH, "one card to other nodes"),
+        Figure("internode_latency", Kind.TIME, "one step of a collective between nodes", True),
+        Figure("collective_fraction", Kind.FRACTION, "share of these bandwidths that collectives reach"),
+    )
+}
+# Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
+OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
+
+
+def unit_keys(figure: Figure) -> dict[str, int]:
+    """Keys that a device file may use for a figure -> the size of their unit: `d2h_gb_per_s`, ..."""
+    if figure.kind not in UNITS_OF:
+        return {figure.name: 1000 if figure.kind is Kind.FRACTION else 1}
+    units = UNITS_OF[figure.kind]
+    return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in units.items()}
+
+
+def parse_option(figure: Figure, text: str) -> int:
+    """The value of an option: bytes, bytes/s, ns, FLOPS, thousandths or a count.
+
+    Raises:
+        ValueError: if it does not fit; the text says what may be written.
+    """
+    example = EXAMPLES[figure.kind]
+    if figure.kind in UNITS_OF:
+        value = parse_quantity(text, UNITS_OF[figure.kind], example)
+    else:
+        try:
+            value = to_integer(figure, Decimal(text), unit_keys(figure)[figure.name])
+        except ArithmeticError:
+            raise ValueError(f"{text!r}: write a number such as {example}") from None
+    return checked(figure, value)
+
+
+def to_integer(figure: Figure, number: Decimal, unit: int) -> int:
+    """A number of a unit as an integer.
+
+    Raises:
+        ValueError: if it is not finite, or a count that is not whole.
+    """
+    if not number.is_finite() or (figure.kind is Kind.COUNT and number != int(number)):
+        raise ValueError(f"{number} is no {'whole number' if figure.kind is Kind.COUNT else 'number'}")
+    return int(number * unit)
+
+
+def checked(figure: Figure, value: int) -> int:
+    """The value itself.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
+    if value < 0 or (value == 0 and not figure.may_be_zero):
+        raise ValueError("must be more than 0" if not figure.may_be_zero else "must not be negative")
+    if figure.kind is Kind.FRACTION and value > 1000:
+        raise ValueError("must be at most 1")
+    return value

@@ -1,0 +1,47 @@
+"""Measured durations of operators: under which key they are known, and how they stand in a file."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mindswap.graph.model import TensorType
+
+__all__ = ["MeasuredKey", "measured_key"]
+
+# Kernels of CANN and the operators of MindSpore that they run.
+OP_OF_KERNEL = {
+    "BatchMatMulV2": "BatchMatMul", "BatchMatMulV3": "BatchMatMul", "ConcatD": "Concat", "ConcatV2": "Concat",
+    "MatMulV2": "MatMul", "MatMulV3": "MatMul", "MatMulExt": "MatMul", "BatchMatMulExt": "BatchMatMul",
+    "Swish": "SiLU", "SwishGrad": "SiLUGrad", "Silu": "SiLU", "SiluGrad": "SiLUGrad", "TransposeD": "Transpose",
+    "GatherV2": "Gather", "ReduceSumD": "ReduceSum", "StridedSliceD": "StridedSlice", "SplitD": "Split",
+    "SplitVD": "SplitWithSize", "SplitV": "SplitWithSize", "LayerNormV3": "LayerNorm", "SoftmaxV2": "Softmax",
+    "LogSoftmaxV2": "LogSoftmax", "TileD": "Tile", "UnsortedSegmentSumD": "UnsortedSegmentSum",
+}  # fmt: skip
+# Shapes, axes and lengths that kernels take as tensors and graphs as constants.
+ARGUMENT_DTYPE = "int64"
+
+Shapes = tuple[tuple[tuple[int, ...], str], ...]
+
+
+@dataclass(frozen=True)
+class MeasuredKey:
+    """What an operator is recognised by in a profile.
+
+    Attributes:
+        op: name in MindSpore.
+        inputs, outputs: shape and dtype of each tensor, without those of one element and without integer
+            arguments, which profiles and graphs do not show alike.
+    """
+
+    op: str
+    inputs: Shapes
+    outputs: Shapes
+
+
+def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[TensorType]) -> MeasuredKey:
+    """The key of an operator, from a kernel of a profile or from a node of a graph."""
+    return MeasuredKey(OP_OF_KERNEL.get(op, op), _shapes(inputs), _shapes(outputs))
+
+
+def _shapes(tensors: Iterable[TensorType]) -> Shapes:
+    return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)

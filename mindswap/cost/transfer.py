@@ -1,0 +1,105 @@
+"""Time of copies between device and host, and of collectives between cards. Pure."""
+
+import math
+
+from mindswap.cost.hardware import Device, Link, Network
+
+__all__ = ["COLLECTIVES", "collective_ns", "copy_in_ns", "copy_out_ns", "send_ns"]
+
+NS_PER_S = 10**9
+# Shares of the message that each card sends, in rounds of num_ranks - 1 parts: ring algorithms.
+COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
+
+
+def copy_out_ns(size_bytes: int, device: Device) -> int:
+    """Time of one copy to the host (D2H) while nothing goes the other way, in ns (see `_copy_ns`)."""
+    return _copy_ns(size_bytes, device.offload, device)
+
+
+def copy_in_ns(size_bytes: int, device: Device) -> int:
+    """Time of one copy from the host (H2D) while nothing goes the other way, in ns (see `_copy_ns`)."""
+    return _copy_ns(size_bytes, device.prefetch, device)
+
+
+def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
+    """Latency + size / (bandwidth * efficiency(size)), rounded up; 0 for an empty tensor.
+
+    All cards of a node run the same step and copy at the same moments, so each has its part of the bandwidth
+    of the host.
+
+    Raises:
+        ValueError: if size_bytes is negative.
+    """
+    if size_bytes < 0:
+        raise ValueError(f"size_bytes is {size_bytes}")
+    if size_bytes == 0:
+        return 0
+    bandwidth = link.bandwidth_bytes_per_s
+    if device.host_bandwidth_bytes_per_s:
+        bandwidth = min(bandwidth, device.host_bandwidth_bytes_per_s // device.num_cards_per_node)
+    permille = 1000
+    for least_bytes, reached in link.efficiency:
+        if size_bytes >= least_bytes:
+            permille = reached
+    return link.latency_ns + _ceil_div(size_bytes * NS_PER_S * 1000, bandwidth * permille)
+
+
+def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device) -> int:
+    """Time of one collective on an otherwise idle network.
+
+    Model: fixed cost + steps * latency + sent bytes / bandwidth. With n ranks, each sends (n - 1) / n of the
+    whole message (twice for AllReduce); the steps are those of the quicker of the usual algorithms, n - 1 of the
+    ring or log2(n) of halving and doubling, which move the same bytes.
+
+    Args:
+        kind: one of COLLECTIVES.
+        size_bytes: the whole message: what AllReduce and AllToAll have on each rank, what AllGather gives and
+            ReduceScatter takes on each rank.
+        num_ranks: ranks that take part; more than fit in a node use the network between nodes.
+        device: where it runs.
+
+    Raises:
+        ValueError: if kind is not known, or a number is out of range.
+
+    Source:
+        Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005
+        (alpha-beta model); share of a full mesh as in msmodeling, tensor_cast/performance_model/comm_analytic.py.
+    """
+    if kind not in COLLECTIVES:
+        raise ValueError(f"{kind!r} is no collective; known: {', '.join(COLLECTIVES)}")
+    if size_bytes < 0 or num_ranks < 1:
+        raise ValueError(f"size_bytes is {size_bytes}, num_ranks is {num_ranks}")
+    if num_ranks == 1 or size_bytes == 0:
+        return 0
+    network = device.intranode if num_ranks <= device.num_cards_per_node else device.internode
+    rounds = COLLECTIVES[kind]
+    is_pairwise = kind == "AllToAll"
+    num_steps = rounds * (num_ranks - 1 if is_pairwise else math.ceil(math.log2(num_ranks)))
+    sent = rounds * size_bytes * (num_ranks - 1)
+    time_ns = _ceil_div(sent * NS_PER_S, num_ranks * _bandwidth(network, num_ranks))
+    return device.op_latency_ns["communication"] + num_steps * network.latency_ns + time_ns
+
+
+def send_ns(size_bytes: int, is_within_node: bool, device: Device) -> int:
+    """Time of handing a tensor to one other card, as between pipeline stages.
+
+    Raises:
+        ValueError: if size_bytes is negative.
+    """
+    if size_bytes < 0:
+        raise ValueError(f"size_bytes is {size_bytes}")
+    network = device.intranode if is_within_node else device.internode
+    time_ns = _ceil_div(size_bytes * NS_PER_S, _bandwidth(network, 2))
+    return device.op_latency_ns["communication"] + network.latency_ns + time_ns
+
+
+def _bandwidth(network: Network, num_ranks: int) -> int:
+    """Bytes/s that one card of a group of `num_ranks` can send."""
+    bandwidth = network.bandwidth_bytes_per_s * network.efficiency_permille // 1000
+    if num_ranks <= network.num_mesh_cards:
+        bandwidth = bandwidth * (num_ranks - 1) // (network.num_mesh_cards - 1)
+    return bandwidth
+
+
+def _ceil_div(dividend: int, divisor: int) -> int:
+    return -(-dividend // divisor)
