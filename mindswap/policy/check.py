@@ -14,6 +14,7 @@ from mindswap.policy.normalize import build_policy
 from mindswap.policy.problem import Level, Problem, sort_problems
 from mindswap.policy.read import read_settings
 from mindswap.policy.rules import Context, run_rules
+from mindswap.policy.stage_recompute import RULE as STAGE_RULE
 from mindswap.policy.yaml_source import load_document
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy"]
@@ -67,9 +68,9 @@ def check_document(
     if num_layers is None:
         num_layers = read_num_layers(document, trees)
     settings = read_settings(document, num_layers)
-    if trees is None and num_layers is not None and settings.is_swap_enabled:
+    if trees is None and num_layers is not None:
         trees = load_layer_trees(_model_section(document), num_layers)
-    coverage = Coverage(trees) if trees is not None and settings.is_swap_enabled else None
+    coverage = Coverage(trees) if trees is not None else None
     context = Context(document, settings, coverage, environ or {})
     found = (*document.problems, *run_rules(context))
     problems = sort_problems(problem for problem in found if problem.rule not in ignore)
@@ -86,9 +87,10 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
         environ: environment variables of the run.
 
     Raises:
-        PolicyError: with every problem, if one of the errors holds for any network.
+        PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
+            is wrong in recompute_config is left to MindFormers: nothing of ours stops such a run.
     """
-    result = check_document(document, environ=environ)
+    result = check_document(document, environ=environ, ignore={STAGE_RULE})
     if any(problem.rule not in MODEL_RULES for problem in result.errors):
         raise PolicyError(result.problems)
     return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
@@ -103,9 +105,10 @@ def load_policy(
     """The policy of a configuration file (arguments as in `check_document`).
 
     Raises:
-        PolicyError: with every error and warning, if there is an error.
+        PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
+            recompute_config is left to MindFormers.
     """
-    result = check_document(load_document(path), num_layers, trees, environ)
+    result = check_document(load_document(path), num_layers, trees, environ, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy

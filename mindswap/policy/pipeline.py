@@ -103,12 +103,13 @@ class Pipeline:
         """
         if self.is_zero_bubble_v and self.num_chunks < 2:
             raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
+        table = self._offset_table()
         if self.num_stages * self.num_chunks == 1:
-            return Layout(((num_layers,),), num_layers)
+            return Layout(((num_layers,),), num_layers)  # MindFormers reads the offset, and takes 0
         if self.num_stages * self.num_chunks > MAX_CELLS:
             raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
         average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
-        rows = self._offset_rows(rest, num_layers)
+        rows = self._offset_rows(table, rest, num_layers)
         sizes = [[average + extra for extra in row] for row in rows]
         flat = [size for row in sizes for size in row]
         if flat[0] < 0 or flat[-1] < 0 or any(size < 1 for size in flat[1:-1]):
@@ -120,13 +121,19 @@ class Pipeline:
             sizes[1].reverse()
         return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
 
-    def _offset_rows(self, rest: int, num_layers: int) -> list[list[int]]:
-        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+    def _offset_table(self) -> list[list[int]]:
+        """The offset as lists: one for all chunks, or one for each; all equally long."""
         rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
-        is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in rows)
-        table: list = rows if is_per_chunk else [rows]
+        table: list = rows if any(isinstance(row, list) for row in rows) else [rows]
         if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
             raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
+        if len({len(row) for row in table}) > 1:
+            raise LayoutError(f"{self.offset} has lists of different lengths")
+        return table
+
+    def _offset_rows(self, table: list[list[int]], rest: int, num_layers: int) -> list[list[int]]:
+        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+        is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in self.offset)
         if any(len(row) != self.num_stages for row in table):
             raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
         if is_per_chunk and len(table) != self.num_chunks:
@@ -161,7 +168,7 @@ def read_pipeline(document: Document) -> Pipeline:
     return Pipeline(
         num_stages,
         num_chunks,
-        offset if num_stages * num_chunks > 1 else 0,
+        offset,
         scheduler is not None and scheduler.value == "zero_bubble_v",
     )
 

@@ -25,11 +25,14 @@ class Counts:
         rows: one row per chunk, in order of execution (as `Layout.sizes`).
         text: as MindFormers logs it.
         warnings: what it accepts without doing it, in words.
+        is_rewritten: MindFormers puts NumPy numbers into the user's own list, for True and for what is
+            too large, and refuses that list when it reads it for a second operator.
     """
 
     rows: tuple[tuple[int, ...], ...]
     text: str
     warnings: tuple[str, ...] = ()
+    is_rewritten: bool = False
 
 
 class CountsError(ValueError):
@@ -115,6 +118,7 @@ def _read_per_chunk(node: Node, items: tuple[Node, ...], layout: Layout) -> Coun
     rows: list[tuple[int, ...]] = []
     texts = []
     warnings: list[str] = []
+    is_rewritten = False
     for chunk, item in enumerate(items):
         if chunk >= len(layout.sizes):
             raise CountsError(item, f"{show(node)} has {len(items)} lists for {_number(len(layout.sizes), 'chunk')}")
@@ -125,11 +129,14 @@ def _read_per_chunk(node: Node, items: tuple[Node, ...], layout: Layout) -> Coun
             rows.append(sizes if item.value else (0,) * len(sizes))
             texts.append(_array_text(rows[-1]))
             continue
-        entries = item.items[::-1] if layout.is_zero_bubble_v and chunk == 1 else item.items
+        is_reversed = layout.is_zero_bubble_v and chunk == 1  # and so a copy
+        entries = item.items[::-1] if is_reversed else item.items
         rows.append(tuple(_cut_row(entries, sizes, chunk, warnings)))
+        written = [entry.value for entry in entries]
+        is_rewritten |= not is_reversed and any(a is True or a > b for a, b in zip(written, rows[-1], strict=True))
         texts.append(str(list(rows[-1])))
     _check_shape(node, rows, layout)
-    return Counts(tuple(rows), f"[{', '.join(texts)}]", tuple(warnings))
+    return Counts(tuple(rows), f"[{', '.join(texts)}]", tuple(warnings), is_rewritten)
 
 
 def _cut_row(entries: tuple[Node, ...], sizes: tuple[int, ...], chunk: int, warnings: list[str]) -> Iterator[int]:

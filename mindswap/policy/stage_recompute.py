@@ -140,6 +140,9 @@ class _Expansion:
             counts = self._counts(node, path, layout)
             if counts is not None:
                 names = default_operators(option, self._use_legacy())
+                if counts.is_rewritten and len(names) > 1:
+                    message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
+                    self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
                 found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
 
     def _use_legacy(self) -> bool:

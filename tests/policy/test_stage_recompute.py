@@ -181,6 +181,17 @@ def test_counts_that_stop_mindformers(recompute, message):
     assert problem.allowed
 
 
+def test_rows_that_mindformers_rewrites_for_the_first_default_operator():
+    # It puts NumPy numbers in place of True and of 9, and refuses those at the second operator.
+    for row in ("[True, 0]", "[9, 0]"):
+        [problem] = [
+            p for p in expand(*config(8, f"{{select_recompute: [{row}]}}")).problems if p.level.value == "error"
+        ]
+        assert "for the second operator" in problem.message
+    assert expand(*config(8, "{select_recompute: [[2, False]]}")).problems == ()
+    assert expand(*config(8, "{select_comm_recompute: [[True, 0]]}")).problems == ()
+
+
 @pytest.mark.parametrize(
     ("stages", "chunks", "offset", "reason"),
     [

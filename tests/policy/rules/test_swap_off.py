@@ -28,7 +28,7 @@ def test_one_warning_and_no_error(section, place):
         "swap_config: {}",
         "swap_config: {swap: False}",
         "swap_config: {swap: False, default_prefetch: 1, layer_swap: null, op_swap: null}",
-        "{swap_config: {swap: False}, recompute_config: {recompute: [[1], [2]], select_recompute: 7}}",
+        "{swap_config: {swap: False}, recompute_config: {recompute: [[1]], select_recompute: [1]}}",
         "{swap_config: {swap: False}, context: {mode: 1, memory_optimize_level: O1, jit_level: O2}}",
     ],
 )
