@@ -140,6 +140,8 @@ def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | N
         if len(indices) < len(trees):
             raise GraphError("one rank of several pipeline stages can only be inspected with swap_config.swap: True")
         return LayerSample(indices, indices)
+    if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
+        return LayerSample(indices, tuple(range(len(indices))))
     sample = sample_layers(
         [(trees[index], replace(plan_layer(policy, index, trees[index]), layer_index=0)) for index in indices]
     )

@@ -36,6 +36,7 @@ class LayerActions:
     Attributes:
         layer_index: index of the layer.
         is_fully_recomputed: recompute the whole layer.
+        is_output_recomputed: its output too, which is then computed again for the layer that follows.
         recomputes: cells and primitives to recompute.
         comm_recomputes: primitives whose communication is recomputed.
         recompute_excludes: cells and primitives that must not be recomputed.
@@ -46,6 +47,7 @@ class LayerActions:
 
     layer_index: int
     is_fully_recomputed: bool = False
+    is_output_recomputed: bool = False
     recomputes: tuple[Match, ...] = ()
     comm_recomputes: tuple[Match, ...] = ()
     recompute_excludes: tuple[Match, ...] = ()
@@ -79,6 +81,7 @@ def plan_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerAction
     return LayerActions(
         layer_index=layer_index,
         is_fully_recomputed=is_full,
+        is_output_recomputed=is_full and layer_index in policy.output_recompute,
         recomputes=recomputes,
         comm_recomputes=comm_recomputes,
         recompute_excludes=excludes,
@@ -126,7 +129,7 @@ def format_log_lines(actions: LayerActions) -> tuple[str, ...]:
     at = f"at layer {actions.layer_index}"
     lines = []
     if actions.is_fully_recomputed:
-        lines.append(f"Set full recompute {at}")
+        lines.append(f"Set full recompute {at}" + (", with its output" if actions.is_output_recomputed else ""))
     for title, matches in (
         ("select recompute", actions.recomputes),
         ("select comm recompute", actions.comm_recomputes),

@@ -65,7 +65,7 @@ def read_tree(cell, name: str = "") -> CellNode:
 
 def _check_layers(policy: Policy, last_index: int) -> None:
     """Refuse layers that the network does not have: what is asked of them would have no effect."""
-    layers = [policy.layer_recompute]
+    layers = [policy.layer_recompute, policy.output_recompute]
     for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
         layers += [entry.layers for entry in entries]
     beyond = sorted({index for entry in layers for index in entry.indices or () if index > last_index})
@@ -92,7 +92,10 @@ def _check_patterns(policy: Policy, trees: Sequence[CellNode]) -> None:
 
 def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
     if actions.is_fully_recomputed:
-        layer.recompute(**_recompute_options(policy))
+        options = _recompute_options(policy)
+        if actions.is_output_recomputed:
+            options["output_recompute"] = True
+        layer.recompute(**options)
     for match in actions.recomputes:
         target = _resolve(layer, match.path)
         if match.node.is_primitive:

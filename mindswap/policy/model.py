@@ -98,6 +98,8 @@ class Policy:
         recompute_slice_activation: slice what a recomputed layer keeps over the tensor parallel group.
         mp_comm_recompute: recompute tensor parallel communication inside a recomputed layer.
         parallel_optimizer_comm_recompute: recompute the AllGather of the parallel optimizer.
+        output_recompute: layers of layer_recompute whose output is not kept either: backward computes it again
+            for the layer that follows, so runs of them form groups that keep one hidden state each.
     """
 
     is_swap_enabled: bool = False
@@ -112,9 +114,10 @@ class Policy:
     recompute_slice_activation: bool = False
     mp_comm_recompute: bool = True
     parallel_optimizer_comm_recompute: bool = False
+    output_recompute: Layers = NO_LAYERS
 
     def to_config(self) -> dict:
-        """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling."""
+        """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""
         if not self.is_swap_enabled:
             return {"swap_config": {"swap": False}}
         swap: dict = {"swap": True}
@@ -140,7 +143,10 @@ class Policy:
             "mp_comm_recompute": self.mp_comm_recompute,
             "parallel_optimizer_comm_recompute": self.parallel_optimizer_comm_recompute,
         }
-        return {"swap_config": swap, "recompute_config": recompute}
+        config = {"swap_config": swap, "recompute_config": recompute}
+        if self.output_recompute:
+            config["mindswap"] = {"output_recompute": self.output_recompute.to_config()}
+        return config
 
 
 def _ops_to_config(entries: tuple[OpRecompute, ...]) -> bool | dict:

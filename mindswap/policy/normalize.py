@@ -63,6 +63,7 @@ def build_policy(settings: Settings) -> Policy:
         _op_recompute(settings, "select_recompute_exclude"),
         _op_recompute(settings, "select_comm_recompute_exclude"),
         **dict(settings.flags),
+        output_recompute=_union([statement.layers for statement in settings.of("output_recompute")]),
     )
 
 

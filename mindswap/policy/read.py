@@ -13,6 +13,7 @@ from mindswap.policy.problem import Location
 from mindswap.policy.schema import (
     ENTRY_KEYS,
     MAX_NUM_LAYERS,
+    MINDSWAP_KEYS,
     PREFETCH_DEFAULT,
     RECOMPUTE_FLAGS,
     RECOMPUTE_KEYS,
@@ -80,6 +81,7 @@ class _Reader:
         is_swap_enabled = self._read_swap_section()
         if is_swap_enabled:
             self._read_recompute_section()
+            self._read_own_section()
         return Settings(
             is_swap_enabled,
             self.use_legacy,
@@ -209,6 +211,21 @@ class _Reader:
                     prefetch.value if prefetch is not None else None,
                     prefetch.location if prefetch is not None else None,
                 )
+            )
+
+    # mindswap
+
+    def _read_own_section(self) -> None:
+        section = self.document.get("mindswap")
+        if section is None or is_empty(section) or not self._is_usable_section(section, "mindswap"):
+            return
+        self._check_keys(section, "mindswap", MINDSWAP_KEYS)
+        node = section.get("output_recompute")
+        if node is not None and not node.is_null:
+            path = "mindswap.output_recompute"
+            layers, refs = self._layers(node, path)
+            self.recompute.append(
+                Statement("output_recompute", path, node.location, None, path, node.location, layers, path, refs)
             )
 
     # recompute_config

@@ -11,6 +11,7 @@ from mindswap.policy.document import Node
 __all__ = [
     "ENTRY_KEYS",
     "Expect",
+    "MINDSWAP_KEYS",
     "MAX_NUM_LAYERS",
     "PREFETCH_DEFAULT",
     "RECOMPUTE_FLAGS",
@@ -37,6 +38,8 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
+# mindswap's own section.
+MINDSWAP_KEYS = ("cpu_stand_ins", "output_recompute")
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.
 ENTRY_KEYS = {
     "layer_swap": ("backward_prefetch", "layers"),

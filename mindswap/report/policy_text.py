@@ -20,6 +20,7 @@ class Action(Enum):
     """What happens to the activations of an operator."""
 
     RECOMPUTE = "recompute"
+    RECOMPUTE_OUTPUT = "recompute the output of"
     RECOMPUTE_COMM = "recompute communication of"
     OFFLOAD = "offload"
 
@@ -127,12 +128,14 @@ def _all_layers(policy: Policy) -> list[Layers]:
         *policy.select_recompute_exclude,
         *policy.select_comm_recompute_exclude,
     )
-    return [policy.layer_recompute, *(entry.layers for entry in entries)]
+    return [policy.layer_recompute, policy.output_recompute, *(entry.layers for entry in entries)]
 
 
 def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
     """What the entries say about one layer, patterns as they are."""
     steps = [Step(Action.RECOMPUTE, "")] if layer_index in policy.layer_recompute else []
+    if steps and layer_index in policy.output_recompute:
+        steps.append(Step(Action.RECOMPUTE_OUTPUT, ""))
     if not steps:
         steps += [Step(Action.RECOMPUTE, e.pattern) for e in policy.select_recompute if layer_index in e.layers]
         steps += [
@@ -154,6 +157,8 @@ def _resolved_steps(policy: Policy, layer_index: int, tree: CellNode) -> tuple[S
     actions = plan_layer(policy, layer_index, tree)
     decided = _decide_operators(actions, tree)
     steps = list(_compress(tree, (), decided))
+    if actions.is_output_recomputed:
+        steps.append(Step(Action.RECOMPUTE_OUTPUT, "", 1))
     steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in actions.comm_recomputes]
     order = list(Action)
     return tuple(sorted(steps, key=lambda step: order.index(step.action)))
