@@ -1,0 +1,388 @@
+"""A compiled step cut into blocks that can be put together again in any number and order. Pure.
+
+What is before the layers, each compiled layer, and what is behind them become one block each, with its
+part of forward and its part of backward. A block knows its own tensors, and which tensors of the block
+before, of the block behind and of the whole step it reads. So three compiled layers give a model of eighty,
+and layers under different settings can stand side by side.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mindswap.cost.roofline import is_kernel
+from mindswap.errors import SimulationError
+from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.work import Work, measure_work
+from mindswap.simulate.program import OpKind
+
+__all__ = ["Block", "BlockOp", "BlockTensor", "Collective", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
+
+
+@dataclass(frozen=True)
+class Role:
+    """Under what a tensor is known to another block: its type, and which of those of this type it is.
+
+    Attributes:
+        is_forward: made in forward.
+        is_shared: read by many blocks, not only by a neighbour of the one that makes it.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    ordinal: int
+    is_forward: bool
+    is_shared: bool = False
+
+
+class Source(Enum):
+    """Where a tensor comes from that a block reads and does not make."""
+
+    BEFORE = "the block before it in forward order"
+    BEHIND = "the block behind it in forward order"
+    SHARED = "made before the layers, read by all of them"
+
+
+@dataclass(frozen=True)
+class Collective:
+    """Tensor parallel communication that follows an operator.
+
+    Attributes:
+        kind: AllReduce, AllGather, ReduceScatter or AllToAll.
+        size_bytes: of the whole tensor.
+        num_ranks: ranks that take part.
+    """
+
+    kind: str
+    size_bytes: int
+    num_ranks: int
+
+
+@dataclass(frozen=True)
+class BlockOp:
+    """One operator with its time.
+
+    Attributes:
+        label: operator path below the layer; for gradients that of the operator they are the gradient of.
+        kind: forward, backward, recompute or collective.
+        duration_ns: on the device.
+        wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
+    """
+
+    label: str
+    kind: OpKind
+    duration_ns: int
+    wait_op: int | None = None
+
+
+@dataclass(frozen=True)
+class Uses:
+    """Positions at which a block reads a tensor; None where it does not."""
+
+    last_forward: int | None = None
+    first_backward: int | None = None
+    last_backward: int | None = None
+
+
+@dataclass(frozen=True)
+class BlockTensor:
+    """A tensor that the block makes.
+
+    Attributes:
+        label: who makes it.
+        size_bytes: on the device.
+        is_forward: made in forward.
+        is_again: made by an operator that runs again.
+        made_at: position of its maker in the pass.
+        uses: where the block itself reads it.
+        role: set where other blocks read it.
+        prefetch: `backward_prefetch` of its copies.
+        num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
+        is_held: another name of it is not swapped, so it stays on the device all the same.
+    """
+
+    label: str
+    size_bytes: int
+    is_forward: bool
+    is_again: bool
+    made_at: int
+    uses: Uses
+    role: Role | None
+    prefetch: int = 0
+    num_copies: int = 0
+    is_held: bool = False
+
+
+@dataclass(frozen=True)
+class Read:
+    """A tensor of another block that this one reads."""
+
+    source: Source
+    role: Role
+    size_bytes: int
+    uses: Uses
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
+
+    forward: tuple[BlockOp, ...]
+    backward: tuple[BlockOp, ...]
+    tensors: tuple[BlockTensor, ...]
+    reads: tuple[Read, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class StepBlocks:
+    """A whole step: before the layers, the compiled layers, behind the layers (head and loss)."""
+
+    prologue: Block
+    layers: tuple[Block, ...]
+    epilogue: Block
+
+
+def cut_blocks(
+    graph: Graph,
+    operator_ns: Callable[[Node, Work], int],
+    label: Callable[[Node], str],
+    collectives: Mapping[str, Collective] | None = None,
+    collective_ns: Callable[[Collective], int] | None = None,
+) -> StepBlocks:
+    """The blocks of a compiled step.
+
+    Args:
+        graph: a step with lazy_inline on, from the compiler or from `graph.rewrite`.
+        operator_ns: time of an operator.
+        label: what to call a forward operator.
+        collectives: communication that follows a node, by its name.
+        collective_ns: time of one.
+
+    Raises:
+        SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
+    """
+    if not graph.has_lazy_inline:
+        raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
+    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns).cut()
+
+
+@dataclass
+class _Tensor:
+    """A tensor while the graph is read; positions count kernels within (section, pass)."""
+
+    label: str
+    type: TensorType
+    is_forward: bool
+    is_again: bool
+    section: int
+    made_at: int
+    last_forward: dict[int, int] = field(default_factory=dict)  # by section
+    first_backward: dict[int, int] = field(default_factory=dict)
+    last_backward: dict[int, int] = field(default_factory=dict)
+    prefetch: list[int] = field(default_factory=list)
+    has_keeper: bool = False
+    is_read: bool = False
+    collective: int | None = None  # position of the collective that makes it what readers want
+
+
+class _Cutter:
+    """Reads forward, then backward, and books every operator and every use on a section of the step.
+
+    Sections are numbered in forward order: -1 before the layers, 0 to n - 1 the layers, n behind them.
+    """
+
+    def __init__(self, graph: Graph, operator_ns, label, collectives: Mapping[str, Collective], collective_ns):
+        self.graph = graph
+        self.operator_ns = operator_ns
+        self.label = label
+        self.collectives = collectives
+        self.collective_ns = collective_ns
+        self.num_layers = 1 + max((node.layer_index for node in graph.forward if node.layer_index is not None), default=-1)
+        if not self.num_layers:
+            raise SimulationError("the compiled step has no transformer layers")
+        self.ops: dict[tuple[int, bool], list[BlockOp]] = {}
+        self.tensors: list[_Tensor] = []
+        self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
+
+    def cut(self) -> StepBlocks:
+        forward_work, backward_work = measure_work(self.graph)
+        sections = self._forward_sections()
+        for node, section, work in zip(self.graph.forward, sections, forward_work, strict=True):
+            self._read(node, section, True, work)
+        for saved in self.graph.saved:
+            self.values[saved.backward_name] = self.values.get(saved.forward_name, ())
+        sections = self._backward_sections()
+        for node, section, work in zip(self.graph.backward, sections, backward_work, strict=True):
+            self._read(node, section, False, work)
+        self._note_copies()
+        roles = self._name_roles()
+        blocks = [self._block(section, roles) for section in range(-1, self.num_layers + 1)]
+        return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
+
+    # -- sections ---------------------------------------------------------------------------------
+
+    def _forward_sections(self) -> list[int]:
+        """What is outside the layers belongs behind them once the last layer has begun to end, else before them."""
+        last = max(i for i, node in enumerate(self.graph.forward) if node.layer_index is not None and is_kernel(node.op))
+        return [
+            node.layer_index if node.layer_index is not None else (self.num_layers if position > last else -1)
+            for position, node in enumerate(self.graph.forward)
+        ]
+
+    def _backward_sections(self) -> list[int]:
+        """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
+
+        A duplicate that the compiler made of its own cast belongs where it is read.
+        """
+        sections = []
+        current = self.num_layers
+        nodes = self.graph.forward_nodes
+        for node in self.graph.backward:
+            origin = nodes.get(node.origin)
+            scope = origin.scope if origin is not None else node.scope
+            is_stray = node.is_duplicate and "-" not in scope.rpartition("/")[0]
+            if is_kernel(node.op) and not is_stray:
+                if node.layer_index is not None:
+                    current = min(current, node.layer_index)
+                elif current == 0 and not node.is_duplicate:
+                    current = -1
+            sections.append(current)
+        return sections
+
+    # -- operators and uses -----------------------------------------------------------------------
+
+    def _read(self, node: Node, section: int, is_forward: bool, work: Work) -> None:
+        if node.op in VIEW_OPS or node.op == "MoveTo":
+            self.values[node.name] = self.values.get(node.inputs[0], ())
+        elif node.op == "TupleGetItem":
+            members = self.values.get(node.inputs[0], ())
+            index = self.graph.constants.get(node.inputs[1], 0)
+            self.values[node.name] = members[index : index + 1]
+        elif node.op == "MakeTuple":
+            self.values[node.name] = tuple(
+                (self.values.get(name) or (None,))[0] for name in node.inputs
+            )
+        elif is_kernel(node.op):
+            self._run(node, section, is_forward, work)
+
+    def _run(self, node: Node, section: int, is_forward: bool, work: Work) -> None:
+        ops = self.ops.setdefault((section, is_forward), [])
+        kind = OpKind.FORWARD if is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
+        position = len(ops)
+        waits = []
+        for name in node.inputs:
+            for index in self.values.get(name, ()):
+                if index is None:
+                    continue
+                tensor = self.tensors[index]
+                self._use(tensor, section, position, is_forward)
+                if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
+                    waits.append(tensor.collective)
+        label = self._label(node, is_forward)
+        ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None)))
+        outputs = []
+        for known in node.outputs:
+            outputs.append(len(self.tensors) if known.size_bytes else None)
+            if known.size_bytes:
+                again = node.is_duplicate and not is_forward
+                self.tensors.append(_Tensor(label, known, is_forward, again, section, position))
+        self.values[node.name] = tuple(outputs)
+        collective = self.collectives.get(node.name)
+        if collective is not None and self.collective_ns is not None:
+            name = f"{label} {collective.kind}"
+            ops.append(BlockOp(name, OpKind.COLLECTIVE, self.collective_ns(collective), position))
+            for index in filter(None.__ne__, outputs):
+                self.tensors[index].collective = len(ops) - 1  # type: ignore[index]
+
+    def _label(self, node: Node, is_forward: bool) -> str:
+        if is_forward:
+            return self.label(node)
+        origin = self.graph.forward_nodes.get(node.origin)
+        if origin is not None:
+            return self.label(origin)
+        return f"{node.cell_path}.{node.op}".strip(".")
+
+    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool) -> None:
+        tensor.is_read = True
+        if is_forward:
+            tensor.last_forward[section] = position
+        else:
+            tensor.first_backward.setdefault(section, position)
+            tensor.last_backward[section] = position
+
+    def _note_copies(self) -> None:
+        read_in_backward = {name for node in self.graph.backward for name in node.inputs}
+        nodes = self.graph.forward_nodes
+        for saved in self.graph.saved:
+            if saved.backward_name not in read_in_backward:
+                continue
+            copy = nodes.get(saved.forward_name)
+            for index in self.values.get(saved.forward_name, ()):
+                if index is None:
+                    continue
+                if copy is not None and copy.op == "MoveTo":
+                    self.tensors[index].prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                else:
+                    self.tensors[index].has_keeper = True
+
+    # -- blocks -----------------------------------------------------------------------------------
+
+    def _readers(self, tensor: _Tensor) -> set[int]:
+        return {*tensor.last_forward, *tensor.first_backward}
+
+    def _is_shared(self, tensor: _Tensor) -> bool:
+        """Made before the layers (in backward: behind them) and read by more than the next section."""
+        if tensor.is_forward:
+            return tensor.section == -1 and bool(self._readers(tensor) - {-1, 0})
+        return tensor.section == self.num_layers and bool(self._readers(tensor) - {self.num_layers, self.num_layers - 1})
+
+    def _name_roles(self) -> dict[int, Role]:
+        """Roles of the tensors that other sections read, in order of production."""
+        counts: dict[tuple, int] = {}
+        roles = {}
+        for index, tensor in enumerate(self.tensors):
+            if not self._readers(tensor) - {tensor.section}:
+                continue
+            is_shared = self._is_shared(tensor)
+            key = (tensor.section, tensor.is_forward, is_shared, tensor.type.shape, tensor.type.dtype)
+            known = tensor.type
+            roles[index] = Role(known.shape, known.dtype, counts.get(key, 0), tensor.is_forward, is_shared)
+            counts[key] = counts.get(key, 0) + 1
+        return roles
+
+    def _block(self, section: int, roles: Mapping[int, Role]) -> Block:
+        tensors, reads = [], []
+        for index, tensor in enumerate(self.tensors):
+            uses = Uses(
+                tensor.last_forward.get(section), tensor.first_backward.get(section), tensor.last_backward.get(section)
+            )
+            if tensor.section == section and (tensor.is_forward or tensor.is_read):
+                # What backward makes and nobody reads is a gradient of a weight: counted with the weights.
+                tensors.append(
+                    BlockTensor(
+                        tensor.label, tensor.type.size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
+                        roles.get(index), *_copies(tensor),
+                    )
+                )  # fmt: skip
+            elif uses != Uses():
+                reads.append(Read(self._source(tensor, section), roles[index], tensor.type.size_bytes, uses))
+        forward, backward = (tuple(self.ops.get((section, is_forward), ())) for is_forward in (True, False))
+        return Block(forward, backward, tuple(tensors), tuple(reads))
+
+    def _source(self, tensor: _Tensor, section: int) -> Source:
+        if self._is_shared(tensor):
+            return Source.SHARED
+        if tensor.section == section - 1:
+            return Source.BEFORE
+        if tensor.section == section + 1:
+            return Source.BEHIND
+        raise SimulationError(
+            f"{tensor.label} of section {tensor.section} is read in section {section} of {self.num_layers} layers: "
+            "only neighbouring layers can share tensors"
+        )
+
+
+def _copies(tensor: _Tensor) -> tuple[int, int, bool]:
+    """Prefetch distance, number of copies, and whether the tensor stays in spite of them."""
+    return max(tensor.prefetch, default=0), len(tensor.prefetch), bool(tensor.prefetch) and tensor.has_keeper

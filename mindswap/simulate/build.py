@@ -1,0 +1,308 @@
+"""Blocks -> Program: the step of a whole model on all its pipeline stages. Pure.
+
+The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_stream_assign.cc,
+insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.simulate.block_arrays import arrays_of
+from mindswap.simulate.blocks import Block, Read, Role, Source, Uses
+from mindswap.simulate.placing import TransferCosts, join, place_memory
+from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
+from mindswap.simulate.schedule import Turn, order_turns
+
+__all__ = ["StageLayout", "TransferCosts", "build_program"]
+
+
+@dataclass(frozen=True)
+class StageLayout:
+    """Which sections of the model are where.
+
+    Attributes:
+        chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
+            list of blocks (0 is what is before the layers, the last what is behind them).
+        num_micro_batches: micro-batches of one step.
+    """
+
+    chunks: tuple[tuple[tuple[int, ...], ...], ...]
+    num_micro_batches: int = 1
+
+    @property
+    def num_stages(self) -> int:
+        """Pipeline stages."""
+        return len(self.chunks)
+
+
+def build_program(blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None) -> Program:
+    """One step.
+
+    Args:
+        blocks: what is before the layers, every layer of the model, what is behind them.
+        costs: time of moving bytes.
+        layout: default is one stage that has all, and one micro-batch.
+    """
+    layout = layout or StageLayout(((tuple(range(len(blocks))),),))
+    return _Builder(blocks, costs, layout).build()
+
+
+class _Table:
+    """Columns of a table that is put together from pieces; a row is a piece of length one."""
+
+    def __init__(self) -> None:
+        self.pieces: dict[str, list[np.ndarray]] = {}
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(self, **columns: np.ndarray) -> None:
+        for key, values in columns.items():
+            self.pieces.setdefault(key, []).append(values)
+
+    def column(self, key: str) -> np.ndarray:
+        return np.concatenate(self.pieces[key]) if key in self.pieces else np.empty(0, np.int64)
+
+
+# Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
+TENSOR_COLUMNS = (
+    "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
+    "micro_batch", "prefetch", "num_copies", "is_held",
+)  # fmt: skip
+
+
+class _Builder:
+    """Lays out stage after stage: first the operators of all turns, then the tensors between them."""
+
+    def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
+        self.blocks = blocks
+        self.costs = costs
+        self.layout = layout
+        self.labels: dict[str, int] = {}
+        self.label_maps: dict[int, np.ndarray] = {}
+        self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
+        self.position = 0
+        self.ops = _Table()
+        self.tensors = _Table()
+        self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
+        self.receives: dict[int, tuple[int, int, bool]] = {}
+
+    def build(self) -> Program:
+        starts, tables = [0], []
+        for stage in range(self.layout.num_stages):
+            self.tensors = _Table()
+            self._lay_out(stage)
+            tables.append(self.tensors)
+            starts.append(self.position)
+        ops = Ops(*(self.ops.column(key) for key in ("duration_ns", "kind", "wait_op", "layer", "micro_batch", "label")))
+        for position, key in self.receives.items():
+            ops.wait_op[position] = self.sends[key]
+        num_copies, parts = 0, []
+        for stage, table in enumerate(tables):
+            tensors = {key: table.column(key) for key in TENSOR_COLUMNS}
+            parts.append(place_memory(tensors, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
+            num_copies += len(parts[-1][0])
+        copies, intervals = zip(*parts, strict=True)
+        return Program(
+            np.array(starts, np.int64),
+            ops,
+            join(copies),
+            join(intervals),
+            tuple(self.labels),
+            self.costs.contended_permille,
+        )
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def _lay_out(self, stage: int) -> None:
+        chunks, num_micro_batches = self.layout.chunks[stage], self.layout.num_micro_batches
+        places = _Places()
+        for turn in order_turns(stage, self.layout.num_stages, len(chunks), num_micro_batches):
+            self._run_turn(chunks[turn.chunk], turn, places)
+        for chunk, sections in enumerate(chunks):
+            for micro_batch in range(num_micro_batches):
+                self._add_tensors(chunk, sections, micro_batch, places)
+
+    def _run_turn(self, sections: tuple[int, ...], turn: Turn, places: "_Places") -> None:
+        order = sections if turn.is_forward else sections[::-1]
+        ends = (0, len(self.blocks) - 1)  # a pass begins and ends at the ends of the model, else at another stage
+        step = 1 if turn.is_forward else -1
+        receive = send = NO_OP
+        if order[0] != ends[0 if turn.is_forward else 1]:
+            receive = self._add_transfer(OpKind.RECEIVE, 0, NO_OP, turn.micro_batch)
+            self.receives[receive] = (order[0], turn.micro_batch, turn.is_forward)
+        for section in order:
+            places.bases[section, turn.micro_batch, turn.is_forward] = self.position
+            self._add_ops(section, turn)
+        if order[-1] != ends[1 if turn.is_forward else 0]:
+            target = order[-1] + step
+            size = self._handed_bytes(target, turn.is_forward)
+            send = self._add_transfer(OpKind.SEND, size, self.position - 1, turn.micro_batch)
+            self.sends[target, turn.micro_batch, turn.is_forward] = send
+        places.borders[turn.chunk, turn.micro_batch, turn.is_forward] = (receive, send)
+
+    def _add_ops(self, section: int, turn: Turn) -> None:
+        block = self.blocks[section]
+        arrays = arrays_of(block)
+        if id(block) not in self.label_maps:
+            self.label_maps[id(block)] = np.array([self._label(name) for name in arrays.labels], np.int32)
+        part = arrays.forward if turn.is_forward else arrays.backward
+        size = len(part.duration_ns)
+        self.ops.add(
+            duration_ns=part.duration_ns,
+            kind=part.kind,
+            wait_op=_shift(part.wait_op, self.position),
+            label=self.label_maps[id(block)][part.label],
+            layer=np.full(size, self.layers[section], np.int32),
+            micro_batch=np.full(size, turn.micro_batch, np.int32),
+        )
+        self.position += size
+
+    def _add_transfer(self, kind: OpKind, size_bytes: int, wait_op: int, micro_batch: int) -> int:
+        duration = self.costs.send_ns(size_bytes) if kind is OpKind.SEND else 0
+        self.ops.add(
+            duration_ns=np.array([duration], np.int64),
+            kind=np.array([kind], np.int8),
+            wait_op=np.array([wait_op], np.int64),
+            label=np.array([self._label(kind.name.lower())], np.int32),
+            layer=np.array([NO_OP], np.int32),
+            micro_batch=np.array([micro_batch], np.int32),
+        )
+        self.position += 1
+        return self.position - 1
+
+    def _handed_bytes(self, section: int, is_forward: bool) -> int:
+        """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
+
+        Copies of it in another type (for a norm) are made on the other side.
+        """
+        return min((read.size_bytes for read in _neighbour_reads(self.blocks[section], is_forward)), default=0)
+
+    def _label(self, name: str) -> int:
+        return self.labels.setdefault(name, len(self.labels))
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def _add_tensors(self, chunk: int, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
+        """Tensors of one micro-batch in one chunk: of its blocks, what other stages send, what its layers share."""
+        shared: dict[Role, Read] = {}
+        for index, section in enumerate(sections):
+            self._add_own(section, micro_batch, places)
+            shared |= {read.role: read for read in self.blocks[section].reads if read.role.is_shared}
+            for is_forward, position in ((True, index + 1), (False, index - 1)):
+                other = sections[position] if 0 <= position < len(sections) else None
+                _, send = places.borders[chunk, micro_batch, is_forward]
+                self._add_handed(section, other, is_forward, micro_batch, places, send)
+        for is_forward, section in ((True, sections[0]), (False, sections[-1])):
+            receive, _ = places.borders[chunk, micro_batch, is_forward]
+            if receive != NO_OP:
+                self._add_received(section, is_forward, micro_batch, places, receive)
+        first_forward = places.bases[sections[0], micro_batch, True]
+        first_backward = places.bases[sections[-1], micro_batch, False]
+        last_backward = places.bases[sections[0], micro_batch, False] + len(self.blocks[sections[0]].backward) - 1
+        for role, read in shared.items():
+            begin = first_forward if role.is_forward else first_backward
+            uses = (NO_OP, first_backward, max(last_backward, first_backward))
+            self._add_tensor(
+                read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch
+            )
+
+    def _add_own(self, section: int, micro_batch: int, places: "_Places") -> None:
+        """Tensors that no other block reads, all at once."""
+        block = self.blocks[section]
+        own = arrays_of(block).own
+        forward, backward = places.both(section, micro_batch)
+        self.tensors.add(
+            size_bytes=own.size_bytes,
+            is_forward=own.is_forward,
+            begin=own.made_at + np.where(own.is_forward, forward, backward),
+            last_forward=_shift(own.last_forward, forward),
+            first_backward=_shift(own.first_backward, backward),
+            last_backward=_shift(own.last_backward, backward),
+            kind=own.kind,
+            label=self.label_maps[id(block)][own.label],
+            layer=np.full(len(own.size_bytes), self.layers[section], np.int32),
+            micro_batch=np.full(len(own.size_bytes), micro_batch, np.int32),
+            prefetch=own.prefetch,
+            num_copies=own.num_copies,
+            is_held=own.is_held,
+        )
+
+    def _add_handed(self, section: int, other: int | None, is_forward: bool, micro_batch, places, send: int) -> None:
+        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
+        forward, backward = places.both(section, micro_batch)
+        reads = {}
+        if other is not None:
+            reads = {read.role: read for read in _neighbour_reads(self.blocks[other], is_forward)}
+        for tensor in arrays_of(self.blocks[section]).handed:
+            assert tensor.role is not None
+            if tensor.role.is_shared or tensor.is_forward != is_forward:
+                continue
+            uses = [_absolute(tensor.uses, forward, backward)]
+            if tensor.role in reads:
+                uses.append(_absolute(reads[tensor.role].uses, *places.both(other, micro_batch)))
+            elif other is None and send != NO_OP:
+                uses.append((send, NO_OP, NO_OP) if is_forward else (NO_OP, send, send))
+            begin = tensor.made_at + (forward if is_forward else backward)
+            copies = (tensor.prefetch, tensor.num_copies, tensor.is_held)
+            self._add_tensor(
+                tensor.size_bytes, is_forward, begin, _merge(uses), tensor.label, self.layers[section], micro_batch,
+                copies, tensor.is_again,
+            )  # fmt: skip
+
+    def _add_received(self, section: int, is_forward: bool, micro_batch: int, places: "_Places", receive: int) -> None:
+        for read in _neighbour_reads(self.blocks[section], is_forward):
+            uses = _absolute(read.uses, *places.both(section, micro_batch))
+            self._add_tensor(
+                read.size_bytes, is_forward, receive, uses, "received", self.layers[section], micro_batch
+            )
+
+    def _add_tensor(
+        self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int,
+        micro_batch: int, copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
+    ) -> None:  # fmt: skip
+        kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
+        row = (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, micro_batch, *copies)
+        self.tensors.add(**{key: np.array([value]) for key, value in zip(TENSOR_COLUMNS, row, strict=True)})
+
+
+class _Places:
+    """Where a stage has put what.
+
+    Attributes:
+        bases: first position of a section, by (section, micro-batch, is forward).
+        borders: RECEIVE and SEND of a turn, by (chunk, micro-batch, is forward).
+    """
+
+    def __init__(self) -> None:
+        self.bases: dict[tuple[int, int, bool], int] = {}
+        self.borders: dict[tuple[int, int, bool], tuple[int, int]] = {}
+
+    def both(self, section: int, micro_batch: int) -> tuple[int, int]:
+        return self.bases[section, micro_batch, True], self.bases[section, micro_batch, False]
+
+
+# Last use in forward, first and last use in backward.
+_Positions = tuple[int, int, int]
+
+
+def _shift(positions: np.ndarray, base: int) -> np.ndarray:
+    return np.where(positions == NO_OP, NO_OP, positions + base)
+
+
+def _absolute(uses: Uses, forward: int, backward: int) -> _Positions:
+    def at(value: int | None, base: int) -> int:
+        return NO_OP if value is None else value + base
+
+    return at(uses.last_forward, forward), at(uses.first_backward, backward), at(uses.last_backward, backward)
+
+
+def _merge(uses: Sequence[_Positions]) -> _Positions:
+    firsts = [first for _, first, _ in uses if first != NO_OP]
+    return max(last for last, _, _ in uses), min(firsts, default=NO_OP), max(last for _, _, last in uses)
+
+
+def _neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
+    """What a block reads that the neighbour makes from which a pass comes to it."""
+    source = Source.BEFORE if is_forward else Source.BEHIND
+    return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
