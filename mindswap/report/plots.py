@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from mindswap.errors import DataError
 from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.memory import MemoryReport, group_layers
 from mindswap.units import format_bytes
 
@@ -25,13 +25,11 @@ def plot_memory(report: MemoryReport, path: Path, title: str) -> None:
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise DataError("--plot needs matplotlib\n    fix: pip install 'mindswap[plot]'") from None
+    figure_class = load_figure_class()
     groups = group_layers(report.layers)
     bars = [_largest(layer) for _, layer in groups]
-    figure = Figure(figsize=(11, 1.6 + sum(0.24 * len(b) + 0.9 for b in bars)), layout="constrained")
+    height = 1.6 + sum(0.24 * len(b) + 0.9 for b in bars)
+    figure = figure_class(figsize=(11, height), layout="constrained")
     axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True, height_ratios=[len(b) + 2 for b in bars])[:, 0]
     for axis, (name, layer), operators in zip(axes, groups, bars, strict=True):
         _draw_panel(axis, name, layer, operators)
@@ -41,10 +39,7 @@ def plot_memory(report: MemoryReport, path: Path, title: str) -> None:
         f"{title}: activations from forward to backward\n{format_bytes(report.kept_bytes)} kept, "
         f"{format_bytes(report.swapped_bytes)} swapped, {format_bytes(report.recomputed_bytes)} recomputed in the step"
     )
-    try:
-        figure.savefig(path, dpi=110)
-    except (OSError, ValueError) as error:
-        raise DataError(f"cannot write {path}: {error}") from None
+    save_figure(figure, path)
 
 
 def _largest(layer: LayerMemory) -> list[OperatorMemory]:

@@ -1,6 +1,6 @@
 """A normalised policy for readers: what happens in each layer, equal layers once."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -10,7 +10,7 @@ from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.wording import format_layers
 from mindswap.report.problems import escape
 
-__all__ = ["Action", "LayerGroup", "Step", "format_policy", "group_layers"]
+__all__ = ["Action", "LayerGroup", "Step", "format_policy", "format_steps", "group_layers"]
 
 # Stands for any layer that no entry names: only entries for every layer hold for it.
 _UNNAMED_LAYER = -1
@@ -100,12 +100,17 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     for group in groups:
         is_rest = group.layers.indices is None and len(groups) > 1
         lines.append(f"  {'every other layer' if is_rest else format_layers(group.layers)}")
-        rows = [(f"{step.action.value} {_name(step)}", _distance(step)) for step in group.steps]
-        width = max((len(what) for what, _ in rows), default=0)
-        lines += [f"    {what:<{width}}  {distance}".rstrip() for what, distance in rows]
-        if not rows:
-            lines.append("    nothing is offloaded or recomputed")
+        lines += [f"    {line}" for line in format_steps(group.steps)]
     return "\n".join(lines)
+
+
+def format_steps(steps: Iterable[Step]) -> list[str]:
+    """One line per step, prefetch distances in a column."""
+    rows = [(f"{step.action.value} {_name(step)}", _distance(step)) for step in steps]
+    width = max((len(what) for what, _ in rows), default=0)
+    return [f"{what:<{width}}  {distance}".rstrip() for what, distance in rows] or [
+        "nothing is offloaded or recomputed"
+    ]
 
 
 def _name(step: Step) -> str:

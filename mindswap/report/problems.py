@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from mindswap.policy.problem import Level, Problem, sort_problems
 
-__all__ = ["escape", "format_counts", "format_problems"]
+__all__ = ["escape", "format_counts", "format_problems", "problem_to_data"]
 
 _COLOURS = {Level.ERROR: "\033[1;31m", Level.WARNING: "\033[1;33m"}
 _BOLD, _RESET = "\033[1m", "\033[0m"
@@ -18,6 +18,20 @@ def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
         colour: write ANSI colours, for a terminal.
     """
     return "\n".join(_format(problem, colour) for problem in sort_problems(problems))
+
+
+def problem_to_data(problem: Problem) -> dict:
+    """One problem as plain data, for JSON."""
+    return {
+        "file": problem.location.file,
+        "line": problem.location.line,
+        "column": problem.location.column,
+        "rule": problem.rule,
+        "level": problem.level.value,
+        "message": problem.message,
+        "allowed": problem.allowed,
+        "fix": problem.fix,
+    }
 
 
 def format_counts(problems: Iterable[Problem]) -> str:

@@ -1,0 +1,153 @@
+"""What a configuration does in each layer, as text and as JSON; equal layers print once."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.pipeline import Layout
+from mindswap.policy.wording import format_indices
+from mindswap.report.policy_text import LayerGroup, Step, format_steps, group_layers
+from mindswap.report.problems import escape
+from mindswap.report.recompute import as_applied
+from mindswap.report.tables import format_table
+
+__all__ = ["Explanation", "explain", "explanation_to_json", "format_explanation", "format_paths", "paths_to_json"]
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What happens in each layer.
+
+    Attributes:
+        is_swap_enabled: mindswap acts; otherwise MindFormers does its own recompute.
+        groups: equal layers together, in order of their first.
+        num_layers: layers of the model; None if not known.
+        source: where the operators come from; None leaves names as the configuration has them.
+        formative_lines: what MindFormers logs with swap off.
+        layout: layers of each stage and chunk; None with swap on, where stages play no role.
+        whole: layers that are recomputed whole.
+    """
+
+    is_swap_enabled: bool
+    groups: tuple[LayerGroup, ...]
+    num_layers: int | None
+    source: str | None
+    formative_lines: tuple[str, ...] = ()
+    layout: Layout | None = None
+    whole: Layers = Layers(())
+
+
+def explain(
+    policy: Policy,
+    num_layers: int | None,
+    trees: LayerTrees | None,
+    formative_lines: tuple[str, ...] = (),
+    layout: Layout | None = None,
+) -> Explanation:
+    """What a policy does in each layer.
+
+    Args:
+        policy: with swap on, or one of `policy.stage_recompute`.
+        num_layers: layers of the model; None if not known.
+        trees: the layers; None leaves names as they are.
+        formative_lines, layout: with swap off, from `policy.stage_recompute`.
+    """
+    acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
+    groups = tuple(_merge(group_layers(acting, num_layers, trees)))
+    source = trees.source if trees is not None else None
+    return Explanation(
+        policy.is_swap_enabled, groups, num_layers, source, formative_lines, layout, policy.layer_recompute
+    )
+
+
+def _merge(groups: Sequence[LayerGroup]) -> Iterator[LayerGroup]:
+    """Equal layers as one group, also where others are between them."""
+    indices: dict[tuple[Step, ...], list[int]] = {}
+    for group in groups:
+        indices.setdefault(group.steps, []).extend(group.layers.indices or ())
+    for steps, layers in indices.items():
+        if layers:
+            yield LayerGroup(Layers(tuple(layers)), steps)
+    yield from (group for group in groups if group.layers.indices is None)
+
+
+def format_explanation(explanation: Explanation) -> str:
+    """The explanation as text."""
+    count = "an unknown number of" if explanation.num_layers is None else str(explanation.num_layers)
+    source = f"; operators of {explanation.source}" if explanation.source else ""
+    if explanation.is_swap_enabled:
+        blocks = [f"swap is on, {count} layers{source}"]
+    else:
+        blocks = [f"swap is off: this is what MindFormers does by itself, {count} layers{source}"]
+        blocks.append("\n".join(map(escape, explanation.formative_lines)))
+        if explanation.layout is not None and sum(map(len, explanation.layout.sizes)) > 1:
+            blocks.append(_format_cells(explanation))
+    blocks.append("\n".join(line for group in explanation.groups for line in _format_group(group, explanation)))
+    return "\n\n".join(blocks)
+
+
+def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
+    indices = group.layers.indices
+    if indices is None:
+        yield "[every other layer]" if len(explanation.groups) > 1 else "[every layer]"
+    else:
+        repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
+        yield f"[layer{'s' * (len(indices) > 1)} {format_indices(indices)}]{repeat}{_places(indices, explanation)}"
+    yield from (f"    {line}" for line in format_steps(group.steps))
+
+
+def _places(indices: Sequence[int], explanation: Explanation) -> str:
+    """Stages of these layers, where there are several."""
+    if explanation.layout is None or len(explanation.layout.sizes[0]) == 1:
+        return ""
+    stages = {cell.stage for cell in explanation.layout.cells() if set(cell.layers) & set(indices)}
+    return f" on stage{'s' * (len(stages) > 1)} {format_indices(stages)}"
+
+
+def _format_cells(explanation: Explanation) -> str:
+    """Layers of each stage and chunk, with those that are recomputed."""
+    assert explanation.layout is not None
+    selected = {i for group in explanation.groups if group.steps for i in group.layers.indices or ()}
+    rows = []
+    for cell in sorted(explanation.layout.cells(), key=lambda cell: (cell.stage, cell.chunk)):
+        whole = [index for index in cell.layers if index in explanation.whole]
+        in_part = [index for index in cell.layers if index in selected and index not in explanation.whole]
+        cells = (cell.layers, whole, in_part)
+        rows.append((str(cell.stage), str(cell.chunk), *(format_indices(indices) or "-" for indices in cells)))
+    return format_table(("stage", "chunk", "layers", "recomputed whole", "in part"), rows)
+
+
+def explanation_to_json(explanation: Explanation) -> dict:
+    """The same as plain data."""
+    cells = explanation.layout.cells() if explanation.layout is not None else ()
+    return {
+        "is_swap_enabled": explanation.is_swap_enabled,
+        "num_layers": explanation.num_layers,
+        "operators_from": explanation.source,
+        "formative_lines": list(explanation.formative_lines),
+        "stages": [{"stage": cell.stage, "chunk": cell.chunk, "layers": list(cell.layers)} for cell in cells],
+        "layers": [group.to_data() for group in explanation.groups],
+    }
+
+
+def format_paths(trees: LayerTrees) -> str:
+    """Every name that op_swap and select_recompute can have, with what it is."""
+    rows = list(_paths(trees))
+    width = max(len(name) for name, *_ in rows)
+    return "\n".join(f"{name:<{width}}  {kind}" for name, kind, _ in rows)
+
+
+def paths_to_json(trees: LayerTrees) -> list[dict]:
+    """The same as plain data."""
+    return [{"name": name, "is": kind, "is_operator": is_operator} for name, kind, is_operator in _paths(trees)]
+
+
+def _paths(trees: LayerTrees) -> Iterator[tuple[str, str, bool]]:
+    found: dict[str, tuple[str, bool]] = {}
+    for tree in Coverage(trees).kinds:
+        for path, node in tree.walk():
+            found.setdefault(r"\.".join(path), (node.type_name, node.is_primitive))
+    for name, (type_name, is_primitive) in found.items():
+        yield name, f"operator {type_name}" if is_primitive else f"cell {type_name}", is_primitive

@@ -1,0 +1,186 @@
+"""Timeline -> SimulationReport: who waited for whom, what each layer costs, what fills the memory at its peak."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.report.simulation_layers import measure_layers
+from mindswap.report.simulation_model import (
+    Cause,
+    DeviceFigure,
+    Holder,
+    Moment,
+    SimulationReport,
+    StageReport,
+    Term,
+)
+from mindswap.simulate.program import MemoryKind, OpKind
+from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
+
+__all__ = ["build_report", "host_bytes_per_node"]
+
+COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
+
+
+def build_report(
+    timeline: Timeline,
+    memory: Sequence[MemoryProfile],
+    static_parts: Sequence[Sequence[tuple[str, int]]],
+    *,
+    title: str,
+    device_title: str,
+    figures: Sequence[DeviceFigure],
+    num_tokens: int,
+    model_flops: int,
+    peak_flops: int,
+    num_cards: int = 1,
+    num_cards_per_node: int = 8,
+    budget_bytes: int | None = None,
+    terms: Sequence[Term] = (),
+    notes: Sequence[str] = (),
+) -> SimulationReport:
+    """Everything that is said about a simulated step.
+
+    Args:
+        timeline: of all stages.
+        memory: activations of each stage.
+        static_parts: per stage, memory that is there all the time: (name, bytes).
+        title: name of the configuration.
+        device_title: name of the device.
+        figures: of the device, as used.
+        num_tokens: of one step, all cards.
+        model_flops: of one step without recompute, all cards.
+        peak_flops: of one card, for the MFU.
+        num_cards: that work on the step; each stage has the same number.
+        num_cards_per_node: that share host memory.
+        budget_bytes: device memory that may be used.
+        terms: parts of the step that come after the timeline.
+        notes: what the reader must know.
+    """
+    stages = tuple(
+        _build_stage(timeline, profile, tuple(parts)) for profile, parts in zip(memory, static_parts, strict=True)
+    )
+    return SimulationReport(
+        title=title,
+        device_title=device_title,
+        figures=tuple(figures),
+        timeline=timeline,
+        stages=stages,
+        layers=measure_layers(timeline),
+        causes=_find_causes(timeline),
+        terms=tuple(terms),
+        num_tokens=num_tokens,
+        num_cards=num_cards,
+        model_flops=model_flops,
+        peak_flops=peak_flops,
+        budget_bytes=budget_bytes,
+        host_bytes_per_node=host_bytes_per_node([stage.host_bytes for stage in stages], num_cards, num_cards_per_node),
+        notes=tuple(notes),
+    )
+
+
+def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_cards_per_node: int) -> int:
+    """Most pinned host memory of any node, when ranks are given out stage by stage, as MindSpore does.
+
+    Pinned memory is not given back between uses, so peaks of different stages add up.
+
+    Args:
+        stage_host_bytes: peak of one card, per stage.
+        num_cards: in total.
+        num_cards_per_node: that share the memory.
+    """
+    cards_per_stage = max(1, num_cards // len(stage_host_bytes))
+    per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]
+    nodes = (per_card[first : first + num_cards_per_node] for first in range(0, len(per_card), num_cards_per_node))
+    return max(map(sum, nodes), default=0)
+
+
+def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[tuple[str, int], ...]) -> StageReport:
+    program, stage = timeline.program, memory.stage
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
+    duration_ns = program.ops.duration_ns[compute]
+    stall_ns, cause = timeline.stall_ns[compute], timeline.stall_cause[compute]
+    is_from_stage = program.ops.kind[program.ops.wait_op[compute]] == OpKind.RECEIVE
+    compute_ns = int(duration_ns.sum())
+    copy_out_ns = int(stall_ns[cause == StallCause.COPY_OUT].sum())
+    copy_in_ns = int(stall_ns[cause == StallCause.COPY_IN].sum())
+    communication_ns = int(stall_ns[(cause == StallCause.COMMUNICATION) & ~is_from_stage].sum())
+    copies = np.flatnonzero(program.copies_stage == stage)
+    return StageReport(
+        stage=stage,
+        static_parts=static_parts,
+        memory=memory,
+        moment=_find_moment(timeline, compute, memory.peak_ns),
+        holders=_find_holders(timeline, memory),
+        compute_ns=compute_ns,
+        recompute_ns=int(duration_ns[program.ops.kind[compute] == OpKind.RECOMPUTE].sum()),
+        # What is left, so that the parts always make the whole.
+        bubble_ns=timeline.step_time_ns - compute_ns - copy_out_ns - copy_in_ns - communication_ns,
+        copy_out_ns=copy_out_ns,
+        copy_in_ns=copy_in_ns,
+        communication_ns=communication_ns,
+        swapped_bytes=int(program.copies.size_bytes[copies].sum()),
+        offload_busy_ns=int((timeline.out_end_ns[copies] - timeline.out_start_ns[copies]).sum()),
+        prefetch_busy_ns=int((timeline.in_end_ns[copies] - timeline.in_start_ns[copies]).sum()),
+        host_bytes=_peak_host_bytes(timeline, copies),
+    )
+
+
+def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment | None:
+    """The operator that runs, or ran last, on the compute stream at the peak."""
+    if not len(compute):
+        return None
+    ops = timeline.program.ops
+    op = compute[max(0, int(np.searchsorted(timeline.op_start_ns[compute], peak_ns, side="right")) - 1)]
+    return Moment(
+        time_ns=peak_ns,
+        phase=OpKind(ops.kind[op]).name.lower(),
+        layer=int(ops.layer[op]),
+        micro_batch=int(ops.micro_batch[op]),
+        label=timeline.program.labels[ops.label[op]],
+    )
+
+
+def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ...]:
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    groups: dict[tuple[int, int], list[int]] = {}
+    for position in memory.holders.tolist():
+        groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
+    holders = [
+        Holder(
+            label=labels[label],
+            kind=MemoryKind(kind),
+            size_bytes=int(intervals.size_bytes[positions].sum()),
+            num_tensors=len(positions),
+            layers=tuple(np.unique(intervals.layer[positions]).tolist()),
+        )
+        for (label, kind), positions in groups.items()
+    ]
+    return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
+
+
+def _peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
+    """Host memory is taken when a copy out starts and free when the tensor is back."""
+    size_bytes = timeline.program.copies.size_bytes[copies]
+    times = np.concatenate([timeline.out_start_ns[copies], timeline.in_end_ns[copies]])
+    changes = np.concatenate([size_bytes, -size_bytes])
+    in_order = np.lexsort((changes, times))  # what is freed at a moment may be taken again at once
+    return int(np.cumsum(changes[in_order]).max(initial=0))
+
+
+def _find_causes(timeline: Timeline) -> tuple[Cause, ...]:
+    program, copies = timeline.program, timeline.program.copies
+    waited: dict[tuple[int, int], tuple[int, set[int]]] = {}
+    is_compute = program.ops.kind < OpKind.COLLECTIVE
+    is_copy = is_compute & np.isin(timeline.stall_cause, COPY_CAUSES) & (timeline.stall_ns > 0)
+    for op in np.flatnonzero(is_copy).tolist():
+        copy = timeline.stall_copy[op]
+        key = int(copies.label[copy]), int(timeline.stall_cause[op])
+        exposed_ns, layers = waited.get(key, (0, set()))
+        waited[key] = exposed_ns + int(timeline.stall_ns[op]), layers | {int(copies.layer[copy])}
+    causes = [
+        Cause(program.labels[label], StallCause(cause), tuple(sorted(layers)), exposed_ns)
+        for (label, cause), (exposed_ns, layers) in waited.items()
+    ]
+    return tuple(sorted(causes, key=lambda cause: -cause.exposed_ns))
