@@ -13,7 +13,7 @@ from mindswap.policy.check import MODEL_RULES, CheckResult, check_document
 from mindswap.policy.document import Document
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.policy_text import format_policy, group_layers
-from mindswap.report.problems import format_counts, format_problems
+from mindswap.report.problems import format_counts, format_problems, problem_to_data
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
 EXAMPLES = """\
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mindswap check`."""
     parser.add_argument("config", metavar="CONFIG", help="the YAML file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--num-layers", type=_positive_int, metavar="N", help="layers, if not as in model.model_config")
+    parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
     parser.add_argument(
         "--table",
         action="store_true",
@@ -61,9 +61,9 @@ def _check(document: Document, path: str, num_layers: int | None, use_table: boo
     if not result.is_swap_enabled or not is_about_model:
         return _Outcome(result, ())
     notes = []
-    if not use_table and result.num_layers is not None and _has_mindformers():
+    if not use_table and result.num_layers is not None and has_mindformers():
         try:
-            trees = _read_real_trees(path, result.num_layers)
+            trees = read_real_trees(path, result.num_layers)
         except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
             reason = str(error).strip().splitlines()
             notes.append(f"the real network could not be built ({reason[0] if reason else type(error).__name__})")
@@ -76,18 +76,20 @@ def _check(document: Document, path: str, num_layers: int | None, use_table: boo
             "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
         )
     elif result.trees is None:
-        hint = "run this where MindFormers is installed" if not _has_mindformers() else "train, or mend the above"
+        hint = "run this where MindFormers is installed" if not has_mindformers() else "train, or mend the above"
         notes.append(f"operator names were not checked: no table has this model; to check them, {hint}")
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
     return _Outcome(result, tuple(notes))
 
 
-def _has_mindformers() -> bool:
+def has_mindformers() -> bool:
+    """Whether the real network can be asked."""
     return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
 
 
-def _read_real_trees(path: str, num_layers: int) -> LayerTrees:
+def read_real_trees(path: str, num_layers: int) -> LayerTrees:
+    """The layers as MindFormers builds them from a YAML file."""
     absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
     with quiet():
         from mindswap.adapters.mindformers import read_layer_trees
@@ -111,19 +113,7 @@ def _as_json(outcome: _Outcome) -> str:
     groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
     data = {
         "ok": not result.errors,
-        "problems": [
-            {
-                "file": problem.location.file,
-                "line": problem.location.line,
-                "column": problem.location.column,
-                "rule": problem.rule,
-                "level": problem.level.value,
-                "message": problem.message,
-                "allowed": problem.allowed,
-                "fix": problem.fix,
-            }
-            for problem in result.problems
-        ],
+        "problems": [problem_to_data(problem) for problem in result.problems],
         "notes": list(outcome.notes),
         "num_layers": result.num_layers,
         "operators_from": result.trees.source if result.trees is not None else None,
@@ -137,7 +127,8 @@ def _has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
 
 
-def _positive_int(text: str) -> int:
+def positive_int(text: str) -> int:
+    """A number of layers, for argparse."""
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
     return int(text)

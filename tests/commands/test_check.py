@@ -40,7 +40,7 @@ def run(capsys):
 @pytest.fixture(autouse=True)
 def bare(monkeypatch):
     """As on a machine without MindFormers, unless a test says otherwise."""
-    monkeypatch.setattr(check, "_has_mindformers", lambda: False)
+    monkeypatch.setattr(check, "has_mindformers", lambda: False)
     monkeypatch.delenv("ENABLE_LAZY_INLINE_NO_PIPELINE", raising=False)
 
 
@@ -103,14 +103,14 @@ def test_swap_off_needs_no_note(run, write):
 
 
 def test_the_real_network_goes_before_the_table(run, write, monkeypatch):
-    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
-    monkeypatch.setattr(check, "_read_real_trees", lambda path, num_layers: trees(num_layers))
+    monkeypatch.setattr(check, "has_mindformers", lambda: True)
+    monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
     assert "operators of the test model" in run(write(GOOD))[1]
     assert "operators of" not in run(write(GOOD), "--table")[1]
 
 
 def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
-    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
+    monkeypatch.setattr(check, "has_mindformers", lambda: True)
     seen = []
     real = check.check_document
 
@@ -119,7 +119,7 @@ def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
         return real(document, num_layers, model, environ)
 
     monkeypatch.setattr(check, "check_document", lambda *args, **options: spy(*args, **options))
-    monkeypatch.setattr(check, "_read_real_trees", lambda path, num_layers: trees(num_layers))
+    monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
     run(str(CASE_4))
     assert seen[-1].source == "the test model" and seen[-1].uses
 
@@ -129,8 +129,8 @@ def test_a_network_that_cannot_be_built_falls_back_to_the_table(run, monkeypatch
     def fail(path, num_layers):
         raise error
 
-    monkeypatch.setattr(check, "_has_mindformers", lambda: True)
-    monkeypatch.setattr(check, "_read_real_trees", fail)
+    monkeypatch.setattr(check, "has_mindformers", lambda: True)
+    monkeypatch.setattr(check, "read_real_trees", fail)
     code, out = run(str(CASE_4))
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note:")]

@@ -9,10 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.schema import RECOMPUTE_FLAGS
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_source import document_from_data
-from mindswap.report.recompute import recomputed_operators
+from mindswap.report.recompute import as_applied, recomputed_operators
 from tests.builders import layer
 
 pytestmark = pytest.mark.mindspore
@@ -154,9 +155,9 @@ def ours(case):
         assert any(problem.level.value == "error" for problem in result.problems)
         return result.problems
     places = {index: (cell.stage, cell.chunk) for cell in result.layout.cells() for index in cell.layers}
+    policy = as_applied(result.policy, LayerTrees((TREE,), {}, "the test layer"))
     layers = [
-        (*places[index], *map(set, recomputed_operators(result.policy, index, TREE)))
-        for index in range(case.num_layers)
+        (*places[index], *map(set, recomputed_operators(policy, index, TREE))) for index in range(case.num_layers)
     ]
     return list(result.formative_lines), layers
 

@@ -76,6 +76,8 @@ def _problem(statement: Statement, coverage: Coverage) -> Problem:
     allowed = r"cell names joined by '\.', each part a regex"
     if near:
         allowed += "; closest: " + ", ".join(f"'{path}'" for path in near)
+    if statement.pattern_location.line:
+        allowed += f"; all paths: mindswap explain --paths {statement.pattern_location.file}"
     key = "op_name: " if statement.pattern_path.endswith(".op_name") else "write "
     fix = f"{key}'{near[0]}'" if near else ""
     return Problem(statement.pattern_location, ID, LEVEL, message, allowed, fix)

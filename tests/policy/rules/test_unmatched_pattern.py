@@ -76,3 +76,7 @@ def test_default_operators_that_are_nowhere_are_a_warning():
     text = "{swap_config: {swap: True}, recompute_config: {select_comm_recompute: True}}"
     problems = check(text, trees(outline="attention\n  flash_attention*")).problems
     assert [(p.rule, p.level.value) for p in problems] == [("unmatched-pattern", "warning")]
+
+
+def test_the_message_says_how_to_see_all_paths():
+    assert check(op_swap("no")).problems[0].allowed.endswith("; all paths: mindswap explain --paths x.yaml")

@@ -1,0 +1,73 @@
+"""`mindswap explain`: what a configuration does in each layer, and which names it could use."""
+
+import argparse
+import json
+import os
+
+from mindswap.commands.check import has_mindformers, positive_int, read_real_trees
+from mindswap.errors import GraphError, PolicyError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.stage_recompute import expand_stage_recompute
+from mindswap.policy.yaml_source import load_document
+from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
+from mindswap.report.problems import format_problems, problem_to_data
+
+HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
+EXAMPLES = """\
+  mindswap explain llama2_7b.yaml
+  mindswap explain --paths llama2_7b.yaml        every name for op_swap and select_recompute
+  mindswap explain --json llama2_7b.yaml | jq '.layers'
+
+With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with
+single backslashes in names), then the layers. Where `mindswap check` finds errors, those are printed instead.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
+    parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Explain one configuration."""
+    document = load_document(args.config)
+    checked = check_document(document, args.num_layers, environ=dict(os.environ))
+    if args.paths:
+        trees = _find_trees(args.config, checked)
+        print(json.dumps(paths_to_json(trees), indent=1) if args.json else format_paths(trees))
+        return 0
+    if checked.policy is None:
+        raise PolicyError(checked.problems)
+    if checked.is_swap_enabled:
+        explanation = explain(checked.policy, checked.num_layers, checked.trees)
+    else:
+        if checked.num_layers is None:
+            raise GraphError(
+                "the configuration does not say how many layers the model has, so counts per stage mean nothing\n"
+                "    fix: mindswap explain --num-layers N"
+            )
+        stages = expand_stage_recompute(document, checked.num_layers)
+        explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
+    if args.json:
+        problems = [problem_to_data(problem) for problem in checked.problems]
+        print(json.dumps({"problems": problems, **explanation_to_json(explanation)}, indent=1))
+        return 0
+    if checked.problems:
+        print(format_problems(checked.problems), end="\n\n")
+    print(format_explanation(explanation))
+    return 0
+
+
+def _find_trees(path: str, checked: CheckResult) -> LayerTrees:
+    """The table of the model family, else the real network."""
+    if checked.trees is not None:
+        return checked.trees
+    if not has_mindformers():
+        raise GraphError("no table has this model; run this where MindFormers is installed")
+    if checked.num_layers is None:
+        raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")
+    return read_real_trees(path, checked.num_layers)
