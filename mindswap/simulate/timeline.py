@@ -8,20 +8,25 @@ from enum import IntEnum
 
 import numpy as np
 
-from mindswap.simulate.program import Program
+from mindswap.simulate.program import OpKind, Program
 
 __all__ = ["MemoryProfile", "StallCause", "Timeline"]
 
 
 class StallCause(IntEnum):
-    """Why an operator started later than the one before it on its stream ended."""
+    """Why an operator started later than the one before it on its stream ended.
+
+    Only the last thing waited for is named; if several ended last, an operator before a copy, and a copy out
+    before a copy in. A compute operator that waits for a collective which itself waited for a copy has cause
+    `COMMUNICATION`.
+    """
 
     NONE = 0
     COPY_OUT = 1  # the release of a copied tensor had to wait for its copy
     COPY_IN = 2  # a tensor was not back yet
-    COMMUNICATION = 3  # a collective had not ended
-    COMPUTE = 4  # a collective waited for the operator that feeds it
-    PIPELINE = 5  # another stage had not sent yet: the bubble
+    COMMUNICATION = 3  # a collective or a send of the same stage had not ended
+    COMPUTE = 4  # an operator of the communication stream waited for the compute operator that feeds it
+    PIPELINE = 5  # another stage had not sent yet, or a receive had not ended: the bubble
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +36,9 @@ class Timeline:
     Attributes:
         program: what was run.
         op_start_ns, op_end_ns: shape (num_ops,).
-        stall_ns: shape (num_ops,), time that the stream of the operator stood still before it.
+        stall_ns: shape (num_ops,), time that the stream of the operator stood still before it, from the end of
+            the operator before on that stream, or from 0. A bubble may be on both streams: a receive that waits,
+            and the compute operator that waits for the receive.
         stall_cause: int8, shape (num_ops,), `StallCause` of the last thing waited for.
         stall_copy: int64, shape (num_ops,), the copy waited for; -1 for none.
         out_start_ns, out_end_ns, in_start_ns, in_end_ns: shape (num_copies,).
@@ -59,7 +66,7 @@ class Timeline:
     def exposed_copy_ns(self) -> int:
         """Time that compute streams stood still for copies, all stages together."""
         is_copy = (self.stall_cause == StallCause.COPY_OUT) | (self.stall_cause == StallCause.COPY_IN)
-        return int(self.stall_ns[is_copy].sum())
+        return int(self.stall_ns[is_copy & (self.program.ops.kind < OpKind.COLLECTIVE)].sum())
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,220 @@
+"""Runs a program: discrete events on four streams per pipeline stage, in integer nanoseconds.
+
+The streams are compute, communication, copy-out (D2H) and copy-in (H2D). Each runs its own work in order.
+An operator or a copy starts at the moment at which all that it waits for has ended. All stages share one
+clock, which goes from one end of something to the next; so what starts at a moment is decided with
+everything earlier known, copies that slow each other down included.
+
+Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2.9.0); see `program.Copies`.
+"""
+
+import numpy as np
+
+from mindswap.errors import SimulationError
+from mindswap.simulate.check import check_program
+from mindswap.simulate.jit import compiled
+from mindswap.simulate.program import NO_OP, Program
+from mindswap.simulate.state import COMMUNICATION, COMPUTE, IN, NEVER, NO_COPY, OUT, State, initial_state
+from mindswap.simulate.timeline import StallCause, Timeline
+
+__all__ = ["simulate"]
+
+WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in thousandths stay integers
+CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
+
+
+def simulate(program: Program, check: bool = True) -> Timeline:
+    """Runs one step.
+
+    Args:
+        program: what to run.
+        check: look for contradictions first. The planner, which changes copies of a checked program in
+            thousands of ways, leaves it out; an inconsistent program then gives undefined results.
+
+    Raises:
+        SimulationError: the program is inconsistent, or pipeline stages wait for each other.
+    """
+    if check:
+        check_program(program)
+    state = initial_state(program)
+    _run(state.ops, state.copies, state.stages, state.streams, state.links, program.contended_permille)
+    _raise_deadlock(program, state)
+    num_copies = len(program.copies)
+    start_ns, end_ns = np.empty((2, 2, num_copies), np.int64)
+    for direction in (OUT, IN):
+        done = state.copies[direction]
+        start_ns[direction, done["copy"]] = done["start_ns"]
+        end_ns[direction, done["copy"]] = done["end_ns"]
+    op_end_ns = state.ops["end_ns"].copy()
+    return Timeline(
+        program=program,
+        op_start_ns=state.ops["start_ns"].copy(),
+        op_end_ns=op_end_ns,
+        stall_ns=state.ops["stall_ns"].copy(),
+        stall_cause=state.ops["stall_cause"].copy(),
+        stall_copy=state.ops["stall_copy"].copy(),
+        out_start_ns=start_ns[OUT],
+        out_end_ns=end_ns[OUT],
+        in_start_ns=start_ns[IN],
+        in_end_ns=end_ns[IN],
+        release_ns=np.maximum(op_end_ns[program.copies.release_op], end_ns[OUT]),
+    )
+
+
+@compiled
+def _run(ops, copies, stages, streams, links, contended_permille):
+    """Takes the stage in which something can happen first, until nothing can happen any more."""
+    while True:
+        stage = _first_to_wake(stages)
+        now = stages[stage].wake_ns
+        if now == NEVER:
+            return
+        stages[stage].wake_ns = NEVER
+        _let_copies_run(stages, links, stage, contended_permille, now)
+        changed = True
+        while changed:
+            changed = _start_ops(ops, copies, stages, streams, stage, COMPUTE, now)
+            changed |= _start_ops(ops, copies, stages, streams, stage, COMMUNICATION, now)
+            changed |= _end_and_start_copies(ops, copies, links, stage, OUT, now)
+            changed |= _end_and_start_copies(ops, copies, links, stage, IN, now)
+        next_ns = _next_event_ns(ops, stages, streams, links, stage, contended_permille, now)
+        stages[stage].wake_ns = min(stages[stage].wake_ns, next_ns)
+
+
+@compiled
+def _first_to_wake(stages):
+    """The stage in which something can happen first; of several the lowest."""
+    first = 0
+    for stage in range(1, len(stages)):
+        if stages[stage].wake_ns < stages[first].wake_ns:
+            first = stage
+    return first
+
+
+@compiled
+def _start_ops(ops, copies, stages, streams, stage, kind, now):
+    """Starts what a stream can start at this moment; whether it did."""
+    stream = streams[stage, kind]
+    changed = False
+    while (
+        stream.next_op < stages[stage].end and stream.free_ns <= now and _has_inputs(ops, copies, stream.next_op, now)
+    ):
+        op = ops[stream.next_op]
+        op.start_ns = now
+        op.end_ns = now + op.duration_ns
+        if now > stream.free_ns:
+            op.stall_ns = now - stream.free_ns
+            op.stall_cause, op.stall_copy = _waited_for(ops, copies, stream.next_op, now)
+        if op.is_awaited:
+            for other in range(len(stages)):
+                stages[other].wake_ns = min(stages[other].wake_ns, op.end_ns)
+        stream.free_ns = op.end_ns
+        stream.next_op = op.next_op
+        changed = True
+    return changed
+
+
+@compiled
+def _has_inputs(ops, copies, position, now):
+    """Whether everything that an operator waits for has ended."""
+    op = ops[position]
+    return (
+        (op.wait_op == NO_OP or ops[op.wait_op].end_ns <= now)
+        and (op.outs_needed == 0 or copies[OUT, op.outs_needed - 1].end_ns <= now)
+        and (op.ins_needed == 0 or copies[IN, op.ins_needed - 1].end_ns <= now)
+    )
+
+
+@compiled
+def _waited_for(ops, copies, position, now):
+    """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
+    op = ops[position]
+    if op.wait_op != NO_OP and ops[op.wait_op].end_ns == now:
+        return np.int64(op.wait_cause), NO_COPY
+    if op.outs_needed > 0 and copies[OUT, op.outs_needed - 1].end_ns == now:
+        return CAUSE_OUT, copies[OUT, op.outs_needed - 1].copy
+    return CAUSE_IN, copies[IN, op.ins_needed - 1].copy
+
+
+@compiled
+def _let_copies_run(stages, links, stage, contended_permille, now):
+    """Runs the copies of the stage on from its last moment to this one."""
+    done = _rate(links, stage, contended_permille) * (now - stages[stage].clock_ns)
+    for direction in (OUT, IN):
+        link = links[stage, direction]
+        link.work_left = max(0, link.work_left - done)
+    stages[stage].clock_ns = now
+
+
+@compiled
+def _rate(links, stage, contended_permille):
+    """Work per ns of each copy that runs."""
+    return contended_permille if links[stage, OUT].is_copying and links[stage, IN].is_copying else WORK_PER_NS
+
+
+@compiled
+def _end_and_start_copies(ops, copies, links, stage, direction, now):
+    """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
+    link = links[stage, direction]
+    changed = False
+    while link.next_copy < link.end:
+        copy = copies[direction, link.next_copy]
+        if not link.is_copying:
+            if not _is_ready(ops, copies, copy, now):
+                break
+            copy.start_ns = now
+            link.work_left = WORK_PER_NS * copy.duration_ns
+            link.is_copying = True
+            changed = True
+        if link.work_left > 0:
+            break
+        copy.end_ns = now
+        link.is_copying = False
+        link.next_copy += 1
+        changed = True
+    return changed
+
+
+@compiled
+def _is_ready(ops, copies, copy, now):
+    """Whether a copy may start, its stream being free."""
+    has_left = copy.after_out == NO_COPY or copies[OUT, copy.after_out].end_ns <= now
+    return has_left and (copy.after_op == NO_OP or ops[copy.after_op].end_ns <= now)
+
+
+@compiled
+def _next_event_ns(ops, stages, streams, links, stage, contended_permille, now):
+    """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
+    event_ns = NEVER
+    for kind in (COMPUTE, COMMUNICATION):
+        stream = streams[stage, kind]
+        if stream.free_ns > now:
+            event_ns = min(event_ns, stream.free_ns)
+        if stream.next_op < stages[stage].end:
+            wait = ops[stream.next_op].wait_op
+            if wait != NO_OP and ops[wait].end_ns > now:
+                event_ns = min(event_ns, ops[wait].end_ns)
+    rate = _rate(links, stage, contended_permille)
+    for direction in (OUT, IN):
+        link = links[stage, direction]
+        if link.is_copying:
+            event_ns = min(event_ns, now + (link.work_left + rate - 1) // rate)
+    return event_ns
+
+
+def _raise_deadlock(program: Program, state: State) -> None:
+    """Raises if operators are left over; each stage is named with the operator at which it stands."""
+    next_op = state.streams["next_op"].min(axis=1)
+    lines = []
+    for stage in np.flatnonzero(next_op < state.stages["end"]):
+        op = next_op[stage]
+        wait = program.ops.wait_op[op]
+        for_what = f" for operator {wait} ({_op_name(program, wait)})" if wait != NO_OP else ""
+        lines.append(f"stage {stage} stands at operator {op} ({_op_name(program, op)}), which waits{for_what}")
+    if lines:
+        raise SimulationError("pipeline stages wait for each other: " + "; ".join(lines))
+
+
+def _op_name(program: Program, op: int) -> str:
+    """Label and micro-batch of an operator, for messages."""
+    return f"{program.labels[program.ops.label[op]]}, micro-batch {program.ops.micro_batch[op]}"
