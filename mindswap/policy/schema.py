@@ -9,6 +9,7 @@ from enum import Enum
 from mindswap.policy.document import Node
 
 __all__ = [
+    "DEVICE_KEYS",
     "ENTRY_KEYS",
     "Expect",
     "MINDSWAP_KEYS",
@@ -38,8 +39,17 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
+# Figures of the simulated device; `cost.figures.OPTIONS` says what each is and in which unit.
+DEVICE_KEYS = (
+    "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
+    "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_fraction", "memory_bandwidth",
+    "device_memory", "usable_memory", "matrix_float16", "matrix_bfloat16", "matrix_float32", "vector_float16",
+    "vector_bfloat16", "vector_float32", "matrix_op_latency", "vector_op_latency", "communication_op_latency",
+    "intranode_bandwidth", "intranode_latency", "num_mesh_cards", "internode_bandwidth", "internode_latency",
+    "collective_fraction",
+)  # fmt: skip
 # mindswap's own section.
-MINDSWAP_KEYS = ("cpu_stand_ins", "output_recompute")
+MINDSWAP_KEYS = ("cpu_stand_ins", "output_recompute", *DEVICE_KEYS)
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.
 ENTRY_KEYS = {
     "layer_swap": ("backward_prefetch", "layers"),
