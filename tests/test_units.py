@@ -1,8 +1,16 @@
-"""Bytes as people read them."""
+"""Bytes, rates and times as text, both ways."""
 
 import pytest
 
-from mindswap.units import common_unit, format_bytes
+from mindswap.units import (
+    common_unit,
+    format_bandwidth,
+    format_bytes,
+    format_time,
+    parse_bandwidth,
+    parse_bytes,
+    parse_time,
+)
 
 MIB = 2**20
 
@@ -30,3 +38,54 @@ def test_a_size_too_small_for_the_unit_keeps_its_own():
 )
 def test_the_unit_shows_one_digit_in_a_hundred(largest, unit):
     assert common_unit([largest]) == unit
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("54GiB", 54 * 2**30),
+        ("1.5 TB", 1_500_000_000_000),
+        ("1.5TiB", 3 * 2**39),
+        (" 512 B ", 512),
+        ("0.1KB", 100),
+        ("1e3MB", 10**9),
+    ],
+)
+def test_sizes(text, expected):
+    assert parse_bytes(text) == expected
+
+
+@pytest.mark.parametrize("text", ["54", "GiB", "", "54 G", "54gib", "-1GiB", "1,5GiB", "54GB/s", "nanGiB", "1 2GiB"])
+def test_what_is_no_size(text):
+    with pytest.raises(ValueError, match="write a number with its unit, such as 54GiB; units are B, KiB"):
+        parse_bytes(text)
+
+
+def test_rates():
+    assert parse_bandwidth("20GB/s") == 20 * 10**9
+    assert parse_bandwidth("1.6TiB/s") == int(1.6 * 2**40)
+    for text in ("20Gb/s", "20GB", "160Gbit/s"):
+        with pytest.raises(ValueError):
+            parse_bandwidth(text)
+
+
+def test_times():
+    assert [parse_time(text) for text in ("20us", "1.5 ms", "2s", "7ns")] == [20_000, 1_500_000, 2 * 10**9, 7]
+    with pytest.raises(ValueError):
+        parse_time("20")
+
+
+@pytest.mark.parametrize(
+    ("time_ns", "expected"),
+    [(0, "0 ns"), (999, "999 ns"), (1000, "1.00 us"), (24_310_000, "24.3 ms"), (430_400, "430 us"), (10**9, "1.00 s")],
+)
+def test_times_as_text(time_ns, expected):
+    assert format_time(time_ns) == expected
+
+
+@pytest.mark.parametrize(
+    ("rate", "expected"),
+    [(23 * 10**9, "23.0 GB/s"), (1_759_218_604_441, "1.8 TB/s"), (5, "5.0 B/s"), (0, "0.0 B/s")],
+)
+def test_rates_as_text(rate, expected):
+    assert format_bandwidth(rate) == expected

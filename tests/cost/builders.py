@@ -1,0 +1,30 @@
+"""Devices and operators for cost tests."""
+
+from dataclasses import replace
+
+from mindswap.cost.device_file import load_device
+from mindswap.cost.hardware import Device
+from mindswap.graph.model import Node, TensorType
+from tests.graph.builders import node
+
+# 100 TFLOPS matrix, 10 TFLOPS vector (float16), 1 TB/s memory, 10 GB/s links; no losses, no latencies.
+GENERIC = load_device("generic")
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "uint8": 1}
+
+
+def device(**changes) -> Device:
+    """The generic device with other figures."""
+    return replace(GENERIC, **changes)
+
+
+def tensor(*shape: int, dtype: str = "float16") -> TensorType:
+    """Type of a tensor."""
+    size = BYTES[dtype]
+    for dim in shape:
+        size *= dim
+    return TensorType(shape, dtype, size)
+
+
+def operator(op: str, *outputs: TensorType) -> Node:
+    """An operator that gives these tensors."""
+    return replace(node(op.lower(), op), outputs=outputs)

@@ -1,0 +1,91 @@
+"""Copies and collectives, counted by hand. The generic device: links of 10 GB/s, cards of 100 and 10 GB/s."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindswap.cost.hardware import Link
+from mindswap.cost.transfer import COLLECTIVES, collective_ns, copy_in_ns, copy_out_ns, send_ns
+from tests.cost.builders import GENERIC, device
+
+MB = 10**6
+
+
+def test_a_copy_is_latency_and_size_by_bandwidth():
+    # 10 MB at 10 GB/s: 1 ms.
+    assert copy_out_ns(10 * MB, GENERIC) == 10**6
+    slow = device(offload=Link(5 * 10**9, 20_000), prefetch=Link(20 * 10**9, 0))
+    assert copy_out_ns(10 * MB, slow) == 20_000 + 2 * 10**6
+    assert copy_in_ns(10 * MB, slow) == 500_000
+
+
+def test_copies_are_rounded_up_and_nothing_takes_no_time():
+    assert copy_out_ns(1, GENERIC) == 1  # 0.1 ns
+    assert copy_in_ns(0, device(prefetch=Link(10**9, 20_000))) == 0
+
+
+def test_small_copies_reach_less():
+    link = Link(10 * 10**9, 0, ((64 * 1024, 500), (2**20, 800)))
+    # Below the first size the whole bandwidth counts: the latency is what makes tiny copies slow.
+    assert [copy_out_ns(size, device(offload=link)) for size in (10_000, 100_000, 8 * MB)] == [1000, 20_000, 10**6]
+
+
+def test_cards_of_a_node_share_the_host():
+    # 8 cards, 40 GB/s together: 5 GB/s each.
+    assert copy_out_ns(10 * MB, device(host_bandwidth_bytes_per_s=40 * 10**9)) == 2 * 10**6
+    assert copy_out_ns(10 * MB, device(host_bandwidth_bytes_per_s=800 * 10**9)) == 10**6
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"),
+    [
+        # 4 ranks, 100 MB, 100 GB/s: 3/4 of it is sent in 0.75 ms.
+        ("AllGather", 750_000),
+        ("ReduceScatter", 750_000),
+        ("AllToAll", 750_000),
+        ("AllReduce", 1_500_000),
+    ],
+)
+def test_collectives_within_a_node(kind, expected):
+    assert collective_ns(kind, 100 * MB, 4, GENERIC) == expected
+
+
+def test_collectives_of_more_ranks_than_a_node_has_use_the_slower_network():
+    # 16 ranks, 160 MB at 10 GB/s: 150 MB are sent.
+    assert collective_ns("AllGather", 160 * MB, 16, GENERIC) == 15 * 10**6
+
+
+@pytest.mark.parametrize(("kind", "steps"), [("AllGather", 3), ("AllReduce", 6), ("AllToAll", 7)])
+def test_latency_counts_once_a_step(kind, steps):
+    # 8 ranks: log2 steps, twice for AllReduce; pairwise exchange has one with each other rank.
+    # 7/8 of 80 KB at 100 GB/s are 700 ns.
+    slow = device(intranode=replace(GENERIC.intranode, latency_ns=1000), op_latency_ns={"communication": 10_000})
+    assert collective_ns(kind, 80_000, 8, slow) == 10_000 + steps * 1000 + COLLECTIVES[kind] * 700
+
+
+def test_a_group_of_a_full_mesh_has_part_of_the_links():
+    # 8 cards with 7 links each; 4 ranks use 3 of them: 100 * 3/7 GB/s. 70 MB, 3/4 sent: 52.5 MB / 42.857 GB/s.
+    mesh = device(intranode=replace(GENERIC.intranode, num_mesh_cards=8))
+    assert collective_ns("AllGather", 70 * MB, 4, mesh) == 1_225_001
+    assert collective_ns("AllGather", 80 * MB, 8, mesh) == 700_000
+
+
+def test_alone_there_is_nothing_to_send():
+    assert collective_ns("AllReduce", MB, 1, GENERIC) == collective_ns("AllReduce", 0, 8, GENERIC) == 0
+
+
+def test_sending_to_one_card():
+    assert send_ns(10 * MB, True, GENERIC) == 100_000
+    assert send_ns(10 * MB, False, GENERIC) == 10**6
+
+
+@pytest.mark.parametrize(("kind", "size", "ranks"), [("Broadcast", 1, 2), ("AllReduce", -1, 2), ("AllReduce", 1, 0)])
+def test_wrong_collectives(kind, size, ranks):
+    with pytest.raises(ValueError):
+        collective_ns(kind, size, ranks, GENERIC)
+
+
+def test_negative_sizes():
+    for call in (lambda: copy_out_ns(-1, GENERIC), lambda: copy_in_ns(-1, GENERIC), lambda: send_ns(-1, True, GENERIC)):
+        with pytest.raises(ValueError):
+            call()
