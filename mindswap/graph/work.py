@@ -5,13 +5,13 @@ Counts only; how long it takes is for `cost/` to say.
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
 
-__all__ = ["ATTENTION_OPS", "MATMUL_OPS", "NO_WORK_OPS", "Work", "count_attention_pairs", "measure_work"]
+__all__ = ["ATTENTION_OPS", "MATMUL_OPS", "NO_WORK_OPS", "Work", "count_attention_pairs", "count_work", "measure_work"]
 
 MATMUL_OPS = frozenset({"MatMul", "MatMulExt", "BatchMatMul", "BatchMatMulExt", "GroupedMatmul"})
 # Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
@@ -24,6 +24,7 @@ ATTENTION_OPS = {"FlashAttentionScore": (1, 1), "FlashAttentionScoreGrad": (3, 2
 # These read only the rows that they give, not the whole of their first input.
 PARTIAL_READ_OPS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt", "Embedding"})
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
+BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
 # Last inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
 NUM_ATTENTION_INTEGERS = 5
@@ -66,42 +67,62 @@ def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]
 
 
 def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> Work:
-    if node.op in NO_WORK_OPS:
-        return Work(0, 0, 0)
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
+    integers = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
+    return count_work(node.op, inputs, node.outputs, integers if node.op in ATTENTION_OPS else ())
+
+
+def count_work(
+    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
+) -> Work:
+    """Work of one operator.
+
+    Args:
+        op: primitive name.
+        inputs: types of the tensors it reads.
+        outputs: types of its outputs.
+        attention: for attention, its last five inputs; without them every pair of positions counts.
+    """
+    if op in NO_WORK_OPS:
+        return Work(0, 0, 0)
     read_bytes = sum(known.size_bytes for known in inputs)
-    if node.op in PARTIAL_READ_OPS and inputs:
-        read_bytes += min(node.size_bytes, inputs[0].size_bytes) - inputs[0].size_bytes
-    return Work(_count_flops(graph, node, inputs), read_bytes, node.size_bytes, inputs)
+    written_bytes = sum(known.size_bytes for known in outputs)
+    if op in PARTIAL_READ_OPS and inputs:
+        read_bytes += min(written_bytes, inputs[0].size_bytes) - inputs[0].size_bytes
+    return Work(_count_flops(op, inputs, outputs, attention), read_bytes, written_bytes, inputs)
 
 
-def _count_flops(graph: Graph, node: Node, inputs: tuple[TensorType, ...]) -> int:
-    elements = sum(math.prod(output.shape) for output in node.outputs)
-    if node.op in MATMUL_OPS and inputs and node.outputs and node.outputs[0].shape:
+def _count_flops(
+    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None]
+) -> int:
+    elements = sum(math.prod(output.shape) for output in outputs)
+    if op in MATMUL_OPS and inputs and outputs and outputs[0].shape:
         # The first operand has one number for each output row and each of the summed products.
-        num_rows = elements // max(node.outputs[0].shape[-1], 1)
+        num_rows = elements // max(outputs[0].shape[-1], 1)
         return 2 * elements * (math.prod(inputs[0].shape) // max(num_rows, 1))
-    if node.op in ATTENTION_OPS and len(inputs) >= 3:
-        return _count_attention_flops(graph, node, inputs)
+    # The attention output has the heads of the query and the head size of the value. Backward reads its gradient.
+    if op == "FlashAttentionScore" and len(inputs) >= 3 and outputs:
+        return _count_attention_flops(op, inputs, outputs[-1].shape, attention)
+    if op == "FlashAttentionScoreGrad" and len(inputs) >= 4:
+        return _count_attention_flops(op, inputs, inputs[3].shape, attention)
     # A reduction has work though its output is small.
-    whole_reads = inputs[1:] if node.op in PARTIAL_READ_OPS else inputs
+    whole_reads = inputs[1:] if op in PARTIAL_READ_OPS else inputs
     return max(elements, *(math.prod(known.shape) for known in whole_reads), 0)
 
 
-def _count_attention_flops(graph: Graph, node: Node, inputs: tuple[TensorType, ...]) -> int:
+def _count_attention_flops(
+    op: str, inputs: tuple[TensorType, ...], result: tuple[int, ...], attention: Sequence[int | None]
+) -> int:
     query, key = inputs[0].shape, inputs[1].shape
-    # As large as the attention output: heads of the query, head size of the value. Backward is handed its gradient.
-    output = node.outputs[-1].shape if node.op == "FlashAttentionScore" else inputs[3].shape
-    given = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
-    before, after, _, layout, sparse_mode = (*given, *[None] * NUM_ATTENTION_INTEGERS)[:NUM_ATTENTION_INTEGERS]
-    axis = SEQUENCE_AXIS[1 if layout is None else layout]
+    before, after, _, layout, sparse_mode = (*attention, *[None] * NUM_ATTENTION_INTEGERS)[:NUM_ATTENTION_INTEGERS]
+    axis = SEQUENCE_AXIS[BNSD if layout is None else layout]
     num_queries, num_keys = query[axis], key[axis]
     pairs = num_queries * num_keys
     if sparse_mode is not None and before is not None and after is not None:
         has_mask = any(known.dtype in MASK_DTYPES for known in inputs)
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
-    with_keys, with_values = ATTENTION_OPS[node.op]
-    per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(output) // num_queries
+    with_keys, with_values = ATTENTION_OPS[op]
+    per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries
     return 2 * pairs * per_pair
 
 
