@@ -265,7 +265,7 @@ def build_network(
     """
     try:
         return _build(config_path, policy, num_layers, placement)
-    except (KeyError, ValueError, TypeError, AttributeError, RuntimeError, OSError, ImportError) as error:
+    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OSError, ImportError) as error:
         raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
 
 
@@ -286,6 +286,7 @@ def _build(config_path, policy, num_layers, placement):
     if is_legacy_model() != bool(config.get("use_legacy", True)):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
+    _set_pipeline(config, is_whole=num_layers is None)
     with _strategies_recorded(placement), no_init_parameters():
         network = build_model_network(
             config.model,
@@ -296,6 +297,14 @@ def _build(config_path, policy, num_layers, placement):
             },
         )
     return network, config
+
+
+def _set_pipeline(config, is_whole: bool) -> None:
+    """Let MindFormers spread the layers over stages and chunks as in the training, if they are all there."""
+    settings = (config.get("parallel") or {}).get("pipeline_config") if is_whole else None
+    ms.set_auto_parallel_context(
+        pipeline_config=dict(settings or {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"})
+    )
 
 
 def _cut_layers(config, num_layers: int) -> None:
