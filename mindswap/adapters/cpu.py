@@ -1,4 +1,4 @@
-"""Stand-ins for the two parts of MindFormers that have no CPU kernel.
+"""Stand-ins for the parts of MindFormers that have no CPU kernel.
 
 They let the documented cases train on a machine without Ascend, at the same cell paths. They
 are on only where the YAML says `mindswap: {cpu_stand_ins: True}` and the device target is CPU.
@@ -12,7 +12,7 @@ from mindformers.tools.register.register import MindFormerModuleType
 from mindformers.wrapper import MFTrainOneStepCell
 from mindspore import nn, ops
 
-__all__ = ["CpuFlashAttention", "CpuTrainOneStepCell", "replace_cpu_stand_ins"]
+__all__ = ["CpuBarrier", "CpuFlashAttention", "CpuTrainOneStepCell", "replace_cpu_stand_ins"]
 
 
 class CpuFlashAttention(nn.Cell):
@@ -84,8 +84,20 @@ class CpuTrainOneStepCell(MFTrainOneStepCell):
         return ms.Tensor(False), compute_input
 
 
+class CpuBarrier(ops.Primitive):
+    """Waits for all workers of a group, by way of a sum: loading a checkpoint under msrun needs it."""
+
+    def __init__(self, group="hccl_world_group"):
+        super().__init__("CpuBarrier")
+        self.all_reduce = ops.AllReduce(ops.ReduceOp.SUM, group)
+
+    def __call__(self):
+        return self.all_reduce(ms.Tensor([1.0], ms.float32)).asnumpy()
+
+
 def replace_cpu_stand_ins(is_wanted: bool) -> None:
     """Let MindFormers build these cells where the YAML asks for its own, or its own again."""
     llama_transformer.FlashAttention = CpuFlashAttention if is_wanted else FlashAttention
+    ops.operations.Barrier = CpuBarrier if is_wanted else ops.Barrier
     wrappers = MindFormerRegister.registry[MindFormerModuleType.WRAPPER]
     wrappers["MFTrainOneStepCell"] = CpuTrainOneStepCell if is_wanted else MFTrainOneStepCell

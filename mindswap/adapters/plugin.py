@@ -17,6 +17,7 @@ from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
 from mindswap.applier.apply import read_tree
@@ -64,6 +65,7 @@ class _Session:
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
+        add_memory_report(config)
         if self.policy.is_swap_enabled and self.device_target == "CPU":
             config.model.model_config.disable_lazy_inline = True
 

@@ -33,17 +33,24 @@ class OomEvent:
         text: the line, shortened.
         requested_bytes: what it asked for; None if the line does not say.
         is_host: memory of the host, not of the device.
+        free_bytes: what it could have had; None if the line does not say.
     """
 
     form: str
     text: str
     requested_bytes: int | None = None
     is_host: bool = False
+    free_bytes: int | None = None
+
+    @property
+    def missing_bytes(self) -> int | None:
+        """What this one request lacked; None if the line does not say how much it was."""
+        return None if self.requested_bytes is None else max(self.requested_bytes - (self.free_bytes or 0), 0)
 
 
 @dataclass(frozen=True)
 class MemoryStatistics:
-    """What MindSpore prints with `MS_MEMORY_STATISTIC=1`; None for what was not printed.
+    """What MindSpore prints with `MS_MEMORY_STATISTIC=1`, or mindswap while it trains; None for what was not printed.
 
     Attributes:
         device_bytes: all memory of the device.

@@ -20,7 +20,7 @@ class OomForm:
 
     Attributes:
         name: short name.
-        pattern: finds it in a line; a group `size` holds the bytes asked for.
+        pattern: finds it in a line; a group `size` holds the bytes asked for, a group `free` those there were.
         source: where it is printed.
         is_host: memory of the host, not of the device.
     """
@@ -71,7 +71,8 @@ FORMS = (
     ),
     _form(
         "memory pool",
-        r"Memory not enough: (?:alloc|current free memory) size\[\d+B?\] is smaller than required size\[(?P<size>\d+)",
+        r"Memory not enough: (?:alloc|current free memory) size\[(?P<free>\d+)B?\] is smaller than "
+        r"required size\[(?P<size>\d+)",
         "runtime/memory/mem_pool/mem_dynamic_allocator.cc: AddMemBlockAndMemBuf, CalMemBlockAllocSize",
     ),
     _form(
@@ -86,8 +87,8 @@ FORMS = (
     ),
     _form(
         "device",
-        r"Allocate memory failed(?:, (?:alloc(?:ate)? |memory )size:? ?(?P<size>\d+))?",
-        "libmindspore_ms_backend.so, libmindspore_pynative_utils.so, libmindspore_ge_backend.so",
+        r"Allocate memory failed(?:(?:, (?:alloc(?:ate)? |memory )| for )size:? ?(?P<size>\d+))?",
+        "device_context.cc: AllocateMemory ('for size'), libmindspore_ms_backend.so, libmindspore_pynative_utils.so, libmindspore_ge_backend.so",
     ),
     _form("virtual memory", r"Malloc physical memory failed, return code", "libmindspore_ascend_res_manager.so"),
     _form(
@@ -122,13 +123,18 @@ def parse_oom(line: str) -> OomEvent | None:
         return None
     for form in FORMS:
         if match := form.pattern.search(line):
-            size = match.groupdict().get("size")
             text = line[match.start() :].strip()  # without time and process, so that workers compare equal
             return OomEvent(
                 form.name,
                 text if len(text) <= MAX_TEXT else text[:MAX_TEXT] + " ...",
-                # A line can be cut or damaged: a number no memory ever had is no size.
-                int(size) if size and len(size) < 16 else None,
+                _size(match, "size"),
                 form.is_host,
+                _size(match, "free"),
             )
     return None
+
+
+def _size(match: re.Match[str], group: str) -> int | None:
+    """The bytes of a group; a line can be cut or damaged: a number no memory ever had is no size."""
+    digits = match.groupdict().get(group)
+    return int(digits) if digits and len(digits) < 16 else None

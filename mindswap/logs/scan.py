@@ -33,6 +33,8 @@ _STATISTICS = (
     ("last_used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
     ("last_actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
 )
+# What mindswap itself logs while it trains (`adapters/memory_report.py`), in bytes.
+_REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
 
 
 class LogScanner:
@@ -78,6 +80,10 @@ class LogScanner:
             carry, self._carry = self._carry, b""
             self._take_line(clean_line(carry), is_cut_off=True)
         self._drop_pending()
+        return self.snapshot(worker, size_bytes, is_cut_off)
+
+    def snapshot(self, worker: int, size_bytes: int = 0, is_cut_off: bool = False) -> WorkerLog:
+        """Everything found in whole lines so far; the log may go on."""
         return WorkerLog(
             worker=worker,
             size_bytes=size_bytes,
@@ -185,14 +191,21 @@ class LogScanner:
             for name, pattern in _STATISTICS:
                 if match := pattern.search(message):
                     self._memory = replace(self._memory, **{name: int(match[1]) << 20})
-            self._memory = replace(
-                self._memory,
-                used_peak_bytes=_max(self._memory.used_peak_bytes, self._memory.last_used_peak_bytes),
-                actual_peak_bytes=_max(self._memory.actual_peak_bytes, self._memory.last_actual_peak_bytes),
-            )
+            self._add_peaks(self._memory.last_used_peak_bytes, self._memory.last_actual_peak_bytes)
+        if match := _REPORT.search(message):
+            self._add_peaks(int(match[1]), int(match[2]))
         event = parse_oom(message)
         if event and len(self._oom) < MAX_EVENTS:
             self._oom.setdefault((event.form, event.requested_bytes), event)
+
+    def _add_peaks(self, used_bytes: int | None, actual_bytes: int | None) -> None:
+        self._memory = replace(
+            self._memory,
+            last_used_peak_bytes=used_bytes,
+            last_actual_peak_bytes=actual_bytes,
+            used_peak_bytes=_max(self._memory.used_peak_bytes, used_bytes),
+            actual_peak_bytes=_max(self._memory.actual_peak_bytes, actual_bytes),
+        )
 
     def _drop_pending(self) -> None:
         if self._pending:

@@ -82,6 +82,18 @@ FORMS = [
         "memory pool",
         241827840,
     ),
+    # The CPU backend under RLIMIT_DATA, as mindspore 2.9.0 printed it: first the system, then the pool, then the actor.
+    (
+        glog("malloc memory failed.", "plugin/cpu/res_manager/mem_manager/cpu_memory_pool.cc:76] AllocDeviceMem"),
+        "host",
+        None,
+    ),
+    (
+        "[WARNING] ME(6379,7f032aab3b80,python):2026-11-21-03:44:42.598.615 [mindspore/ccsrc/runtime/hardware_abstract/"
+        "device_context/device_context.cc:113] AllocateMemory] Allocate memory failed for size: 16",
+        "device",
+        16,
+    ),
     # ge_memory_manager.cc
     ("RuntimeError: Out of memory, Alloc GE memory failed, size: 77", "graph engine", 77),
     ("Allocate memory failed, alloc size 123", "device", 123),
@@ -133,6 +145,13 @@ def test_the_scanner_finds_the_line_in_a_log(line, form, size):
 )
 def test_what_is_no_failure(line):
     assert parse_oom(line.strip()) is None
+
+
+def test_what_the_pool_has_is_not_missing():
+    """241827840 asked for, 41827840 there: 200000000 missing."""
+    text = "Memory not enough: current free memory size[41827840] is smaller than required size[241827840]."
+    assert parse_oom(text).missing_bytes == 200_000_000
+    assert parse_oom("std::bad_alloc").missing_bytes is None
 
 
 def test_a_number_without_end_is_no_size():

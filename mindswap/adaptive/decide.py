@@ -1,0 +1,276 @@
+"""What an adaptive run does next: pure, (state, event) -> (state, action).
+
+It ends: every start beyond the first counts against `max_restarts`; a plan that ran out of memory is never
+started again, nor one that needs as much; a faster plan is tried only if it was never tried.
+"""
+
+from dataclasses import replace
+
+from mindswap.adaptive.correct import correct
+from mindswap.adaptive.model import (
+    Action,
+    Attempt,
+    End,
+    Event,
+    Failed,
+    Finished,
+    Interrupted,
+    Killed,
+    Measured,
+    NewCheckpoint,
+    NothingFits,
+    Opened,
+    Outcome,
+    OutOfMemory,
+    Plan,
+    Planned,
+    RunPlanner,
+    Start,
+    Started,
+    State,
+    Stop,
+    Stopped,
+    Wait,
+)
+from mindswap.units import format_bytes, format_time
+
+__all__ = ["decide"]
+
+# Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
+# one request that failed, not all that would have followed.
+TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
+# Starts that a signal ended one after the other without getting further.
+MAX_FRUITLESS_KILLS = 3
+
+
+def decide(state: State, event: Event) -> tuple[State, Action]:
+    """The next state, and what to do."""
+    match event:
+        case Opened():
+            return _open(state)
+        case Planned(answer):
+            return _take_plan(state, answer)
+        case Started(first_step):
+            return _begin(state, first_step), Wait()
+        case Measured():
+            return _measure(state, event)
+        case NewCheckpoint(step):
+            return _at_checkpoint(state, step)
+        case Stopped():
+            return _stopped(state)
+        case OutOfMemory():
+            return _out_of_memory(state, event)
+        case Killed(step, text):
+            return _killed(state, step, text)
+        case Failed(step, text, exit_code):
+            state = _close(state, Outcome.FAILED, step, text)
+            return _end(state, exit_code, f"the training failed, and not for want of memory: {text}")
+        case Finished(step):
+            return _end(_close(state, Outcome.FINISHED, step), 0, "the training finished")
+        case Interrupted(step):
+            state = _close(state, Outcome.INTERRUPTED, step, "stopped by the user")
+            return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
+
+
+def _open(state: State) -> tuple[State, Action]:
+    if state.current and state.current.outcome is Outcome.RUNNING:
+        state = _close(state, Outcome.INTERRUPTED, state.current.last_step, "mindswap itself was killed")
+    if state.current and state.current.outcome is Outcome.FINISHED:
+        state = replace(state, attempts=(), tried=())  # a new training; what was learned about memory stays
+    state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, last_words="")
+    reason = f"planning for {format_bytes(state.budget_bytes)}"
+    if state.out_of_memory:
+        reason += f"; {len(state.out_of_memory)} plans are known to run out of memory"
+    return state, RunPlanner(state.budget_bytes, reason)
+
+
+def _take_plan(state: State, answer: Plan | NothingFits) -> tuple[State, Action]:
+    if state.current and state.current.outcome is Outcome.RUNNING:
+        return _consider(state, state.current, answer)
+    if isinstance(answer, NothingFits):
+        if proven := _fastest_proven(state):
+            return _start(state, proven, "no better plan: back to one that ran")
+        least = answer.smallest_budget_bytes
+        need = f": at least {format_bytes(least)} are needed" if least is not None else ""
+        return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
+    if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
+        return _plan_again(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
+    return _start(
+        state,
+        answer,
+        f"plan {answer.key}: predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
+        + (f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""),
+    )
+
+
+def _start(state: State, plan: Plan, reason: str) -> tuple[State, Action]:
+    return replace(state, candidate=plan), Start(plan, reason)
+
+
+def _begin(state: State, first_step: int) -> State:
+    assert state.candidate is not None
+    attempt = Attempt(len(state.attempts) + 1, state.candidate, first_step, last_step=first_step)
+    tried = tuple(dict.fromkeys((*state.tried, state.candidate.key)))
+    return replace(state, attempts=(*state.attempts, attempt), candidate=None, is_stable=False, tried=tried)
+
+
+def _measure(state: State, event: Measured) -> tuple[State, Action]:
+    current = state.current
+    assert current is not None
+    attempt = replace(
+        current,
+        last_step=max(current.last_step, event.step),
+        num_steps=event.num_steps,
+        startup_ns=event.startup_ns,
+        measured_peak_bytes=event.peak_bytes,
+        measured_step_ns=event.step_time_ns,
+    )
+    state = replace(state, attempts=(*state.attempts[:-1], attempt))
+    state = replace(state, corrections=correct(state.corrections, state.attempts))
+    said = _compare(attempt)
+    if state.is_stable:
+        return state, Wait()
+    rest_ns = (event.num_steps - event.step) * event.step_time_ns
+    if event.peak_bytes is None:
+        return _settle(state, f"{said}; no worker reports its memory, so the plan stays")
+    if not event.has_checkpoints:
+        return _settle(state, f"{said}; no checkpoints are saved, so the plan stays")
+    if state.num_restarts >= state.settings.max_restarts:
+        return _settle(state, f"{said}; all {state.settings.max_restarts} restarts are used, so the plan stays")
+    if rest_ns <= event.startup_ns:
+        return _settle(state, f"{said}; the rest takes no longer than a restart, so the plan stays")
+    return state, RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
+
+
+def _compare(attempt: Attempt) -> str:
+    peak, step = attempt.measured_peak_bytes, attempt.measured_step_ns or 0
+    memory = "peak not reported" if peak is None else f"peak {format_bytes(peak)}"
+    predicted = f"{format_bytes(attempt.plan.peak_bytes)}, {format_time(attempt.plan.step_time_ns)}"
+    return f"step {attempt.last_step}: measured {memory}, {format_time(step)} a step; predicted {predicted}"
+
+
+def _consider(state: State, current: Attempt, answer: Plan | NothingFits) -> tuple[State, Action]:
+    """A plan that came while the workers run: is it worth a restart?"""
+    if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
+        return _settle(state, "no faster plan that was not tried: the plan stays")
+    if _is_beyond_limit(state, answer):
+        return _settle(state, "a faster plan needs as much as one that ran out of memory: the plan stays")
+    saved_ns = ((current.measured_step_ns or 0) - answer.step_time_ns) * (current.num_steps - current.last_step)
+    if not answer.step_time_ns or saved_ns <= current.startup_ns:
+        return _settle(
+            state,
+            f"plan {answer.key} would save {format_time(max(saved_ns, 0))} until the end (simulated), a restart costs "
+            f"{format_time(current.startup_ns)}: the plan stays",
+        )
+    reason = (
+        f"plan {answer.key} saves {format_time(saved_ns)} until the end (simulated) and fits "
+        f"{format_bytes(state.budget_bytes)}: it starts at the next checkpoint"
+    )
+    return replace(state, candidate=answer), Wait(for_checkpoint=True, reason=reason)
+
+
+def _at_checkpoint(state: State, step: int) -> tuple[State, Action]:
+    if state.candidate is None:
+        return state, Wait()
+    return state, Stop(f"checkpoint of step {step} is complete: stopping the workers for plan {state.candidate.key}")
+
+
+def _stopped(state: State) -> tuple[State, Action]:
+    plan = state.candidate
+    assert state.current is not None and plan is not None
+    return _close(state, Outcome.LOOSENED, state.current.last_step, f"for plan {plan.key}"), Start(plan)
+
+
+def _out_of_memory(state: State, event: OutOfMemory) -> tuple[State, Action]:
+    assert state.current is not None
+    plan = state.current.plan
+    state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
+    state = replace(state, out_of_memory=tuple(dict.fromkeys((*state.out_of_memory, plan.key))), candidate=None)
+    before = state.budget_bytes
+    failing_bytes = _least_failing(state, plan)
+    state = _keep_proven(_tighten(state, plan, event.missing_bytes), failing_bytes)
+    missing = "" if event.missing_bytes is None else f", {format_bytes(event.missing_bytes)} were missing"
+    said = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
+    if state.num_restarts >= state.settings.max_restarts:
+        return _end(state, 1, f"{said}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
+    said += f"\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}"
+    return _plan_again(state, said)
+
+
+def _plan_again(state: State, reason: str) -> tuple[State, Action]:
+    if state.budget_bytes <= 0:
+        return _take_plan(state, NothingFits(None))
+    return state, RunPlanner(state.budget_bytes, reason)
+
+
+def _tighten(state: State, plan: Plan, missing_bytes: int | None = None) -> State:
+    """Lower the limit below what a plan needs by prediction, by what was missing or by a share of the memory."""
+    times = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in state.attempts)
+    share = max(MAX_TIGHTEN_SHARE, TIGHTEN_SHARE >> max(times - 1, 0))
+    step_bytes = max(missing_bytes or 0, state.settings.memory_bytes // share, 1)
+    return replace(state, limit_bytes=_least_failing(state, plan) - step_bytes)
+
+
+def _least_failing(state: State, plan: Plan) -> int:
+    return min(plan.raw_peak_bytes, plan.raw_peak_bytes if state.limit_bytes is None else state.limit_bytes)
+
+
+def _keep_proven(state: State, failing_bytes: int) -> State:
+    """Raise the limit to the largest plan below `failing_bytes` that ran well."""
+    proven = [plan.raw_peak_bytes + 1 for plan in _proven(state) if plan.raw_peak_bytes < failing_bytes]
+    return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
+
+
+def _proven(state: State) -> list[Plan]:
+    """Plans that ran long enough to be measured, and never ran out of memory."""
+    return [
+        attempt.plan
+        for attempt in state.attempts
+        if attempt.measured_step_ns is not None and attempt.plan.key not in state.out_of_memory
+    ]
+
+
+def _fastest_proven(state: State) -> Plan | None:
+    times = {attempt.plan.key: attempt.measured_step_ns or 0 for attempt in state.attempts}
+    return min(_proven(state), key=lambda plan: times[plan.key], default=None)
+
+
+def _is_beyond_limit(state: State, plan: Plan) -> bool:
+    return state.limit_bytes is not None and plan.raw_peak_bytes >= state.limit_bytes
+
+
+def _killed(state: State, step: int, text: str) -> tuple[State, Action]:
+    assert state.current is not None
+    plan = state.current.plan
+    state = replace(_close(state, Outcome.KILLED, step, text), candidate=None)
+    if state.num_restarts >= state.settings.max_restarts:
+        return _end(state, 1, f"{text}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
+    if _num_fruitless_kills(state) >= MAX_FRUITLESS_KILLS:
+        return _end(state, 1, f"{text}, {MAX_FRUITLESS_KILLS} times without getting further")
+    return _start(state, plan, f"{text} at step {step}, and no log speaks of memory: once more with the same plan")
+
+
+def _num_fruitless_kills(state: State) -> int:
+    count, attempts = 0, state.attempts[state.num_fixed_attempts :]
+    for index in range(len(attempts) - 1, -1, -1):
+        attempt = attempts[index]
+        best = max((other.last_step for other in attempts[:index]), default=0)
+        if attempt.outcome is not Outcome.KILLED or attempt.last_step > best:
+            break
+        count += 1
+    return count
+
+
+def _settle(state: State, reason: str) -> tuple[State, Action]:
+    return replace(state, is_stable=True), Wait(reason=reason)
+
+
+def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State:
+    if state.current is None or state.current.outcome is not Outcome.RUNNING:
+        return state
+    last = replace(state.current, outcome=outcome, last_step=max(step, state.current.last_step), reason=reason)
+    return replace(state, attempts=(*state.attempts[:-1], last))
+
+
+def _end(state: State, exit_code: int, reason: str) -> tuple[State, Action]:
+    return replace(state, last_words=reason, candidate=None), End(exit_code, reason)

@@ -1,0 +1,114 @@
+"""The state of a run on disk: written whole or not at all, and read with care.
+
+The file carries a key (configuration, versions, device) and a digest of its content: one of another
+configuration, a damaged or a foreign one is passed over with a message, never trusted.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
+from mindswap.graph.codec import CodecError, from_plain, to_plain
+
+__all__ = ["StateFile", "StateProblem", "state_path"]
+
+FORMAT = 1
+MAX_BYTES = 64 << 20
+_CLASSES = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, Corrections)}
+
+
+class StateProblem(Exception):
+    """The file cannot be used; the text says why."""
+
+
+def state_path(run_dir: Path) -> Path:
+    """Where the state of a run directory is."""
+    return run_dir / "adaptive" / "state.json"
+
+
+class StateFile:
+    """The state of one run directory.
+
+    Args:
+        run_dir: the run directory.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self.path = state_path(run_dir)
+
+    def load(self, key: str | None = None) -> State | None:
+        """The saved state; None if there is no file.
+
+        Args:
+            key: what the state must have been saved under; None accepts any.
+
+        Raises:
+            StateProblem: it is damaged, foreign, or of another configuration.
+        """
+        try:
+            with self.path.open("rb") as file:
+                data = json.loads(file.read(MAX_BYTES))
+            body = data["state"]
+            if data["format"] != FORMAT:
+                raise StateProblem(f"is of format {data['format']!r}, not {FORMAT}")
+            if data["digest"] != _digest(body):
+                raise StateProblem("is damaged: its digest does not match")
+            if key is not None and data["key"] != key:
+                raise StateProblem("is of another configuration, version or device")
+            state = from_plain(body, _CLASSES)
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise StateProblem(f"cannot be read: {error.strerror or error}") from None
+        except (ValueError, KeyError, TypeError, RecursionError, CodecError) as error:
+            raise StateProblem(f"is no state of an adaptive run: {type(error).__name__}") from None
+        if not isinstance(state, State):
+            raise StateProblem("is no state of an adaptive run")
+        return _with_outcomes(state)
+
+    def save(self, state: State, key: str) -> None:
+        """Write the state so that a reader, or a run that goes on after a kill, sees the old or the new one.
+
+        Raises:
+            OSError: it cannot be written; what was there stays.
+        """
+        body = to_plain(state)
+        content = json.dumps({"format": FORMAT, "key": key, "digest": _digest(body), "state": body}, indent=1)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_name(f".state-{os.getpid()}.tmp")
+        try:
+            with temporary.open("w", encoding="utf-8") as file:
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(self.path)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+            raise
+
+    def put_aside(self) -> Path | None:
+        """Rename a file that cannot be used, so that nothing of it is lost."""
+        target = self.path.with_name("state.json.ignored")
+        try:
+            self.path.replace(target)
+        except OSError:
+            return None
+        return target
+
+
+def _digest(body: object) -> str:
+    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+
+
+def _with_outcomes(state: State) -> State:
+    """JSON holds an outcome as text."""
+    try:
+        attempts = tuple(replace(attempt, outcome=Outcome(attempt.outcome)) for attempt in state.attempts)
+    except (ValueError, AttributeError) as error:
+        raise StateProblem(f"is no state of an adaptive run: {error}") from None
+    return replace(state, attempts=attempts)
