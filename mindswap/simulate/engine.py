@@ -141,8 +141,7 @@ def _let_copies_run(stages, links, stage, contended_permille, now):
     """Runs the copies of the stage on from its last moment to this one."""
     done = _rate(links, stage, contended_permille) * (now - stages[stage].clock_ns)
     for direction in (OUT, IN):
-        link = links[stage, direction]
-        link.work_left = max(0, link.work_left - done)
+        links[stage, direction].work_left -= done  # means nothing where no copy runs
     stages[stage].clock_ns = now
 
 

@@ -134,11 +134,10 @@ def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams
 def _link_operators(ops, stream, starts, streams, copies, release_op, first_user_op):
     """Fills `next_op`, `outs_needed` and `ins_needed`."""
     for place in range(copies.shape[1]):
-        release = release_op[copies[OUT, place].copy]
-        ops[release].outs_needed = max(ops[release].outs_needed, place + 1)
+        ops[release_op[copies[OUT, place].copy]].outs_needed = place + 1
         ops[first_user_op[copies[IN, place].copy]].ins_needed = place + 1
     for stage in range(len(streams)):
-        needed = 0
+        needed = 0  # what is to be released after an operator holds all compute operators after it
         for op in range(starts[stage], starts[stage + 1]):
             released = ops[op].outs_needed
             ops[op].outs_needed = needed if stream[op] == COMPUTE else 0

@@ -6,59 +6,89 @@ from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program
 from tests.simulate.builders import Copy, Op, Span, program_of
 
 DURATIONS = st.integers(0, 9)
-COMPUTE_KINDS = st.sampled_from([OpKind.FORWARD, OpKind.BACKWARD, OpKind.RECOMPUTE])
-COMMUNICATION_KINDS = st.sampled_from([OpKind.COLLECTIVE, OpKind.SEND, OpKind.RECEIVE])
+KINDS = st.sampled_from([*OpKind, OpKind.FORWARD, OpKind.BACKWARD, OpKind.RECOMPUTE])
 
 
 @st.composite
-def programs(draw, max_stages: int = 3, max_copies: int = 8, only_compute: bool = False) -> Program:
+def programs(draw, copies_on_compute: bool = False) -> Program:
     """A program that runs to its end, with copies whose positions are as free as the rules allow.
 
     Operators of another stage are only waited for where they were drawn earlier: so no stages wait in a ring.
-    The memory of each copy is there, and so is other memory of compute operators.
+    The memory of each copy is there, and so is other memory.
+
+    Args:
+        copies_on_compute: copies depend on operators of the compute stream only.
     """
-    sizes = draw(st.lists(st.integers(2, 10), min_size=1, max_size=max_stages))
+    sizes = draw(st.lists(st.integers(2, 10), min_size=1, max_size=3))
     starts = [sum(sizes[:stage]) for stage in range(len(sizes))]
-    drawn: list[int] = []
-    kinds = COMPUTE_KINDS if only_compute else st.one_of(COMPUTE_KINDS, COMMUNICATION_KINDS)
     stages: list[list[Op]] = [[] for _ in sizes]
-    turns = draw(st.permutations([stage for stage, size in enumerate(sizes) for _ in range(size)]))
-    for stage in turns:
+    drawn: list[int] = []
+    for stage in draw(st.permutations([stage for stage, size in enumerate(sizes) for _ in range(size)])):
         wait = draw(st.sampled_from([NO_OP, NO_OP, *drawn]))
         drawn.append(starts[stage] + len(stages[stage]))
-        stages[stage].append(Op(draw(DURATIONS), draw(kinds), wait))
-    copies = draw(st.lists(copies_of(starts, sizes), max_size=max_copies))
-    spans = [span for number, copy in enumerate(copies) for span in spans_of(number, copy, starts)]
-    for _ in range(draw(st.integers(0, 5))):
-        stage = draw(st.integers(0, len(sizes) - 1))
-        first, last = sorted(draw(st.tuples(*[st.integers(0, sizes[stage] - 1)] * 2)))
-        if stages[stage][first].kind.is_communication == stages[stage][last].kind.is_communication:
-            size = draw(st.integers(0, 100))
-            spans.append(Span(size, starts[stage] + first, starts[stage] + last, MemoryKind.KEPT, stage))
+        stages[stage].append(Op(draw(DURATIONS), draw(KINDS), wait))
+    copies, spans = [], []
+    for stage, ops in enumerate(stages):
+        compute = [starts[stage] + place for place, op in enumerate(ops) if not op.kind.is_communication]
+        places = compute if copies_on_compute else range(starts[stage], starts[stage] + len(ops))
+        if len(places) > 1:
+            copies += draw(st.lists(copies_at(places), max_size=5))
+        if compute:
+            pairs = st.tuples(*[st.sampled_from(compute)] * 2).map(sorted)
+            for begin, end in draw(st.lists(pairs, max_size=4)):
+                spans.append(Span(draw(st.integers(0, 99)), begin, end, draw(st.sampled_from(MemoryKind)), stage))
+    copies = draw(st.permutations(copies))
+    for number, copy in enumerate(copies):
+        spans += spans_of(number, copy, sum(start <= copy.producer for start in starts) - 1)
     return program_of(*stages, copies=copies, spans=spans, contended_permille=draw(st.integers(300, 1000)))
 
 
 @st.composite
-def copies_of(draw, starts: list[int], sizes: list[int]) -> Copy:
-    """A copy with any positions that `check_program` allows."""
-    stage = draw(st.integers(0, len(sizes) - 1))
-    first, last = starts[stage], starts[stage] + sizes[stage] - 1
-    producer = draw(st.integers(first, last - 1))
-    user = draw(st.integers(producer + 1, last))
+def copies_at(draw, places) -> Copy:
+    """A copy with any positions, out of these, that `check_program` allows."""
+    producer = draw(st.integers(0, len(places) - 2))
+    user = draw(st.integers(producer + 1, len(places) - 1))
+    release = draw(st.integers(producer, len(places) - 1))
     return Copy(
-        producer=producer,
-        release=draw(st.integers(producer, last)),
-        prefetch=draw(st.sampled_from([NO_OP, *range(first, user)])),
-        user=user,
+        producer=places[producer],
+        release=places[release],
+        prefetch=draw(st.sampled_from([NO_OP, *places[:user]])),
+        user=places[user],
         out_ns=draw(DURATIONS),
         in_ns=draw(DURATIONS),
-        size_bytes=draw(st.integers(0, 100)),
+        size_bytes=draw(st.integers(0, 99)),
     )
 
 
-def spans_of(number: int, copy: Copy, starts: list[int]) -> list[Span]:
+@st.composite
+def swap_steps(draw) -> Program:
+    """Forward and then backward on one stage, as real steps are: released in forward, used in backward."""
+    num_forward, num_backward = draw(st.tuples(*[st.integers(1, 8)] * 2))
+    ops = [Op(draw(DURATIONS), OpKind.FORWARD) for _ in range(num_forward)]
+    ops += [Op(draw(DURATIONS), OpKind.BACKWARD) for _ in range(num_backward)]
+    copies, spans = [], []
+    for number in range(draw(st.integers(1, 6))):
+        producer = draw(st.integers(0, num_forward - 1))
+        user = draw(st.integers(num_forward, len(ops) - 1))
+        copy = Copy(
+            producer=producer,
+            release=draw(st.integers(producer, num_forward - 1)),
+            prefetch=draw(st.integers(producer, user - 1)),
+            user=user,
+            out_ns=draw(DURATIONS),
+            in_ns=draw(DURATIONS),
+            size_bytes=draw(st.integers(0, 99)),
+        )
+        copies.append(copy)
+        spans += spans_of(number, copy, 0)
+    for _ in range(draw(st.integers(0, 6))):
+        begin, end = sorted(draw(st.tuples(*[st.integers(0, len(ops) - 1)] * 2)))
+        spans.append(Span(draw(st.integers(0, 99)), begin, end))
+    return program_of(ops, copies=copies, spans=spans, contended_permille=draw(st.integers(300, 1000)))
+
+
+def spans_of(number: int, copy: Copy, stage: int) -> list[Span]:
     """Memory of a copied tensor: until it is released, and from when it comes in."""
-    stage = max(stage for stage, start in enumerate(starts) if start <= copy.producer)
     return [
         Span(copy.size_bytes, copy.producer, ~number, MemoryKind.OFFLOADING, stage),
         Span(copy.size_bytes, ~number, copy.user, MemoryKind.PREFETCHED, stage),
