@@ -24,7 +24,7 @@ setup(
     license="Apache-2.0",
     python_requires=">=3.11",
     packages=find_packages(include=["mindswap", "mindswap.*"]),
-    package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml"]},
+    package_data={"mindswap": ["data/**/*.json", "data/**/*.yaml", "data/report/*"]},
     install_requires=["PyYAML>=6", "regex>=2024.5.15", "tqdm>=4.60", "numpy>=1.26", "numba>=0.60", "scipy>=1.11"],
     extras_require={
         "cpu": [*CPU_STACK, PLOT_LIBRARY],

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mindswap.cost.static_memory import StaticMemory
 from mindswap.report.simulation_layers import measure_layers
 from mindswap.report.simulation_model import (
     Cause,
@@ -25,7 +26,7 @@ COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 def build_report(
     timeline: Timeline,
     memory: Sequence[MemoryProfile],
-    static_parts: Sequence[Sequence[tuple[str, int]]],
+    static: Sequence[StaticMemory],
     *,
     title: str,
     device_title: str,
@@ -44,7 +45,7 @@ def build_report(
     Args:
         timeline: of all stages.
         memory: activations of each stage.
-        static_parts: per stage, memory that is there all the time: (name, bytes).
+        static: memory of each stage that is there all the time.
         title: name of the configuration.
         device_title: name of the device.
         figures: of the device, as used.
@@ -58,7 +59,7 @@ def build_report(
         notes: what the reader must know.
     """
     stages = tuple(
-        _build_stage(timeline, profile, tuple(parts)) for profile, parts in zip(memory, static_parts, strict=True)
+        _build_stage(timeline, profile, _static_parts(parts)) for profile, parts in zip(memory, static, strict=True)
     )
     return SimulationReport(
         title=title,
@@ -93,6 +94,15 @@ def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_car
     per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]
     nodes = (per_card[first : first + num_cards_per_node] for first in range(0, len(per_card), num_cards_per_node))
     return max(map(sum, nodes), default=0)
+
+
+def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
+    return (
+        ("parameters", static.parameter_bytes),
+        ("gradients", static.gradient_bytes),
+        ("optimizer state", static.optimizer_bytes),
+        ("workspace", static.workspace_bytes),
+    )
 
 
 def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[tuple[str, int], ...]) -> StageReport:

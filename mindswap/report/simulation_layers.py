@@ -108,5 +108,5 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
             recompute_ns=recompute[row],
             exposed_ns=int(exposed[row]),
         )
-        for row in np.unique(op_row).tolist()
+        for row in np.unique(op_row[ops.kind < OpKind.COLLECTIVE]).tolist()
     )

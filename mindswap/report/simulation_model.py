@@ -16,11 +16,13 @@ class DeviceFigure:
         name: in words: `link to the host (D2H)`.
         value: with its unit.
         source: where it is from.
+        is_main: one of those that decide most; they stand in captions.
     """
 
     name: str
     value: str
     source: str
+    is_main: bool = True
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,16 @@ from mindswap.report.simulation_words import (
 from mindswap.report.tables import format_indices, format_table
 from mindswap.units import common_unit, format_bytes, format_time
 
-__all__ = ["LAYER_HEADER", "STAGE_HEADER", "format_simulation", "layer_cells", "stage_rows", "simulation_to_json"]
+__all__ = [
+    "LAYER_HEADER",
+    "STAGE_HEADER",
+    "format_simulation",
+    "group_stages",
+    "layer_cells",
+    "layer_unit",
+    "simulation_to_json",
+    "stage_name",
+]
 
 NUM_CAUSES = 8
 NUM_HOLDERS = 8
@@ -30,7 +39,8 @@ def format_simulation(report: SimulationReport) -> str:
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
     for name, value, remark in headline(report):
         lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
-    lines += ["", format_table(STAGE_HEADER, stage_rows(report)), ""]
+    rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
+    lines += ["", format_table(STAGE_HEADER, rows), ""]
     lines += [*_peak_lines(report.peak_stage), ""]
     groups = group_layer_rows(report.layers)
     unit = layer_unit(groups)
@@ -47,12 +57,17 @@ def format_simulation(report: SimulationReport) -> str:
     return "\n".join(escape(line) for text in lines for line in text.split("\n"))
 
 
-def stage_rows(report: SimulationReport) -> list[tuple[str, ...]]:
-    """Cells for `STAGE_HEADER`, stages with equal cells in one row."""
-    groups: dict[tuple[str, ...], list[int]] = {}
+def group_stages(report: SimulationReport) -> list[tuple[list[StageReport], tuple[str, ...]]]:
+    """Stages with equal cells for `STAGE_HEADER` together, and the cells behind the name."""
+    groups: dict[tuple[str, ...], list[StageReport]] = {}
     for stage in report.stages:
-        groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage.stage)
-    return [(format_indices("stage", stages), *cells) for cells, stages in groups.items()]
+        groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage)
+    return [(stages, cells) for cells, stages in groups.items()]
+
+
+def stage_name(stages: Sequence[StageReport]) -> str:
+    """`stage 0`, `stages 1-3`."""
+    return format_indices("stage", [stage.stage for stage in stages])
 
 
 def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ __all__ = [
     "describe_place",
     "device_line",
     "format_share",
+    "headline",
 ]
 
 KIND_TITLES = {
@@ -80,8 +81,9 @@ def format_share(part: int, whole: int) -> str:
 
 
 def device_line(report: SimulationReport) -> str:
-    """The device and its figures in one line, for captions."""
-    return ", ".join([report.device_title, *(f"{figure.name} {figure.value}" for figure in report.figures)])
+    """The device and its main figures in one line, for captions."""
+    main = (f"{figure.name} {figure.value}" for figure in report.figures if figure.is_main)
+    return f"{report.device_title}: " + ", ".join(main)
 
 
 def headline(report: SimulationReport) -> tuple[tuple[str, str, str], ...]:
