@@ -16,21 +16,30 @@ T = TypeVar("T")
 
 
 def cached_result(
-    document: Document, policy: Policy, classes: Iterable[type], make: Callable[[], T], use_cache: bool, **question: Any
+    document: Document,
+    policy: Policy,
+    classes: Iterable[type],
+    make: Callable[[], T],
+    use_cache: bool,
+    without: Iterable[str] = (),
+    **question: Any,
 ) -> T:
     """The answer to a question about a configuration.
 
     Args:
-        document: the configuration; every value of it counts.
+        document: the configuration; every value of it counts, but those of `without`.
         policy: what it asks for.
         classes: dataclasses that the answer is made of.
         make: finds the answer.
         use_cache: False asks anew and keeps nothing.
+        without: top-level keys that do not matter to the answer.
         question: what is asked, JSON values.
     """
     data = to_data(document.root) if document.root is not None else {}
     if not use_cache or _has_own_code(data):
         return make()
+    if isinstance(data, dict):
+        data = {name: value for name, value in data.items() if name not in set(without)}
     key = make_key(config=repr(data), policy=policy.to_config(), versions=_versions(), question=question)
     return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
 

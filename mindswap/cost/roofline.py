@@ -1,7 +1,7 @@
 """Time of an operator from what it computes and moves: the larger of the two, and a fixed cost. Pure.
 
-What it leaves out: fusion of element-wise operators (jit_level O1), kernels that read their inputs from the
-cache, and the special functions of the vector units. An operator that goes once through its inputs is bound by
+What it leaves out: kernels that read their inputs from the cache, and the special functions of the vector
+units. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.fusion`. An operator that goes once through its inputs is bound by
 memory on every device known here until it does some 50 operations per element, so one is counted.
 """
 
@@ -93,4 +93,5 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
     compute = -(-work.flops * NS_PER_S * 1000 // (peak * device.compute_permille))
     bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_permille
     memory = -(-(work.read_bytes + work.written_bytes) * NS_PER_S * 1000 // bandwidth)
-    return max(compute, memory) + device.op_latency_ns["matrix" if is_matrix else "vector"]
+    latency = 0 if work.is_fused else device.op_latency_ns["matrix" if is_matrix else "vector"]
+    return max(compute, memory) + latency

@@ -84,7 +84,7 @@ def _is_recompute_set(paths, action: LayerActions) -> bool:
 def _runs_again(node: Node, paths, action: LayerActions, readers: Mapping[str, list[Node]]) -> bool:
     """Whether an operator on which recompute is set is not the output of the cell that it is set on."""
     if action.is_fully_recomputed:
-        return not _is_cell_output(node, (), readers)
+        return action.is_output_recomputed or not _is_cell_output(node, (), readers)
     return any(
         match.node.is_primitive or not _is_cell_output(node, match.path, readers)
         for match in action.recomputes

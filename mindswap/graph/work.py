@@ -42,12 +42,14 @@ class Work:
         read_bytes: bytes of the inputs, each once.
         written_bytes: bytes of the outputs.
         inputs: types of the tensors it reads, members of tuples one by one.
+        is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
     """
 
     flops: int
     read_bytes: int
     written_bytes: int
     inputs: tuple[TensorType, ...] = ()
+    is_fused: bool = False
 
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:

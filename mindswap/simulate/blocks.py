@@ -6,12 +6,13 @@ before, of the block behind and of the whole step it reads. So three compiled la
 and layers under different settings can stand side by side.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.cost.roofline import is_kernel
+from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.errors import SimulationError
+from mindswap.graph.fusion import fuse_work
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
@@ -149,6 +150,7 @@ def cut_blocks(
     label: Callable[[Node], str],
     collectives: Mapping[str, Collective] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
+    is_fused: bool = False,
 ) -> StepBlocks:
     """The blocks of a compiled step.
 
@@ -158,13 +160,17 @@ def cut_blocks(
         label: what to call a forward operator.
         collectives: communication that follows a node, by its name.
         collective_ns: time of one.
+        is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns).cut()
+    works = measure_work(graph)
+    if is_fused:
+        works = fuse_work(graph, works)
+    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns).cut(works)
 
 
 @dataclass
@@ -198,15 +204,17 @@ class _Cutter:
         self.label = label
         self.collectives = collectives
         self.collective_ns = collective_ns
-        self.num_layers = 1 + max((node.layer_index for node in graph.forward if node.layer_index is not None), default=-1)
+        self.num_layers = 1 + max(
+            (node.layer_index for node in graph.forward if node.layer_index is not None), default=-1
+        )
         if not self.num_layers:
             raise SimulationError("the compiled step has no transformer layers")
         self.ops: dict[tuple[int, bool], list[BlockOp]] = {}
         self.tensors: list[_Tensor] = []
         self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
 
-    def cut(self) -> StepBlocks:
-        forward_work, backward_work = measure_work(self.graph)
+    def cut(self, works: tuple[Sequence[Work], Sequence[Work]]) -> StepBlocks:
+        forward_work, backward_work = works
         sections = self._forward_sections()
         for node, section, work in zip(self.graph.forward, sections, forward_work, strict=True):
             self._read(node, section, True, work)
@@ -224,7 +232,9 @@ class _Cutter:
 
     def _forward_sections(self) -> list[int]:
         """What is outside the layers belongs behind them once the last layer has begun to end, else before them."""
-        last = max(i for i, node in enumerate(self.graph.forward) if node.layer_index is not None and is_kernel(node.op))
+        last = max(
+            i for i, node in enumerate(self.graph.forward) if node.layer_index is not None and is_kernel(node.op)
+        )
         return [
             node.layer_index if node.layer_index is not None else (self.num_layers if position > last else -1)
             for position, node in enumerate(self.graph.forward)
@@ -260,9 +270,7 @@ class _Cutter:
             index = self.graph.constants.get(node.inputs[1], 0)
             self.values[node.name] = members[index : index + 1]
         elif node.op == "MakeTuple":
-            self.values[node.name] = tuple(
-                (self.values.get(name) or (None,))[0] for name in node.inputs
-            )
+            self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
         elif is_kernel(node.op):
             self._run(node, section, is_forward, work)
 
@@ -280,7 +288,14 @@ class _Cutter:
                 if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
                     waits.append(tensor.collective)
         label = self._label(node, is_forward)
-        ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None)))
+        collective = self.collectives.get(node.name)
+        is_communication = node.op in COMMUNICATION_OPS
+        if is_communication:  # the compiler has it as an operator of its own
+            duration = self.collective_ns(collective) if collective and self.collective_ns else 0
+            before = position - 1 if position else None
+            ops.append(BlockOp(f"{label} {node.op}", OpKind.COLLECTIVE, duration, before))
+        else:
+            ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None)))
         outputs = []
         for known in node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
@@ -288,12 +303,13 @@ class _Cutter:
                 again = node.is_duplicate and not is_forward
                 self.tensors.append(_Tensor(label, known, is_forward, again, section, position))
         self.values[node.name] = tuple(outputs)
-        collective = self.collectives.get(node.name)
-        if collective is not None and self.collective_ns is not None:
+        if collective is not None and not is_communication and self.collective_ns is not None:
             name = f"{label} {collective.kind}"
             ops.append(BlockOp(name, OpKind.COLLECTIVE, self.collective_ns(collective), position))
-            for index in filter(None.__ne__, outputs):
-                self.tensors[index].collective = len(ops) - 1  # type: ignore[index]
+        if ops[-1].kind is OpKind.COLLECTIVE:
+            for index in outputs:
+                if index is not None:
+                    self.tensors[index].collective = len(ops) - 1
 
     def _label(self, node: Node, is_forward: bool) -> str:
         if is_forward:
@@ -335,7 +351,9 @@ class _Cutter:
         """Made before the layers (in backward: behind them) and read by more than the next section."""
         if tensor.is_forward:
             return tensor.section == -1 and bool(self._readers(tensor) - {-1, 0})
-        return tensor.section == self.num_layers and bool(self._readers(tensor) - {self.num_layers, self.num_layers - 1})
+        return tensor.section == self.num_layers and bool(
+            self._readers(tensor) - {self.num_layers, self.num_layers - 1}
+        )
 
     def _name_roles(self) -> dict[int, Role]:
         """Roles of the tensors that other sections read, in order of production."""

@@ -94,7 +94,9 @@ class _Builder:
             self._lay_out(stage)
             tables.append(self.tensors)
             starts.append(self.position)
-        ops = Ops(*(self.ops.column(key) for key in ("duration_ns", "kind", "wait_op", "layer", "micro_batch", "label")))
+        ops = Ops(
+            *(self.ops.column(key) for key in ("duration_ns", "kind", "wait_op", "layer", "micro_batch", "label"))
+        )
         for position, key in self.receives.items():
             ops.wait_op[position] = self.sends[key]
         num_copies, parts = 0, []
@@ -133,7 +135,7 @@ class _Builder:
             self.receives[receive] = (order[0], turn.micro_batch, turn.is_forward)
         for section in order:
             places.bases[section, turn.micro_batch, turn.is_forward] = self.position
-            self._add_ops(section, turn)
+            self._add_ops(section, turn, receive if section == order[0] else NO_OP)
         if order[-1] != ends[1 if turn.is_forward else 0]:
             target = order[-1] + step
             size = self._handed_bytes(target, turn.is_forward)
@@ -141,17 +143,20 @@ class _Builder:
             self.sends[target, turn.micro_batch, turn.is_forward] = send
         places.borders[turn.chunk, turn.micro_batch, turn.is_forward] = (receive, send)
 
-    def _add_ops(self, section: int, turn: Turn) -> None:
+    def _add_ops(self, section: int, turn: Turn, receive: int) -> None:
+        """The operators of one pass of a section; the first of them waits for what another stage sends."""
         block = self.blocks[section]
         arrays = arrays_of(block)
         if id(block) not in self.label_maps:
             self.label_maps[id(block)] = np.array([self._label(name) for name in arrays.labels], np.int32)
         part = arrays.forward if turn.is_forward else arrays.backward
         size = len(part.duration_ns)
+        wait_op = _shift(part.wait_op, self.position)
+        wait_op[:1] = np.maximum(wait_op[:1], receive)
         self.ops.add(
             duration_ns=part.duration_ns,
             kind=part.kind,
-            wait_op=_shift(part.wait_op, self.position),
+            wait_op=wait_op,
             label=self.label_maps[id(block)][part.label],
             layer=np.full(size, self.layers[section], np.int32),
             micro_batch=np.full(size, turn.micro_batch, np.int32),
@@ -203,9 +208,7 @@ class _Builder:
         for role, read in shared.items():
             begin = first_forward if role.is_forward else first_backward
             uses = (NO_OP, first_backward, max(last_backward, first_backward))
-            self._add_tensor(
-                read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch
-            )
+            self._add_tensor(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch)
 
     def _add_own(self, section: int, micro_batch: int, places: "_Places") -> None:
         """Tensors that no other block reads, all at once."""
@@ -253,9 +256,7 @@ class _Builder:
     def _add_received(self, section: int, is_forward: bool, micro_batch: int, places: "_Places", receive: int) -> None:
         for read in _neighbour_reads(self.blocks[section], is_forward):
             uses = _absolute(read.uses, *places.both(section, micro_batch))
-            self._add_tensor(
-                read.size_bytes, is_forward, receive, uses, "received", self.layers[section], micro_batch
-            )
+            self._add_tensor(read.size_bytes, is_forward, receive, uses, "received", self.layers[section], micro_batch)
 
     def _add_tensor(
         self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int,

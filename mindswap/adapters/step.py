@@ -1,0 +1,33 @@
+"""A configuration -> the captured step that simulations start from."""
+
+from dataclasses import replace
+
+from mindswap.adapters.mindformers import PATH_TAG, capture, choose_layers
+from mindswap.policy.model import Policy
+from mindswap.policy.placement import RankPlacement
+from mindswap.simulate.captured import CapturedStep
+
+__all__ = ["capture_step"]
+
+
+def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:
+    """Compile the network of a YAML file without swap and recompute.
+
+    Args:
+        config_path: MindFormers YAML.
+        num_layers: layers of the model.
+        placement: cut tensors as for a rank of this placement; all pipeline stages are captured, whichever it
+            is on. Default is one rank that has the whole model.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    plain = Policy(is_swap_enabled=True)
+    if placement is not None and placement.num_stages > 1:
+        all_layers = tuple(range(num_layers))
+        placement = replace(
+            placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
+        )
+    sample = choose_layers(config_path, plain, placement)
+    found = capture(config_path, plain, sample, with_tags=True, placement=placement)
+    return CapturedStep(found.sample, found.layers, found.graph, PATH_TAG, notes=found.notes)

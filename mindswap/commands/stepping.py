@@ -1,0 +1,113 @@
+"""From a configuration to a model that can be simulated: shared by the commands that simulate."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.commands.caching import cached_result
+from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
+from mindswap.cost.hardware import Device
+from mindswap.cost.settings import read_cost_settings
+from mindswap.cost.table import CostTable
+from mindswap.errors import GraphError, PolicyError
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.document import Document
+from mindswap.policy.model import Policy
+from mindswap.policy.placement import place_rank
+from mindswap.policy.problem import Level
+from mindswap.policy.stage_recompute import expand_stage_recompute
+from mindswap.policy.yaml_source import load_document
+from mindswap.simulate.blocks import Collective
+from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.step_model import StepModel
+from mindswap.simulate.step_settings import read_step_settings
+
+__all__ = ["LoadedStep", "load_step", "policy_of"]
+
+# What a captured step is made of, for the cache.
+STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Sections that do not change the step without swap and recompute.
+POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedStep:
+    """A configuration ready to be simulated.
+
+    Attributes:
+        document: the configuration.
+        policy: what it asks for, in layer indices.
+        model: the step under any policy.
+        device: on what.
+    """
+
+    document: Document
+    policy: Policy
+    model: StepModel
+    device: Device
+
+
+def load_step(
+    config: str, device: str | None = None, overrides: dict[str, str] | None = None, use_cache: bool = True
+) -> LoadedStep:
+    """Capture the network of a configuration without its policy.
+
+    Args:
+        config: MindFormers YAML.
+        device: name or file; default is what `mindswap:` of the configuration says.
+        overrides: figures of the device to replace; they go before those of the configuration.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+        CostError: if the device is not known.
+    """
+    document = load_document(config)
+    checked = check_document(document, environ=dict(os.environ))
+    policy = policy_of(document, checked)
+    assert checked.num_layers is not None
+    asked = read_cost_settings(document)
+    if asked.problems:
+        raise PolicyError(asked.problems)
+    figures = load_device(device or asked.device or DEFAULT_DEVICE, {**asked.overrides, **(overrides or {})})
+    settings = read_step_settings(document)
+    captured = _capture(config, document, checked.num_layers, use_cache)
+    return LoadedStep(document, policy, StepModel(captured, CostTable(figures), settings), figures)
+
+
+def policy_of(document: Document, checked: CheckResult) -> Policy:
+    """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
+
+    Raises:
+        PolicyError: if it is wrong.
+    """
+    if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
+        raise PolicyError(checked.problems)
+    if checked.num_layers is None:
+        raise GraphError("the configuration does not say how many layers the model has")
+    if checked.policy.is_swap_enabled:
+        return checked.policy
+    return expand_stage_recompute(document, checked.num_layers).policy
+
+
+def _capture(config: str, document: Document, num_layers: int, use_cache: bool) -> CapturedStep:
+    path = str(Path(config).resolve())
+    settings = read_step_settings(document)
+    placement = None
+    if settings.model_parallel * settings.context_parallel > 1:
+        placement = place_rank(document, 0, num_layers)
+
+    def make() -> CapturedStep:
+        require_mindformers()
+        with quiet():
+            from mindswap.adapters.step import capture_step
+
+            return capture_step(path, num_layers, placement)
+
+    return cached_result(document, Policy(), STEP_CLASSES, make, use_cache, without=POLICY_SECTIONS, ask="step")

@@ -1,0 +1,69 @@
+"""Element-wise operators that jit_level O1 runs as one kernel: what they do not read and write. Pure.
+
+MindSpore's graph kernel fusion (backend/common/graph_kernel, `dvm` on Ascend) clusters arithmetic that follows
+arithmetic. A value that only the next operator of the cluster reads never gets to memory; one that others need
+too is written, and not read again. Clusters across matrix products, norms, transposes and slices are not formed
+here. Only times change: positions of operators stay those of the single operators.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.work import Work
+
+__all__ = ["FUSED_OPS", "fuse_work"]
+
+# Of the operators that the dvm clusters take, those that the models here use.
+FUSED_OPS = frozenset(
+    {"Add", "AddExt", "AddN", "Cast", "Div", "Exp", "GeLU", "GeLUGrad", "Log", "Maximum", "Minimum", "Mul", "Muls",
+     "Neg", "RealDiv", "Rsqrt", "Sigmoid", "SiLU", "SiLUGrad", "Sqrt", "Sub", "SubExt", "Swiglu", "SwigluGrad"}
+)  # fmt: skip
+# Before these a value is what it is behind them.
+PASSING_OPS = frozenset({*VIEW_OPS, "MakeTuple", "TupleGetItem"})
+
+
+def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
+    """Work of every operator of forward and backward when element-wise ones are fused.
+
+    Args:
+        graph: a compiled step.
+        works: from `measure_work`.
+    """
+    handed = {saved.forward_name for saved in graph.saved}
+    forward = _fuse(graph.forward, works[0], handed)
+    return forward, _fuse(graph.backward, works[1], set())
+
+
+def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tuple[Work, ...]:
+    readers, is_handed = _readers(nodes, handed)
+    position = {node.name: index for index, node in enumerate(nodes)}
+    fused = list(works)
+    for index, node in enumerate(nodes):
+        users = readers.get(node.name, [])
+        if node.op not in FUSED_OPS or len(users) != 1 or users[0].op not in FUSED_OPS:
+            continue
+        user = position[users[0].name]
+        size = node.size_bytes
+        fused[user] = replace(fused[user], read_bytes=max(fused[user].read_bytes - size, 0), is_fused=True)
+        if node.name not in is_handed:
+            fused[index] = replace(fused[index], written_bytes=max(fused[index].written_bytes - size, 0))
+    return tuple(fused)
+
+
+def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list[Node]], set[str]]:
+    """Operators that compute with each value, behind views and tuples; values that are handed on under any name."""
+    readers: dict[str, list[Node]] = {}
+    is_handed = set(handed)
+    for node in reversed(nodes):
+        for name in node.inputs:
+            if node.op in PASSING_OPS:
+                readers.setdefault(name, []).extend(readers.get(node.name, ()))
+                if node.name in is_handed:
+                    is_handed.add(name)
+            else:
+                readers.setdefault(name, []).append(node)
+                if node.op == "MoveTo":
+                    is_handed.add(name)
+    return readers, is_handed

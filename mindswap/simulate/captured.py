@@ -1,0 +1,76 @@
+"""A captured step without swap and recompute: the ground of every simulation of a model. Plain data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindswap.cost.static_memory import Parameter
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
+from mindswap.simulate.blocks import Collective
+
+__all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
+
+# Before the name of a weight that a function of a lazy_inline cell reads from outside.
+WEIGHT_MARK = "▸CR_"
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute.
+
+    Attributes:
+        sample: layers that were compiled, and which of them stands for each layer of the model.
+        trees: tree of each compiled layer.
+        graph: the step; sizes are those of one rank.
+        tag: attribute of primitives that carries their path.
+        collectives: tensor parallel communication that follows a node, by its name.
+        notes: where the step differs from the one that trains, in words.
+    """
+
+    sample: LayerSample
+    trees: tuple[CellNode, ...]
+    graph: Graph
+    tag: str
+    collectives: Mapping[str, Collective] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.sample.layer_map)
+
+    def names(self) -> OperatorNames:
+        """Paths of the operators."""
+        return OperatorNames(self.trees, self.graph, self.tag)
+
+
+@dataclass(frozen=True)
+class PlacedParameter:
+    """A weight on one rank, and where in the step it is read.
+
+    Attributes:
+        parameter: the part of it that the rank has.
+        layer_index: position of its layer among the compiled ones; None outside the layers.
+        is_behind: outside the layers and read behind them (final norm, head).
+    """
+
+    parameter: Parameter
+    layer_index: int | None
+    is_behind: bool
+
+
+def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
+    """The weights that forward reads, in order of their first read, each once."""
+    found: dict[str, PlacedParameter] = {}
+    has_layers_begun = False
+    for node in graph.forward:
+        has_layers_begun |= node.layer_index is not None
+        _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.inputs else ("", "", "")
+        if node.op == "Load" and mark and node.outputs and name not in found:
+            known = node.outputs[0]
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape))
+            found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
+    return tuple(found.values())

@@ -1,0 +1,253 @@
+"""A model ready to be simulated under any policy: captured once, asked thousands of times. Pure.
+
+Everything here is simulated.
+"""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
+from mindswap.cost.static_memory import (
+    Parameter,
+    StaticMemory,
+    estimate_gradient_ns,
+    estimate_optimizer_ns,
+    estimate_static_memory,
+    estimate_weight_gather_ns,
+    find_optimizer,
+)
+from mindswap.cost.table import CostTable
+from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.work import measure_work
+from mindswap.policy.model import Policy
+from mindswap.simulate.blocks import Block, Collective, StepBlocks, cut_blocks
+from mindswap.simulate.build import build_program
+from mindswap.simulate.captured import CapturedStep, find_parameters
+from mindswap.simulate.engine import simulate
+from mindswap.simulate.layout import lay_out_stages
+from mindswap.simulate.memory import peak_memory
+from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.program import OpKind, Program
+from mindswap.simulate.step_settings import StepSettings
+from mindswap.simulate.timeline import Timeline
+
+__all__ = ["SimulatedStep", "StepModel", "StepTerm"]
+
+# Bytes of an element that the parallel optimizer gathers: weights are cast before.
+COMPUTE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class StepTerm:
+    """A part of the step behind the simulated operators."""
+
+    name: str
+    duration_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedStep:
+    """A step under one policy.
+
+    Attributes:
+        timeline: operators and copies of all stages.
+        terms: what comes behind them.
+        activation_bytes: peak of each stage.
+        static: what is there all the time, of each stage.
+    """
+
+    timeline: Timeline
+    terms: tuple[StepTerm, ...]
+    activation_bytes: tuple[int, ...]
+    static: tuple[StaticMemory, ...]
+
+    @property
+    def step_time_ns(self) -> int:
+        """One step, end to end."""
+        return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any stage."""
+        return max(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
+
+
+class StepModel:
+    """Gives the program of a step under a policy, and simulates it.
+
+    Layers on which a policy sets the same are the same block, made once.
+
+    Args:
+        captured: the step without swap and recompute.
+        costs: what operators and copies cost.
+        settings: micro-batches, parallel settings, optimizer.
+
+    Raises:
+        SimulationError: if the pipeline settings do not fit the model.
+        CostError: if the optimizer is not known.
+    """
+
+    def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
+        self.captured = captured
+        self.costs = costs
+        self.settings = settings
+        self.layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
+        self.names = captured.names()
+        stage_cards = settings.num_cards // settings.pipeline.num_stages
+        is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
+        self.transfers = TransferCosts(
+            costs.copy_out_ns,
+            costs.copy_in_ns,
+            lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
+            costs.device.contended_permille,
+        )
+        self.parameters = _stage_parameters(captured, self.layout.chunks)
+        self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self._blocks: dict[Hashable, StepBlocks] = {}
+
+    def simulate(self, policy: Policy) -> SimulatedStep:
+        """One step under a policy."""
+        timeline = simulate(self.program(policy), check=False)
+        peaks = tuple(int(peak) for peak in peak_memory(timeline))
+        return SimulatedStep(timeline, self._terms(timeline), peaks, self.static)
+
+    def program(self, policy: Policy) -> Program:
+        """Operators, copies and memory of one step under a policy.
+
+        Args:
+            policy: in layer indices of the model; what it sets counts also where `is_swap_enabled` is off.
+        """
+        return build_program(self.blocks(policy), self.transfers, self.layout)
+
+    def blocks(self, policy: Policy) -> list[Block]:
+        """What is before the layers, every layer under the policy, what is behind them."""
+        acting = replace(policy, is_swap_enabled=True)
+        plain = self._blocks_of(None, (LayerActions(0),) * len(self.captured.trees))
+        layers = [
+            self._step_blocks(acting, index).layers[position]
+            for index, position in enumerate(self.captured.sample.layer_map)
+        ]
+        return [plain.prologue, *layers, plain.epilogue]
+
+    def model_flops(self) -> int:
+        """Floating point operations of the matrix units in one step without recompute, all cards."""
+        graph, counts = self.captured.graph, self.captured.sample.layer_map
+        total = 0
+        for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
+            for node, work in zip(nodes, works, strict=True):
+                if classify(node.op) in ON_MATRIX_UNITS:
+                    total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
+        per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
+        return total * self.settings.num_micro_batches * per_stage_rank
+
+    def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
+        """The compiled layers, all under what the policy sets on one layer."""
+        key = _signature(policy, layer_index)
+        if key not in self._blocks:
+            return self._blocks_of(key, tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees))
+        return self._blocks[key]
+
+    def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
+        if key not in self._blocks:
+            graph = self.captured.graph
+            rewritten = rewrite_graph(graph, settings_of_actions(graph, self.names, actions))
+            self._blocks[key] = cut_blocks(
+                rewritten,
+                self.costs.operator_ns,
+                self.names,
+                self.captured.collectives,
+                self._collective_ns,
+                self.settings.is_fused,
+            )
+        return self._blocks[key]
+
+    def _collective_ns(self, collective: Collective) -> int:
+        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks)
+
+    def _static_memory(self, parameters: list[Parameter]) -> StaticMemory:
+        settings = self.settings
+        return estimate_static_memory(
+            parameters,
+            find_optimizer(settings.optimizer),
+            settings.num_optimizer_shards,
+            settings.num_micro_batches > 1,
+            settings.is_accumulator_sharded,
+            settings.is_state_offloaded,
+        )
+
+    def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
+
+        Gradients are handed on while backward of the last micro-batch goes on, weights are gathered while forward
+        of the first one does (MindSpore's comm_fusion); what takes longer than that pass is exposed.
+        """
+        settings, device = self.settings, self.costs.device
+        optimizer = find_optimizer(settings.optimizer)
+        stages = range(self.layout.num_stages)
+        optimizer_ns = max(
+            estimate_optimizer_ns(parameters, optimizer, device, settings.num_optimizer_shards)
+            for parameters in self.parameters
+        )
+        terms = [StepTerm("optimizer", optimizer_ns)]
+        if settings.data_parallel > 1:
+            is_sharded = settings.num_optimizer_shards > 1
+            exposed = max(
+                estimate_gradient_ns(self.parameters[stage], settings.data_parallel, device, is_sharded)
+                - _pass_ns(timeline, stage, settings.num_micro_batches - 1, OpKind.BACKWARD)
+                for stage in stages
+            )
+            terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
+        if settings.num_optimizer_shards > 1:
+            width = COMPUTE_BYTES.get(settings.compute_dtype, 4)
+            exposed = max(
+                estimate_weight_gather_ns(self.parameters[stage], settings.num_optimizer_shards, device, width)
+                - _pass_ns(timeline, stage, 0, OpKind.FORWARD)
+                for stage in stages
+            )
+            terms.append(StepTerm("gathering of weights, exposed", max(exposed, 0)))
+        return tuple(terms)
+
+
+def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:
+    """Compute time of one pass of a micro-batch on a stage."""
+    program = timeline.program
+    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
+    ops = program.ops
+    chosen = (ops.kind[which] == kind) & (ops.micro_batch[which] == micro_batch)
+    return int(np.sum(ops.duration_ns[which][chosen]))
+
+
+def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
+    """The weights of each stage: layers that are not compiled have those of the layer that stands for them."""
+    layer_map = captured.sample.layer_map
+    last_section = len(layer_map) + 1
+    placed = find_parameters(captured.graph)
+    stages = []
+    for stage in chunks:
+        parameters = []
+        for section in (section for chunk in stage for section in chunk):
+            for weight in placed:
+                if section in (0, last_section):
+                    is_here = weight.layer_index is None and weight.is_behind == (section == last_section)
+                else:
+                    is_here = weight.layer_index == layer_map[section - 1]
+                if is_here:
+                    parameters.append(weight.parameter)
+        stages.append(parameters)
+    return stages
+
+
+def _signature(policy: Policy, layer_index: int) -> Hashable:
+    """All that decides what a policy sets on a layer."""
+    recompute = (
+        layer_index in policy.layer_recompute,
+        layer_index in policy.output_recompute,
+        tuple(entry.pattern for entry in policy.select_recompute if layer_index in entry.layers),
+        tuple(entry.pattern for entry in policy.select_recompute_exclude if layer_index in entry.layers),
+    )
+    layer_swap = next((entry.num_prefetch_ops for entry in policy.layer_swap if layer_index in entry.layers), None)
+    swaps = tuple((e.pattern, e.num_prefetch_ops) for e in policy.op_swap if layer_index in e.layers)
+    return recompute, layer_swap, swaps

@@ -1,0 +1,96 @@
+"""What a configuration says about a training step besides its network. Pure."""
+
+from dataclasses import dataclass
+
+from mindswap.policy.document import Document
+from mindswap.policy.pipeline import Pipeline, read_pipeline
+
+__all__ = ["StepSettings", "read_step_settings"]
+
+DEFAULT_OPTIMIZER = "AdamW"
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """A training step.
+
+    Attributes:
+        batch_size: samples of one micro-batch on one data parallel rank.
+        seq_length: tokens of a sample.
+        num_micro_batches: forward and backward passes per step.
+        data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
+        pipeline: stages and chunks.
+        optimizer: `optimizer.type`.
+        num_optimizer_shards: ranks over which the parallel optimizer cuts weights and states; 1 without it.
+        is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
+        is_state_offloaded: optimizer states are in host memory.
+        compute_dtype: of the layers, in lower case.
+        is_fused: jit_level O1 fuses element-wise operators.
+    """
+
+    batch_size: int
+    seq_length: int
+    num_micro_batches: int
+    data_parallel: int
+    model_parallel: int
+    context_parallel: int
+    pipeline: Pipeline
+    optimizer: str
+    num_optimizer_shards: int
+    is_accumulator_sharded: bool
+    is_state_offloaded: bool
+    compute_dtype: str
+    is_fused: bool
+
+    @property
+    def num_cards(self) -> int:
+        """Cards that work on the step."""
+        return self.data_parallel * self.model_parallel * self.context_parallel * self.pipeline.num_stages
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step, all cards."""
+        return self.batch_size * self.seq_length * self.num_micro_batches * self.data_parallel
+
+
+def read_step_settings(document: Document) -> StepSettings:
+    """The settings of a configuration of MindFormers; what is missing is as MindFormers takes it."""
+    pipeline = read_pipeline(document)
+    num_micro_batches = _count(document, "parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
+    num_micro_batches *= _count(document, "runner_config", "gradient_accumulation_steps")
+    num_micro_batches *= _count(document, "micro_batch_interleave_num")
+    is_parallel = _value(document, "use_parallel") is not False
+    data_parallel = _count(document, "parallel_config", "data_parallel") if is_parallel else 1
+    shards = 1
+    if is_parallel and _value(document, "parallel", "enable_parallel_optimizer") is True:
+        given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
+        shards = given if isinstance(given, int) and given > 0 else data_parallel
+    optimizer = _value(document, "optimizer", "type")
+    swap = _value(document, "optimizer", "swap")
+    shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
+    dtype = _value(document, "model", "model_config", "compute_dtype")
+    return StepSettings(
+        batch_size=_count(document, "runner_config", "batch_size"),
+        seq_length=_count(document, "model", "model_config", "seq_length"),
+        num_micro_batches=num_micro_batches,
+        data_parallel=data_parallel,
+        model_parallel=_count(document, "parallel_config", "model_parallel"),
+        context_parallel=_count(document, "parallel_config", "context_parallel"),
+        pipeline=pipeline,
+        optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
+        num_optimizer_shards=shards,
+        is_accumulator_sharded=shard_sum is True,
+        is_state_offloaded=swap is True,
+        compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
+        is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
+    )
+
+
+def _value(document: Document, *path: str) -> object:
+    node = document.get(*path)
+    return node.value if node is not None else None
+
+
+def _count(document: Document, *path: str) -> int:
+    value = _value(document, *path)
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
