@@ -1,8 +1,9 @@
 """Time of an operator from what it computes and moves: the larger of the two, and a fixed cost. Pure.
 
 What it leaves out: kernels that read their inputs from the cache, and the special functions of the vector
-units. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.fusion`. An operator that goes once through its inputs is bound by
-memory on every device known here until it does some 50 operations per element, so one is counted.
+units. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.fusion`. An operator
+that goes once through its inputs is bound by memory on every device known here until it does some 50 operations
+per element, so one is counted.
 """
 
 from enum import Enum
