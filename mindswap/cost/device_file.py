@@ -13,7 +13,7 @@ from mindswap.policy.wording import closest_names
 from mindswap.policy.yaml_parser import parse_file
 from mindswap.units import parse_bytes
 
-__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "find_device_file", "list_devices", "load_device"]
+__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device"]
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"
@@ -203,3 +203,31 @@ def _build(name: str, reader: _Reader) -> Device:
         internode=Network(value["internode_bandwidth"], value["internode_latency"], value["collective_fraction"]),
         sources=reader.sources,
     )
+
+
+def figure_values(device: Device) -> dict[str, int]:
+    """Every figure of a device by its name in `FIGURES`, each in its smallest unit: what `_build` takes."""
+    return {
+        **{f"matrix_{dtype}": device.peak_flops[dtype] for dtype in DTYPES},
+        **{f"vector_{dtype}": device.vector_flops[dtype] for dtype in DTYPES},
+        "compute_fraction": device.compute_permille,
+        "memory_bandwidth": device.memory_bandwidth_bytes_per_s,
+        "memory_fraction": device.memory_permille,
+        **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
+        "device_memory": device.memory_bytes,
+        "usable_memory": device.usable_memory_bytes,
+        "d2h": device.offload.bandwidth_bytes_per_s,
+        "d2h_latency": device.offload.latency_ns,
+        "h2d": device.prefetch.bandwidth_bytes_per_s,
+        "h2d_latency": device.prefetch.latency_ns,
+        "contended_fraction": device.contended_permille,
+        "num_cards_per_node": device.num_cards_per_node,
+        "host_memory": device.host_memory_bytes,
+        "host_bandwidth": device.host_bandwidth_bytes_per_s,
+        "intranode_bandwidth": device.intranode.bandwidth_bytes_per_s,
+        "intranode_latency": device.intranode.latency_ns,
+        "num_mesh_cards": device.intranode.num_mesh_cards,
+        "internode_bandwidth": device.internode.bandwidth_bytes_per_s,
+        "internode_latency": device.internode.latency_ns,
+        "collective_fraction": device.intranode.efficiency_permille,
+    }

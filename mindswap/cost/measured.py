@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["MeasuredKey", "measured_key"]
+__all__ = ["BYTES_PER_ELEMENT", "MeasuredKey", "Measurement", "measured_key"]
 
 # Kernels of CANN and the operators of MindSpore that they run.
 OP_OF_KERNEL = {
@@ -20,6 +20,10 @@ OP_OF_KERNEL = {
 # Shapes, axes and lengths that kernels take as tensors and graphs as constants.
 ARGUMENT_DTYPE = "int64"
 
+BYTES_PER_ELEMENT = {
+    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "bool": 1, "int16": 2,
+    "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
+}  # fmt: skip
 Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 
@@ -37,6 +41,29 @@ class MeasuredKey:
     inputs: Shapes
     outputs: Shapes
 
+    def input_types(self) -> tuple[TensorType, ...]:
+        """The inputs as types."""
+        return _types(self.inputs)
+
+    def output_types(self) -> tuple[TensorType, ...]:
+        """The outputs as types."""
+        return _types(self.outputs)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """Duration of an operator in a profile.
+
+    Attributes:
+        key: which operator.
+        duration_ns: middle of its runs.
+        count: how many there were.
+    """
+
+    key: MeasuredKey
+    duration_ns: int
+    count: int
+
 
 def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[TensorType]) -> MeasuredKey:
     """The key of an operator, from a kernel of a profile or from a node of a graph."""
@@ -45,3 +72,7 @@ def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[Tensor
 
 def _shapes(tensors: Iterable[TensorType]) -> Shapes:
     return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)
+
+
+def _types(shapes: Shapes) -> tuple[TensorType, ...]:
+    return tuple(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]) for shape, dtype in shapes)
