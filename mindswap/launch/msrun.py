@@ -1,16 +1,19 @@
 """The msrun command line and the environment of the workers."""
 
+import contextlib
 import importlib.util
 import os
+import re
 import shutil
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
-__all__ = ["msrun_arguments", "find_msrun", "find_python", "worker_environment", "log_folder"]
+__all__ = ["msrun_arguments", "find_msrun", "find_python", "worker_environment", "log_folder", "plain_name"]
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
@@ -100,3 +103,15 @@ def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str
 def _suffix(environment: Mapping[str, str]) -> str:
     suffix = environment.get("MF_LOG_SUFFIX", "")
     return f"_{suffix}" if suffix else ""
+
+
+@contextlib.contextmanager
+def plain_name(folder: Path) -> Iterator[str]:
+    """A name for the folder that is safe in a shell: msrun puts it into a command line unquoted."""
+    if re.fullmatch(r"[\w./+=:@%,-]+", str(folder)):
+        yield str(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="mindswap-") as place:
+        link = Path(place, "logs")
+        link.symlink_to(folder.absolute())
+        yield str(link)

@@ -3,11 +3,21 @@
 import contextlib
 import ctypes
 import os
+import resource
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
-__all__ = ["adopt_orphans", "descendants", "stop_descendants"]
+__all__ = [
+    "adopt_orphans",
+    "descendants",
+    "marked_processes",
+    "raise_process_limit",
+    "stop_descendants",
+    "stop_processes",
+    "worker_ranks",
+]
 
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -39,11 +49,16 @@ def stop_descendants(grace_s: float = 5.0) -> int:
     Returns:
         How many there were.
     """
-    first = descendants()
+    return stop_processes(descendants, grace_s)
+
+
+def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0) -> int:
+    """End all processes that `find` finds, as `stop_descendants` does."""
+    first = find()
     for pid in first:  # parents first, so that msrun starts nothing new
         _send(pid, signal.SIGTERM)
     deadline = time.monotonic() + grace_s
-    while alive := descendants():
+    while alive := find():
         if time.monotonic() > deadline:
             for pid in alive:
                 _send(pid, signal.SIGKILL)
@@ -51,6 +66,39 @@ def stop_descendants(grace_s: float = 5.0) -> int:
         time.sleep(0.05)
     _reap()
     return len(first)
+
+
+def marked_processes(name: str, value: str) -> list[int]:
+    """Processes that were started with this environment variable, whoever their parent is now."""
+    entry = f"{name}={value}".encode()
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile, or of another user
+            if entry in (folder / "environ").read_bytes().split(b"\0") and not _is_zombie(folder):
+                found.append(int(folder.name))
+    return found
+
+
+def worker_ranks() -> dict[int, int]:
+    """Rank by process of the workers of msrun below this process."""
+    found = {}
+    for pid in descendants():
+        with contextlib.suppress(OSError, ValueError):
+            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            if b"MS_ROLE=MS_WORKER" in words:
+                found[pid] = next(int(word[8:]) for word in words if word.startswith(b"RANK_ID="))
+    return found
+
+
+def raise_process_limit() -> None:
+    """Every worker starts many threads: take what the system allows (`ulimit -u unlimited` upstream)."""
+    with contextlib.suppress(OSError, ValueError):
+        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
+        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
+
+
+def _is_zombie(folder: Path) -> bool:
+    return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
 
 
 def _send(pid: int, number: int) -> None:

@@ -2,13 +2,9 @@
 
 import contextlib
 import os
-import re
-import resource
 import shlex
-import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,12 +17,14 @@ from mindswap.launch.msrun import (
     has_cards,
     log_folder,
     msrun_arguments,
+    plain_name,
     worker_environment,
 )
 from mindswap.launch.network import check_port
 from mindswap.launch.order import split_order, worker_command
 from mindswap.launch.precheck import check_configuration
-from mindswap.launch.processes import adopt_orphans, stop_descendants
+from mindswap.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
+from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.report.problems import format_problems
 
 __all__ = ["main"]
@@ -54,12 +52,12 @@ def main(words: list[str] | None = None) -> int:
         print(format_problems(error.problems), file=sys.stderr)
         return 1
     try:
-        with _signals_raise():
+        with signals_raise():
             return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
     except LaunchError as error:
         print(_as_error(error), file=sys.stderr)
         return 1
-    except _Stopped as stop:
+    except Stopped as stop:
         return 128 + stop.number
 
 
@@ -87,7 +85,7 @@ def _run_msrun(job: Job, command: list[str]) -> int:
     msrun, python = find_msrun(), find_python()
     check_port("127.0.0.1" if job.is_single_node else job.master_addr, job.master_port)
     folder = _prepare_folder(job)
-    with _plain_name(folder) as name:
+    with plain_name(folder) as name:
         arguments = msrun_arguments(job, name, [python, *command], bind_core=has_cards())
         _say(f"running: {shlex.join(['msrun', *arguments])}")
         _say(f"logs: {folder.absolute()}")
@@ -108,7 +106,7 @@ def _run_one(job: Job, command: list[str]) -> int:
     log = worker_log(folder, 0)
     _say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
     environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
-    _raise_process_limit()
+    raise_process_limit()
     adopt_orphans()
     with log.open("wb") as file, _stopping_all():
         process = subprocess.Popen(
@@ -131,7 +129,7 @@ def _run_one(job: Job, command: list[str]) -> int:
 
 def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool) -> int:
     """Run a command to its end; whatever stops this process stops all that the command started."""
-    _raise_process_limit()
+    raise_process_limit()
     adopt_orphans()
     with _stopping_all():
         # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
@@ -148,7 +146,7 @@ def _stopping_all() -> Iterator[None]:
         yield
     except BaseException:
         _say("stopping all workers")
-        with contextlib.suppress(_Stopped):  # an impatient second Ctrl-C must leave no orphan
+        with contextlib.suppress(Stopped):  # an impatient second Ctrl-C must leave no orphan
             stop_descendants()
         stop_descendants(grace_s=0)
         raise
@@ -165,48 +163,6 @@ def _prepare_folder(job: Job) -> Path:
     if old:
         _say(f"{len(old)} logs of an earlier run are now {folder}/*.log.old")
     return folder
-
-
-@contextlib.contextmanager
-def _plain_name(folder: Path) -> Iterator[str]:
-    """A name for the folder that is safe in a shell: msrun puts it into a command line unquoted."""
-    if re.fullmatch(r"[\w./+=:@%,-]+", str(folder)):
-        yield str(folder)
-        return
-    with tempfile.TemporaryDirectory(prefix="mindswap-") as place:
-        link = Path(place, "logs")
-        link.symlink_to(folder.absolute())
-        yield str(link)
-
-
-class _Stopped(Exception):
-    def __init__(self, number: int):
-        self.number = number
-
-
-@contextlib.contextmanager
-def _signals_raise() -> Iterator[None]:
-    """Turn signals into an exception, except those that the caller ignores (nohup, `&` in a script)."""
-
-    def stop(number, frame):
-        raise _Stopped(number)
-
-    before = {}
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) != signal.SIG_IGN:
-            before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _raise_process_limit() -> None:
-    """Every worker starts many threads: take what the system allows (`ulimit -u unlimited` upstream)."""
-    with contextlib.suppress(OSError, ValueError):
-        _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
-        resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
 
 
 def _as_error(error: LaunchError) -> str:

@@ -88,7 +88,8 @@ FORMS = (
     _form(
         "device",
         r"Allocate memory failed(?:(?:, (?:alloc(?:ate)? |memory )| for )size:? ?(?P<size>\d+))?",
-        "device_context.cc: AllocateMemory ('for size'), libmindspore_ms_backend.so, libmindspore_pynative_utils.so, libmindspore_ge_backend.so",
+        "device_context.cc: AllocateMemory ('for size'), libmindspore_ms_backend.so, libmindspore_pynative_utils.so, "
+        "libmindspore_ge_backend.so",
     ),
     _form("virtual memory", r"Malloc physical memory failed, return code", "libmindspore_ascend_res_manager.so"),
     _form(

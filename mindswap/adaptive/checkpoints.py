@@ -1,0 +1,125 @@
+"""The newest checkpoint that all ranks have complete, and a folder from which MindFormers resumes it."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.adaptive.saved_steps import SavedStep, read_saved_step
+
+__all__ = ["Checkpoint", "CheckpointFolder", "link_checkpoint"]
+
+# `small_rank_0-1_10.safetensors`; after a restart `small_rank_0_1-1_5.safetensors`.
+_NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Files of one step, one per rank.
+
+    Attributes:
+        saved: when it was written.
+        files: by rank.
+        prefix: what the names begin with.
+        format: `safetensors` or `ckpt`.
+    """
+
+    saved: SavedStep
+    files: tuple[Path, ...]
+    prefix: str
+    format: str
+
+
+class CheckpointFolder:
+    """The folder with `rank_0`, `rank_1`, ...
+
+    Args:
+        folder: may not exist yet.
+        num_ranks: ranks that a checkpoint needs.
+        ignored: marks of files that do not count, from `marks`.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.num_ranks = num_ranks
+        self._ignored = frozenset(ignored)
+        self._known: dict[str, SavedStep | None] = {}
+
+    def marks(self) -> tuple[str, ...]:
+        """One mark per file that is there: name and what changes when it is written again."""
+        found = ((path, _mark(path)) for rank in range(self.num_ranks) for path in self._files(rank))
+        return tuple(sorted(mark for _, mark in found if mark))
+
+    def newest(self) -> Checkpoint | None:
+        """The newest step that every rank has a complete file of; None for none."""
+        by_rank = [self._read(rank) for rank in range(self.num_ranks)]
+        common = set.intersection(*(set(found) for found in by_rank)) if by_rank else set()
+        if not common:
+            return None
+        key = max(common)
+        return Checkpoint(key[0], tuple(found[key] for found in by_rank), *key[1:])
+
+    def _read(self, rank: int) -> dict[tuple[SavedStep, str, str], Path]:
+        found: dict[tuple[SavedStep, str, str], Path] = {}
+        last = self._last_complete(rank)
+        for path in self._files(rank):
+            match, mark = _NAME.fullmatch(path.name), _mark(path)
+            if match is None or mark is None or mark in self._ignored:
+                continue
+            if self._known.get(mark) is None:  # an incomplete file is looked at again
+                self._known[mark] = read_saved_step(path)
+            saved = self._known[mark]
+            if saved and (last is None or saved <= last):
+                found[saved, match["prefix"], match["format"]] = path
+        return found
+
+    def _last_complete(self, rank: int) -> SavedStep | None:
+        """The last step by `meta.json`, which MindFormers writes when a file is complete; None if it does not say."""
+        folder = self.folder / f"rank_{rank}"
+        try:
+            name = json.loads((folder / "meta.json").read_bytes())["last_ckpt_file"]
+            return read_saved_step(folder / Path(name).name)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _files(self, rank: int) -> list[Path]:
+        try:
+            return sorted((self.folder / f"rank_{rank}").iterdir())
+        except OSError:
+            return []
+
+
+def _mark(path: Path) -> str | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return f"{path.parent.name}/{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def link_checkpoint(checkpoint: Checkpoint, target: Path) -> str:
+    """Links to the files in `target/rank_0`, ..., where no later checkpoint pushes them out.
+
+    Returns:
+        Name of the file of rank 0: what `resume_training` takes.
+
+    Raises:
+        OSError: the links cannot be made.
+    """
+    names = []
+    for rank, path in enumerate(checkpoint.files):
+        saved = checkpoint.saved
+        name = f"{checkpoint.prefix}_rank_{rank}-{saved.epoch}_{saved.step}.{checkpoint.format}"
+        link = target / f"rank_{rank}" / name
+        link.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            link.unlink()
+        try:
+            os.link(path, link)
+        except OSError:  # another file system, or one without hard links
+            link.symlink_to(path.absolute())
+        names.append(name)
+    return names[0]

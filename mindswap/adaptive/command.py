@@ -1,0 +1,172 @@
+"""The training command of the user, and the same command as an attempt starts it."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.commands.run import find_option, parse_training
+from mindswap.errors import LaunchError
+from mindswap.launch.msrun import find_msrun, find_python
+from mindswap.launch.order import worker_command
+from mindswap.policy.document import Document
+
+__all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "parse_command", "saves_checkpoints"]
+
+FLAG = "--adaptive-memory-optimization"
+DEFAULT_LOG_DIR = "output/msrun_log"
+_PYTHON = ("python", "python3")
+# What a restart sets in the YAML; on the command line it would go before that.
+_RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """How the user starts the training.
+
+    Attributes:
+        msrun_options: options of msrun as given; None for one process without msrun.
+        script: the training script; None for the package's own entry.
+        options: of the script, without `--config`.
+        config_path: the YAML, absolute.
+        num_workers: worker processes.
+        log_dir: folder of the logs as given: the run directory.
+        master_port: port of the scheduler.
+    """
+
+    msrun_options: tuple[str, ...] | None
+    script: Path | None
+    options: tuple[str, ...]
+    config_path: Path
+    num_workers: int = 1
+    log_dir: Path = Path(DEFAULT_LOG_DIR)
+    master_port: int = 8118
+
+    def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
+        """The command of an attempt.
+
+        Args:
+            config_path: its configuration, absolute.
+            log_dir: its folder; msrun gives this name to a shell, so it must be plain.
+            port: of the scheduler.
+            is_resumed: it starts from a checkpoint that the configuration names.
+        """
+        options = without_options(self.options, _RESUME_OPTIONS) if is_resumed else list(self.options)
+        worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]
+        worker += ["--config", str(config_path), *options]
+        if self.msrun_options is None:
+            return [sys.executable, *worker]
+        return [
+            *find_msrun(),
+            *self.msrun_options,
+            f"--log_dir={log_dir}",
+            f"--master_port={port}",
+            "--join=True",
+            f"--tail_worker_log={self.num_workers}",  # a worker that is not there: no log is copied to the terminal
+            "--",
+            find_python(),
+            *worker,
+        ]
+
+
+def parse_command(words: Sequence[str]) -> TrainingCommand:
+    """Read `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
+
+    Raises:
+        LaunchError: what is wrong with it.
+    """
+    if not words:
+        raise LaunchError(
+            f"{FLAG}: no training command\n    fix: mindswap run {FLAG} -- msrun ... (as you start it now)"
+        )
+    if Path(words[0]).name != "msrun":
+        return _with_training(None, list(words), {})
+    values, rest = _split_msrun(list(words[1:]))
+    options = words[1 : len(words) - len(rest)]
+    return _with_training(tuple(word for word in options if word != "--"), rest, values)
+
+
+def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
+    """Values of options of msrun, and what follows them."""
+    values, index = {}, 0
+    while index < len(words) and words[index].startswith("--") and words[index] != "--":
+        name, equals, value = words[index].partition("=")
+        if not equals and index + 1 < len(words):
+            index += 1
+            value = words[index]
+        values[name] = value
+        index += 1
+    return values, words[index + 1 :] if words[index : index + 1] == ["--"] else words[index:]
+
+
+def _with_training(
+    msrun_options: tuple[str, ...] | None, worker: list[str], values: Mapping[str, str]
+) -> TrainingCommand:
+    if not worker:
+        raise LaunchError(
+            "msrun has nothing to start\n    fix: msrun [OPTIONS] python -m mindswap run --config CONFIG.yaml"
+        )
+    if worker[:2] == ["mindswap", "run"]:
+        worker = worker[2:]
+    training = parse_training(worker_command(worker)[0][3:] if worker else [])
+    options = without_options(training.options, ("--config", FLAG))
+    command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
+    if msrun_options is None:
+        return command
+    total = _integer(values, "--worker_num", 8)
+    local = _integer(values, "--local_worker_num", 8)
+    if local != total:
+        raise LaunchError(
+            f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n    allowed: all workers on one machine, so far"
+        )
+    return TrainingCommand(
+        msrun_options,
+        command.script,
+        command.options,
+        command.config_path,
+        total,
+        Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
+        _integer(values, "--master_port", 8118),
+    )
+
+
+def _integer(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name, str(default))
+    if not text.isdecimal():
+        raise LaunchError(f"msrun {name} is {text!r}\n    allowed: a number")
+    return int(text)
+
+
+def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """The words without these options and their values."""
+    kept: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if name not in names:
+            kept.append(word)
+        elif not equals and rest and not rest[0].startswith("--"):
+            rest.pop(0)
+    return kept
+
+
+def checkpoint_folder(command: TrainingCommand, document: Document, working_folder: Path) -> Path:
+    """Where `rank_0`, `rank_1`, ... of the checkpoints are: in `checkpoint` below the output folder."""
+    output = find_option(list(command.options), "--output_dir")
+    if output is None:
+        node = document.get("output_dir")
+        output = str(node.value) if node is not None and node.value else "./output"
+    callbacks = document.get("callbacks")
+    for callback in (callbacks.items or ()) if callbacks is not None else ():
+        directory, kind = callback.get("directory"), callback.get("type")
+        if kind is not None and kind.value == "CheckpointMonitor" and directory is not None and directory.value:
+            output = str(directory.value)
+    return working_folder / output / "checkpoint"
+
+
+def saves_checkpoints(document: Document) -> bool:
+    """The configuration has a callback that saves them."""
+    callbacks = document.get("callbacks")
+    kinds = [callback.get("type") for callback in (callbacks.items or ())] if callbacks is not None else []
+    return any(kind is not None and kind.value == "CheckpointMonitor" for kind in kinds)
