@@ -69,7 +69,7 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
     measurements = _measure(kernels)
     notes = list(profile.notes)
     changes = [*_fit_fractions(measurements, device, notes), *_fit_links(profile, device, notes)]
-    links = {name: fit for name, fit in _links(profile).items() if fit is not None}
+    links = {name: fit for name, fit in _links(profile, device).items() if fit is not None}
     new_device = _apply(device, changes)
     total_error, middle_error = _errors(measurements, new_device)
     return Calibration(
@@ -144,13 +144,16 @@ def _fit_fractions(measurements: Iterable[Measurement], device: Device, notes: l
     return changes
 
 
-def _links(profile: Profile) -> dict[str, LinkFit | None]:
-    return {"d2h": fit_link(profile.copies, True), "h2d": fit_link(profile.copies, False)}
+def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
+    """Fits of both directions; None where times do not grow with sizes: no link is faster than device memory."""
+    fits = {"d2h": fit_link(profile.copies, True), "h2d": fit_link(profile.copies, False)}
+    limit = device.memory_bandwidth_bytes_per_s
+    return {name: fit if fit and fit.bandwidth_bytes_per_s <= limit else None for name, fit in fits.items()}
 
 
 def _fit_links(profile: Profile, device: Device, notes: list[str]) -> list[Change]:
     changes = []
-    fits = _links(profile)
+    fits = _links(profile, device)
     for name, link in (("d2h", device.offload), ("h2d", device.prefetch)):
         fit = fits[name]
         if fit is None:

@@ -161,6 +161,13 @@ def test_links():
     ]  # fmt: skip
 
 
+def test_times_that_do_not_grow_with_sizes_are_no_link():
+    # 4 MB take 1 ns more than 1 MB: faster than the memory of the device.
+    moved = one_after_another({MB: 120_000, 2 * MB: 120_000, 4 * MB: 120_001})
+    result = calibrate(profile(moved=moved), GENERIC)
+    assert result.links == {} and result.device.offload == GENERIC.offload
+
+
 @pytest.mark.parametrize("name", list_devices())
 def test_a_written_device_reads_back_the_same(tmp_path, name):
     before = load_device(name)
