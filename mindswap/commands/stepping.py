@@ -1,5 +1,6 @@
 """From a configuration to a model that can be simulated: shared by the commands that simulate."""
 
+import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.commands.caching import cached_result
-from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
+from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
+from mindswap.cost.figures import EXAMPLES, OPTIONS
 from mindswap.cost.hardware import Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
@@ -27,10 +29,13 @@ from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import read_step_settings
 
-__all__ = ["LoadedStep", "load_step", "policy_of"]
+__all__ = ["LoadedStep", "add_device_arguments", "device_overrides", "load_step", "policy_of"]
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Options of the device that `--help` lists; the others are there all the same.
+COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
+FIGURE_PREFIX = "figure_"
 # Sections that do not change the step without swap and recompute.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
@@ -50,6 +55,26 @@ class LoadedStep:
     policy: Policy
     model: StepModel
     device: Device
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--device` and an option for each figure of it."""
+    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
+    group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
+    for name, figure in OPTIONS.items():
+        meaning = f"most that may be used: {figure.meaning}" if name == "memory" else figure.meaning
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"{FIGURE_PREFIX}{name}",
+            metavar=EXAMPLES[figure.kind],
+            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
+        )
+
+
+def device_overrides(args: argparse.Namespace) -> dict[str, str]:
+    """The figures that options replace."""
+    found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def load_step(
