@@ -1,6 +1,6 @@
 """Speed of the simulator, on programs of the size of real steps.
 
-    PYTHONPATH=. python benchmarks/simulate_speed.py
+    python benchmarks/simulate_speed.py
 
 A layer has 130 operators, forward and backward together, of which 8 are collectives; 10 tensors of it are
 copied out and back. Durations are made up: they decide the simulated step time, not the speed. Exit code 1 if

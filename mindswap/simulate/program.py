@@ -50,8 +50,8 @@ class Ops:
     Attributes:
         duration_ns: int64, at least 0.
         kind: int8, `OpKind`.
-        wait_op: int64, position of an operator of any stage that must have ended first, `NO_OP` for none.
-            The order within a stream goes without saying.
+        wait_op: int64, position of an operator that must have ended first, `NO_OP` for none: an earlier one of
+            the same stage, or any of another. The order within a stream goes without saying.
         layer: int32, layer of the model; -1 outside the layers.
         micro_batch: int32.
         label: int32, index into `Program.labels`.
@@ -79,9 +79,10 @@ class Copies:
         size_bytes: int64.
         out_ns, in_ns: int64, duration of each copy on an otherwise idle link.
         producer_op: int64, the copy out may start when it has ended.
-        release_op: int64, when it has ended, the compute stream waits for the copy out; then the memory is free.
+        release_op: int64, not before `producer_op`. No compute operator after it starts before the copy out has
+            ended; the memory is free when both have ended. Operators of the communication stream do not wait.
         prefetch_op: int64, the copy in may start when it has ended; `NO_OP` where nothing holds it back but the
-            copy out (backward_prefetch larger than the way to the first user).
+            copy out (backward_prefetch larger than the way to the first user). May come before `producer_op`.
         first_user_op: int64, waits for the copy in.
         label: int32, index into `Program.labels`.
         layer, micro_batch: int32.
@@ -105,6 +106,9 @@ class Copies:
 @dataclass(frozen=True, eq=False)
 class Intervals:
     """Times during which activation memory is taken; shape (num_intervals,).
+
+    What ends at a moment makes room for what begins at it. An interval must not end before it begins: where
+    they are on different streams, something must wait.
 
     Attributes:
         size_bytes: int64.
