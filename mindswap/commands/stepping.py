@@ -8,6 +8,7 @@ from pathlib import Path
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.commands.caching import cached_result
+from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.figures import EXAMPLES, OPTIONS
 from mindswap.cost.hardware import Device
@@ -100,10 +101,12 @@ def load_step(
     asked = read_cost_settings(document)
     if asked.problems:
         raise PolicyError(asked.problems)
-    figures = load_device(device or asked.device or DEFAULT_DEVICE, {**asked.overrides, **(overrides or {})})
+    device = device or asked.device or DEFAULT_DEVICE
+    figures = load_device(device, {**asked.overrides, **(overrides or {})})
+    costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     captured = _capture(config, document, checked.num_layers, use_cache)
-    return LoadedStep(document, policy, StepModel(captured, CostTable(figures), settings), figures)
+    return LoadedStep(document, policy, StepModel(captured, costs, settings), figures)
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
