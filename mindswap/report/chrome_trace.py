@@ -106,7 +106,7 @@ def _slices(report: SimulationReport, stage: int) -> Iterator[dict]:
             "args": arguments,
         }
     start_ns = report.timeline.step_time_ns
-    for term in report.terms:
+    for term in (term for term in report.terms if term.duration_ns):
         times = {"ts": start_ns / 1000, "dur": term.duration_ns / 1000}
         thread = _thread(stage, TERM_THREAD)
         yield {"ph": "X", "name": term.name, "cat": "term", "pid": _process(stage), "tid": thread, **times, "args": {}}

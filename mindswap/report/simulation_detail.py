@@ -11,13 +11,14 @@ from mindswap.simulate.timeline import MemoryProfile, Timeline
 __all__ = ["fit_bars", "join_bars", "sample_memory"]
 
 WAITS = tuple(kind for kind in BarKind if kind.is_wait)
+LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution
 
 
 def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     """Neighbours of one kind, layer and micro-batch that are shorter than the resolution become one bar.
 
-    Waits shorter than that are counted for the bar that comes after them. Where they add up to something that
-    can be seen, they stand together before it, so a picture shows as much waiting as there is.
+    Waits shorter than that are counted for the bar that comes after them, and stand together before it where
+    they add up, so that a picture shows as much waiting as there is.
 
     Args:
         bars: of one stage, by lane and start.
@@ -50,24 +51,24 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     short = np.flatnonzero(is_short_wait)
     after = np.searchsorted(shown, short)
     short, after = short[after < len(shown)], after[after < len(shown)]
-    return _add_waits(joined, bars, short, (np.cumsum(begins) - 1)[after], resolution_ns)
+    return _add_waits(joined, bars, short, (np.cumsum(begins) - 1)[after], resolution_ns // LEAST_WAIT)
 
 
 def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, group: np.ndarray, least_ns: int) -> Bars:
-    """Puts waits before the bars that they belong to, where they are `least_ns` or more together.
+    """Puts waits before the bars that they belong to, where they are more than `least_ns` together.
 
     Args:
         joined: columns of the bars.
         bars: what was joined.
         short: positions of waits in `bars`.
         group: for each, the bar in `joined` that comes after it.
-        least_ns: what is less is left out.
+        least_ns: what is no more is left out.
     """
     wait_ns = np.zeros((len(BarKind), len(joined["start_ns"])), np.int64)
     np.add.at(wait_ns, (bars.kind[short], group), bars.busy_ns[short])
     count = np.bincount(group, minlength=wait_ns.shape[1])
     total_ns = wait_ns.sum(axis=0)
-    chosen = np.flatnonzero(total_ns >= least_ns)
+    chosen = np.flatnonzero(total_ns > least_ns)
     start_ns = joined["start_ns"].copy()
     np.minimum.at(start_ns, group, bars.start_ns[short])
     waits = {name: values[chosen] for name, values in joined.items()}

@@ -133,7 +133,7 @@ def _share_bar(stage: StageReport, step_ns: int) -> str:
         (BarKind.BUBBLE, "bubble", stage.bubble_ns),
     )
     spans = "".join(
-        f'<i style="width:{100 * time_ns / step_ns:.2f}%;background:var(--bar-{kind:d})" '
+        f'<i style="width:{100 * time_ns / max(1, step_ns):.2f}%;background:var(--bar-{kind:d})" '
         f'title="{name}: {format_time(time_ns)}, {format_share(time_ns, step_ns)}"></i>'
         for kind, name, time_ns in parts
         if time_ns

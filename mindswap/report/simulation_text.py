@@ -28,7 +28,7 @@ __all__ = [
 NUM_CAUSES = 8
 NUM_HOLDERS = 8
 STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of it recompute", "bubble",
-                "waits: copy out", "copy in", "communication", "swapped", "link out", "link in")  # fmt: skip
+                "waits: copy out", "waits: copy in", "waits: collective", "swapped", "link out", "link in")  # fmt: skip
 LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "forward", "backward", "recompute",
                 "waited for its copies")  # fmt: skip
 
@@ -40,11 +40,11 @@ def format_simulation(report: SimulationReport) -> str:
     for name, value, remark in headline(report):
         lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
     rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
-    lines += ["", format_table(STAGE_HEADER, rows), ""]
+    lines += ["", _table(STAGE_HEADER, rows), ""]
     lines += [*_peak_lines(report.peak_stage), ""]
     groups = group_layer_rows(report.layers)
     unit = layer_unit(groups)
-    lines += [format_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups]), ""]
+    lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups]), ""]
     if report.causes:
         lines.append("compute waits for, longest first (all stages and micro-batches):")
         lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
@@ -55,6 +55,12 @@ def format_simulation(report: SimulationReport) -> str:
     lines += [f"note: {note}" for note in report.notes]
     lines.append("every figure above is simulated; no device was used")
     return "\n".join(escape(line) for text in lines for line in text.split("\n"))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns in which nothing stands."""
+    columns = [column for column in range(len(header)) if any(row[column] != "-" for row in rows)]
+    return format_table([header[column] for column in columns], [[row[column] for column in columns] for row in rows])
 
 
 def group_stages(report: SimulationReport) -> list[tuple[list[StageReport], tuple[str, ...]]]:
