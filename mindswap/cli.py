@@ -15,7 +15,19 @@ __all__ = ["main"]
 
 # Each is a module of `mindswap.commands` with HELP, EXAMPLES, add_arguments(parser) and
 # run(args) -> exit code.
-COMMANDS = ("check", "convert", "explain", "run", "verify", "inspect", "simulate", "compare", "calibrate", "prepare-data")
+COMMANDS = (
+    "check",
+    "convert",
+    "explain",
+    "run",
+    "status",
+    "verify",
+    "inspect",
+    "simulate",
+    "compare",
+    "calibrate",
+    "prepare-data",
+)
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 

@@ -68,11 +68,11 @@ def test_the_policy_has_a_fixed_order_too():
         ["match", "document"],
         ["wording", "pipeline", "stage_counts", "schema", "yaml_parser", "plain_data", "families", "coverage"],
         ["yaml_spans", "yaml_render"],
-        ["yaml_source", "settings", "placement", "stage_recompute", "rewrite"],
+        ["yaml_source", "settings", "placement", "stage_recompute", "rewrite", "megatron"],
         ["read", "rule_context"],
         ["rules"],
         ["normalize"],
-        ["check"],
+        ["check", "stage_form"],
     ]
     rank = {name: index for index, names in enumerate(order) for name in names}
     for path in (PACKAGE / "policy").rglob("*.py"):

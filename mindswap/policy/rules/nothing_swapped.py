@@ -1,6 +1,7 @@
 """Swap is on, but layer_swap and op_swap are empty, so nothing is swapped.
 
-The default strategy acts only where both are null or missing.
+The default strategy acts only where both are null or missing. With recompute in layer indices, `op_swap: []`
+is the way to have that and no swap, and nothing is said.
 
 PASS (the default strategy):
     swap_config:
@@ -24,7 +25,8 @@ LEVEL = Level.WARNING
 def check(context: Context) -> Iterator[Problem]:
     """The first of layer_swap and op_swap that stands there, if both name nothing."""
     settings = context.settings
-    if not settings.is_swap_enabled or settings.swap or settings.misfits or settings.missing_keys:
+    has_recompute = any(statement.layers for statement in settings.recompute)
+    if not settings.is_swap_enabled or settings.swap or has_recompute or settings.misfits or settings.missing_keys:
         return
     for key in ("layer_swap", "op_swap"):
         node = context.document.get("swap_config", key)

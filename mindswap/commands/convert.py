@@ -1,0 +1,160 @@
+"""`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from mindswap.commands.check import positive_int
+from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron
+from mindswap.commands.writing import write_new
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.check import check_document
+from mindswap.policy.document import Document, to_data
+from mindswap.policy.megatron.options import OPTIONS, Kind
+from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.policy.read import find_num_layers
+from mindswap.policy.rewrite import rewrite_section
+from mindswap.policy.stage_form import to_index_form, to_stage_form
+from mindswap.policy.yaml_parser import parse_document
+from mindswap.policy.yaml_source import BASE_CONFIG, load_document
+from mindswap.report.problems import format_problems, problem_to_data
+
+HELP = "Rewrite recompute settings: counts per stage, layer indices, Megatron-LM options; nothing is run."
+EXAMPLES = """\
+  mindswap convert old.yaml --to index -o new.yaml      counts per stage (swap off) -> layer indices (swap on)
+  mindswap convert new.yaml --to stage                  and back, where that can be said; to the terminal
+  mindswap convert --from megatron --num-layers 32 --recompute-activations
+  mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
+      --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
+  mindswap convert --from megatron --from-args pretrain_gpt.sh llama2_7b.yaml -o new.yaml
+
+Comments and order of CONFIG stay. A launch script is read, not run; options given here go before those in it.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
+    parser.add_argument("--to", choices=("index", "stage"), help="form of recompute_config")
+    parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
+    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    parser.add_argument("--json", action="store_true", help="one JSON object with the text, for machines")
+    megatron = parser.add_argument_group("with --from megatron")
+    megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
+    megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")
+    megatron.add_argument(
+        "--backward-prefetch", type=positive_int, default=1, metavar="N", help="of what is offloaded; default 1"
+    )
+    for option in OPTIONS.values():
+        if option.kind is Kind.FLAG:
+            megatron.add_argument(option.name, action="store_true", help=option.help)
+        else:
+            count = "+" if option.kind is Kind.NAMES else None
+            name = "|".join(option.choices) or ("NAME" if option.kind is Kind.NAMES else "N")
+            megatron.add_argument(option.name, nargs=count, metavar=name, help=option.help)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Convert one configuration.
+
+    Returns:
+        0, or 1 if the result does not pass `mindswap check`; it is written all the same.
+    """
+    request = _read_request(args)
+    result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
+    text = request.text
+    for name, value in result.sections.items():
+        text = rewrite_section(text, name, value, result.comments.get(name), request.file)
+    target = args.output or (args.config if args.in_place else None)
+    problems = sort_problems((*result.problems, *_check_result(text, target or "the result", request, result)))
+    if target:
+        write_new(target, text, overwrite=args.overwrite or args.in_place)
+    has_errors = any(problem.level is Level.ERROR for problem in problems)
+    if args.json:
+        data = {"ok": not has_errors, "written": target, "text": text, "sections": result.sections}
+        print(json.dumps({**data, "problems": [problem_to_data(problem) for problem in problems]}, indent=2))
+    else:
+        if not target:
+            print(text, end="" if text.endswith("\n") else "\n")
+        if problems:
+            print(format_problems(problems), file=sys.stderr)
+    return 1 if has_errors else 0
+
+
+def _read_request(args: argparse.Namespace) -> Request:
+    """The file, after looking whether the options go together.
+
+    Raises:
+        LaunchError: they do not.
+        PolicyError: the file cannot be read.
+    """
+    given = [name for name, option in OPTIONS.items() if getattr(args, option.field) and name != "--num-layers"]
+    if args.source is None and args.to is None:
+        raise LaunchError("say what to do: --to index, --to stage, or --from megatron")
+    if args.source is not None and args.to is not None:
+        raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
+    if args.source is None and (args.config is None or given or args.from_args):
+        what = "CONFIG is missing" if args.config is None else f"{(*given, '--from-args')[0]} needs --from megatron"
+        raise LaunchError(what)
+    if args.config is None:
+        if args.in_place:
+            raise LaunchError("--in-place needs CONFIG")
+        return Request("", Document("command line", None), "command line")
+    document = load_document(args.config)
+    if document.problems:
+        raise PolicyError(document.problems)
+    text = Path(args.config).read_bytes().decode("utf-8")
+    own = parse_document(text.encode(), args.config)
+    if own.get(BASE_CONFIG) is not None:
+        _refuse_inherited(own, document)
+        if args.output and Path(args.output).resolve().parent != Path(args.config).resolve().parent:
+            raise LaunchError(f"{args.config} is based on other files ({BASE_CONFIG}); write the result beside it")
+    return Request(text, document, args.config)
+
+
+def _refuse_inherited(own: Document, whole: Document) -> None:
+    """A section that stands in another file cannot be replaced in this one: MindFormers merges the two."""
+    for section in ("swap_config", "recompute_config", "mindswap"):
+        here, merged = own.get(section), whole.get(section)
+        if merged is not None and (here is None or to_data(here) != to_data(merged)):
+            message = f"{section}: a part of it stands in another file ({BASE_CONFIG})"
+            fix = f"copy {section} into {own.file}"
+            raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
+
+
+def _num_layers(args: argparse.Namespace, document: Document) -> int:
+    stated = find_num_layers(document)
+    given = int(args.num_layers) if (args.num_layers or "").isdecimal() else None
+    if stated is None and given is None:
+        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
+    if stated is not None and given is not None and stated != given:
+        raise LaunchError(f"--num-layers {given}: {document.file} has {stated} layers")
+    return given or stated or 0
+
+
+def _between_forms(args: argparse.Namespace, request: Request) -> Result:
+    num_layers = _num_layers(args, request.document)
+    if args.to == "index":
+        converted = to_index_form(request.document, num_layers)
+        comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
+    else:
+        checked = check_document(request.document, num_layers)
+        if checked.errors:
+            raise PolicyError(checked.problems)
+        converted = to_stage_form(request.document, num_layers)
+        comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
+    if converted.sections is None:
+        raise PolicyError(converted.problems)
+    return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)
+
+
+def _check_result(text: str, name: str, request: Request, result: Result) -> tuple[Problem, ...]:
+    """What `mindswap check` says of the result; without CONFIG there is too little of it to check."""
+    if request.document.root is None:
+        return ()
+    document = parse_document(text.encode("utf-8", "surrogatepass"), name)
+    return check_document(document, result.num_layers).problems

@@ -1,0 +1,194 @@
+"""The Megatron-LM side of `mindswap convert`: options and launch scripts -> sections of a configuration."""
+
+import argparse
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.commands.check import has_mindformers, read_real_trees
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.document import Document, to_data
+from mindswap.policy.families import load_layer_trees
+from mindswap.policy.megatron.options import OPTIONS, MegatronOptions, read_options, read_tokens
+from mindswap.policy.megatron.placement import place_layers
+from mindswap.policy.megatron.policy import policy_of_megatron
+from mindswap.policy.megatron.script import ScriptError, find_command, line_of
+from mindswap.policy.megatron.validity import RULE
+from mindswap.policy.model import Policy
+from mindswap.policy.pipeline import LayoutError, read_pipeline
+from mindswap.policy.problem import Level, Location, Problem, sort_problems
+from mindswap.policy.read import find_num_layers
+from mindswap.policy.stage_form import policy_sections
+from mindswap.policy.stage_recompute import expand_stage_recompute
+
+__all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
+
+# Models whose operator names can be used without CONFIG.
+FAMILIES: dict[str, dict] = {
+    "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
+    "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
+}
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be converted.
+
+    Attributes:
+        text: the file as it is; empty without CONFIG.
+        document: the same, read; without a root without CONFIG.
+        file: its name.
+    """
+
+    text: str
+    document: Document
+    file: str
+
+
+@dataclass(frozen=True)
+class Result:
+    """What is to be written.
+
+    Attributes:
+        sections: the sections that change.
+        problems: warnings.
+        comments: what to put above a section.
+        num_layers: layers of the model.
+    """
+
+    sections: dict[str, dict]
+    problems: tuple[Problem, ...]
+    comments: dict[str, str]
+    num_layers: int
+
+
+def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
+    """The sections for Megatron's options.
+
+    Args:
+        args: of `mindswap convert --from megatron`.
+        request: the file they are for.
+
+    Raises:
+        PolicyError: Megatron would refuse the options, or the model has no counterpart.
+        LaunchError: the options and the file do not go together.
+    """
+    options, problems = _read_megatron(args)
+    options = _with_config(options, request.document)
+    use_legacy = _use_legacy(args, request.document)
+    trees = _find_trees(args, request, options)
+    made = policy_of_megatron(options, use_legacy, trees, args.backward_prefetch)
+    unread = {problem.message.partition(":")[0] for problem in problems}
+    found = (problem for problem in made.problems if problem.message.partition(":")[0] not in unread)
+    problems = sort_problems((*problems, *found))
+    if made.policy is None or any(problem.level is Level.ERROR for problem in problems):
+        raise PolicyError(problems)
+    assert options.num_layers is not None
+    data = to_data(request.document.root) if request.document.root is not None else {}
+    assert isinstance(data, dict)
+    policy, kept = _with_present(made.policy, options, request.document)
+    sections = policy_sections(policy, data, options.num_layers)
+    for name in kept:
+        sections.pop(name, None)
+    summary = {
+        "recompute_config": [line for line in made.summary if not line.startswith("offload")],
+        "swap_config": [line for line in made.summary if line.startswith("offload")],
+    }
+    comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
+    problems = sort_problems((*problems, *_compare_pipelines(options, request.document)))
+    return Result(sections, problems, comments, options.num_layers)
+
+
+def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Problem, ...]]:
+    """The options of the script, with those of the command line in their place."""
+    given = {name: getattr(args, option.field) for name, option in OPTIONS.items() if getattr(args, option.field)}
+    texts = {
+        name: [] if value is True else [value] if isinstance(value, str) else value for name, value in given.items()
+    }
+    own, problems = read_options(texts, dict.fromkeys(texts, Location(COMMAND_LINE)))
+    if args.from_args is None:
+        return own, problems
+    name = "standard input" if args.from_args == "-" else args.from_args
+    try:
+        script = sys.stdin.read() if args.from_args == "-" else Path(name).read_text("utf-8", "replace")
+        command = find_command(script)
+    except OSError as error:
+        raise LaunchError(f"{name}: cannot be read: {error.strerror}") from error
+    except ScriptError as error:
+        place = Location(name, error.line, 1 if error.line else 0)
+        raise PolicyError([Problem(place, RULE, Level.ERROR, f"the script {error}")]) from None
+    tokens = {option: values for option, values in read_tokens(command.words).items() if option not in texts}
+    places = {option: Location(name, line_of(script, option), 1) for option in tokens}
+    read, script_problems = read_options(tokens, places)
+    unknown = tuple(
+        Problem(Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run")
+        for word in command.unknown
+    )
+    return read.override(own), (*problems, *script_problems, *unknown)
+
+
+def _with_config(options: MegatronOptions, document: Document) -> MegatronOptions:
+    """The layers of CONFIG where Megatron's are not given.
+
+    Raises:
+        LaunchError: both are given, and differ.
+    """
+    stated = find_num_layers(document)
+    if stated is not None and options.num_layers not in (None, stated):
+        raise LaunchError(f"--num-layers {options.num_layers}: {document.file} has {stated} layers")
+    return options if stated is None else replace(options, num_layers=stated)
+
+
+def _use_legacy(args: argparse.Namespace, document: Document) -> bool:
+    if document.root is None:
+        return args.family == "llama"
+    node = document.get("use_legacy")
+    return node is None or node.value is not False
+
+
+def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOptions) -> LayerTrees | None:
+    """The layers of the model: from a table, else from the real network; only module names need them."""
+    num_layers = options.num_layers or 1
+    if request.document.root is None:
+        return load_layer_trees(dict(FAMILIES[args.family]), num_layers)
+    model = request.document.get("model")
+    section = to_data(model) if model is not None else {}
+    trees = load_layer_trees(section if isinstance(section, dict) else {}, num_layers)
+    if trees is None and has_mindformers():
+        return read_real_trees(args.config, num_layers)
+    return trees
+
+
+def _with_present(policy: Policy, options: MegatronOptions, document: Document) -> tuple[Policy, tuple[str, ...]]:
+    """The policy with what CONFIG says where Megatron's options say nothing, and the sections that stay as they are."""
+    assert options.num_layers is not None
+    swap = document.get("swap_config", "swap")
+    is_on = swap is not None and swap.value is True
+    kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
+    if options.granularity is not None or document.root is None:
+        return policy, kept
+    if is_on:
+        return policy, ("recompute_config", "mindswap")
+    counted = expand_stage_recompute(document, options.num_layers)
+    if any(problem.level is Level.ERROR for problem in counted.problems):
+        raise PolicyError(counted.problems)
+    return replace(counted.policy, is_swap_enabled=True, op_swap=policy.op_swap), kept
+
+
+def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:
+    """`block` and `uniform` count by Megatron's stages; another pipeline in CONFIG makes other stages of them."""
+    if options.granularity != "full" or document.root is None or options.num_layers is None:
+        return ()
+    try:
+        here = read_pipeline(document).layout(options.num_layers)
+    except LayoutError:
+        return ()
+    if here.sizes == place_layers(options, options.num_layers).sizes:
+        return ()
+    node = document.get("parallel_config", "pipeline_stage")
+    place = node.location if node is not None else Location(document.file)
+    message = "parallel_config.pipeline_stage: the stages are not those of Megatron's options, whose layers are written"
+    fix = "--pipeline-model-parallel-size and --num-virtual-stages-per-pipeline-rank as in CONFIG"
+    return (Problem(place, "convert", Level.WARNING, message, fix=fix),)

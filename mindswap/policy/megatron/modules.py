@@ -1,0 +1,63 @@
+"""Megatron's module names -> operators of a model, from data/megatron/modules.json."""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.match import match_pattern
+from mindswap.policy.model import Layers
+
+__all__ = ["NamedOperators", "find_operators", "known_modules", "possible_modules"]
+
+
+@dataclass(frozen=True)
+class NamedOperators:
+    """A pattern, and the layers in which a module is what it names."""
+
+    pattern: str
+    layers: Layers
+
+
+def known_modules() -> dict[str, list[str]]:
+    """The names that Megatron takes, for `recompute` and for `offload`."""
+    return _table()["known"]
+
+
+def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
+    """What a module is in a model; empty if the model has nothing like it.
+
+    Args:
+        module: Megatron's name.
+        purpose: `recompute` or `offload`.
+        use_legacy: the model belongs to the legacy family.
+        trees: its layers.
+    """
+    entries = _table()["families"]["legacy" if use_legacy else "newer"][purpose].get(module, ())
+    found = []
+    for entry in entries:
+        layers = tuple(index for index, tree in enumerate(trees.layers) if _holds(entry, tree))
+        if layers:
+            is_everywhere = len(layers) == len(trees.layers)
+            found.append(NamedOperators(entry["pattern"], Layers(None if is_everywhere else layers)))
+    return tuple(found)
+
+
+def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
+    """The names that stand for something in a model."""
+    names = _table()["families"]["legacy" if use_legacy else "newer"][purpose]
+    return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
+
+
+def _holds(entry: dict, tree: CellNode) -> bool:
+    return (
+        bool(match_pattern(entry["pattern"], tree))
+        and bool("needs" not in entry or match_pattern(entry["needs"], tree))
+        and not ("unless" in entry and match_pattern(entry["unless"], tree))
+    )
+
+
+@cache
+def _table() -> dict:
+    return json.loads((resources.files("mindswap") / "data" / "megatron" / "modules.json").read_text("utf-8"))
