@@ -9,10 +9,9 @@ from mindformers.tools.register import MindFormerRegister
 from mindformers.tools.register.register import MindFormerModuleType
 from mindspore.train.callback import Callback
 
-__all__ = ["REPORT_MEMORY", "MemoryReport", "add_memory_report"]
+from mindswap.logs.scan import REPORT_MEMORY
 
-# Set by an adaptive run for its workers.
-REPORT_MEMORY = "MINDSWAP_REPORT_MEMORY"
+__all__ = ["MemoryReport", "add_memory_report"]
 
 
 class MemoryReport(Callback):

@@ -2,10 +2,10 @@
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.run import find_option, parse_training
+from mindswap.commands.run import ADAPTIVE_FLAG, find_option, parse_training
 from mindswap.errors import LaunchError
 from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
@@ -13,7 +13,7 @@ from mindswap.policy.document import Document
 
 __all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "parse_command", "saves_checkpoints"]
 
-FLAG = "--adaptive-memory-optimization"
+FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
 _PYTHON = ("python", "python3")
 # What a restart sets in the YAML; on the command line it would go before that.
@@ -41,6 +41,10 @@ class TrainingCommand:
     num_workers: int = 1
     log_dir: Path = Path(DEFAULT_LOG_DIR)
     master_port: int = 8118
+
+    def with_options(self, options: Sequence[str]) -> "TrainingCommand":
+        """The same with other options of the script."""
+        return replace(self, options=tuple(options))
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
         """The command of an attempt.
@@ -119,14 +123,11 @@ def _with_training(
         raise LaunchError(
             f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n    allowed: all workers on one machine, so far"
         )
-    return TrainingCommand(
-        msrun_options,
-        command.script,
-        command.options,
-        command.config_path,
-        total,
-        Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
-        _integer(values, "--master_port", 8118),
+    return replace(
+        command,
+        num_workers=total,
+        log_dir=Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
+        master_port=_integer(values, "--master_port", 8118),
     )
 
 

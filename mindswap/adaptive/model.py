@@ -183,7 +183,17 @@ class State:
     @property
     def num_restarts(self) -> int:
         """Starts after the first one of this call."""
-        return max(0, len(self.attempts) - self.num_fixed_attempts - 1)
+        return max(0, self.num_started_now - 1)
+
+    @property
+    def num_started_now(self) -> int:
+        """Starts of this call of the command."""
+        return len(self.attempts) - self.num_fixed_attempts
+
+    @property
+    def is_finished(self) -> bool:
+        """The training came to its end."""
+        return self.current is not None and self.current.outcome is Outcome.FINISHED
 
     @property
     def current(self) -> Attempt | None:

@@ -19,9 +19,16 @@ EXAMPLES = """\
   mindswap run --config llama2_7b.yaml --run_mode train --use_parallel False
   msrun --worker_num=8 --local_worker_num=8 python -m mindswap run --config llama2_7b.yaml --run_mode train
   scripts/msrun_launch.sh "run_mindformer.py --config llama2_7b.yaml --run_mode train --use_parallel True"
+  mindswap run --adaptive-memory-optimization --memory 54GiB -- msrun --worker_num=8 --local_worker_num=8 \\
+      --log_dir=output/msrun python -m mindswap run --config llama2_7b.yaml --run_mode train --use_parallel True
 
+With --adaptive-memory-optimization mindswap plans swap and recompute for the memory there is, watches the training,
+and plans again when memory runs out or is left over. Its options: --memory auto|54GiB, --max-restarts 8,
+--measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
 Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
 """
+
+ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,7 +39,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the training; its own failures show as they are, with its own traceback."""
-    training = parse_training([word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")])
+    words = [word for i, word in enumerate(args.arguments) if not (i == 0 and word == "--")]
+    if ADAPTIVE_FLAG in words:
+        from mindswap.commands.adaptive import run_adaptive
+
+        return run_adaptive(words)
+    training = parse_training(words)
     script, options = training.script, training.options
     _refuse_true_in_options(options)
     document = load_document(str(training.config_path))

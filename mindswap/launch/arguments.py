@@ -26,6 +26,9 @@ usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
   JOIN              True: wait, and return the exit code of the training; False: return once all are started (False)
   CLUSTER_TIME_OUT  seconds that workers wait for each other (7200)
 
+--adaptive-memory-optimization before EXECUTE_ORDER: plan swap and recompute for the memory there is, watch the
+training, plan again when memory runs out; options as of `mindswap run` (mindswap run --help)
+
 environment: MF_LOG_SUFFIX=x makes LOG_DIR end with _x; LOG_MF_PATH is the folder of MindFormers' own logs;
 PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
 

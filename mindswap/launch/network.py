@@ -5,7 +5,7 @@ import socket
 
 from mindswap.errors import LaunchError
 
-__all__ = ["check_port"]
+__all__ = ["check_port", "free_port"]
 
 
 def check_port(address: str, port: int) -> None:
@@ -24,6 +24,13 @@ def check_port(address: str, port: int) -> None:
     raise LaunchError(
         f"MASTER_PORT {port} of {address} is in use\n    fix:     {free} is free (ss -ltnp shows who has {port})"
     )
+
+
+def free_port() -> int:
+    """A port of this machine that nothing listens on."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        return server.getsockname()[1]
 
 
 def _others(port: int):

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from mindswap.commands.run import ADAPTIVE_FLAG
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.launch.arguments import USAGE, Job, parse_arguments
 from mindswap.launch.logs import failure_report, put_old_logs_aside, worker_log
@@ -41,6 +42,8 @@ def main(words: list[str] | None = None) -> int:
     if words in (["-h"], ["--help"]):
         print(USAGE)
         return 0
+    if ADAPTIVE_FLAG in words:
+        return _run_adaptive(words)
     try:
         job, command = _read(words)
     except LaunchError as error:
@@ -59,6 +62,24 @@ def main(words: list[str] | None = None) -> int:
         return 1
     except Stopped as stop:
         return 128 + stop.number
+
+
+def _run_adaptive(words: list[str]) -> int:
+    """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
+    from mindswap.commands.adaptive import run_adaptive, split_words
+
+    try:
+        own, rest = split_words(words)
+        job, command = _read(rest)
+        python = [find_python(), *command]
+        msrun = ["msrun", *msrun_arguments(job, str(log_folder(job, os.environ)), python, bind_core=has_cards())]
+        folder = [] if "--run-dir" in own else ["--run-dir", str(log_folder(job, os.environ))]
+        return run_adaptive([*own, *folder, "--", *(python if job.num_workers == 1 else msrun)])
+    except LaunchError as error:
+        print(_as_error(error), file=sys.stderr)
+    except PolicyError as error:
+        print(format_problems(error.problems), file=sys.stderr)
+    return 1
 
 
 def _read(words: list[str]) -> tuple[Job, list[str]]:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 __all__ = ["Stopped", "signals_raise"]
 
 
-class Stopped(Exception):
-    """A signal asked this process to end.
+class Stopped(BaseException):
+    """A signal asked this process to end; no `except Exception` on the way may hold it up.
 
     Args:
         number: of the signal.
@@ -19,10 +19,17 @@ class Stopped(Exception):
 
 
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
-    """Turn signals into an exception, except those that the caller ignores (nohup, `&` in a script)."""
+def signals_raise(*, only_first: bool = False) -> Iterator[None]:
+    """Turn signals into an exception, except those that the caller ignores (nohup, `&` in a script).
+
+    Args:
+        only_first: nothing interrupts what the first signal brings about.
+    """
 
     def stop(number, frame):
+        if only_first:
+            for other in before:
+                signal.signal(other, signal.SIG_IGN)
         raise Stopped(number)
 
     before = {}

@@ -1,0 +1,119 @@
+"""The processes of one attempt, and what their end means."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mindswap.adaptive.model import Event, Failed, Finished, Killed, OutOfMemory
+from mindswap.adaptive.watch import LogFollower, Seen, read_worker_exits
+from mindswap.errors import LaunchError
+from mindswap.launch.logs import failure_report
+from mindswap.launch.processes import stop_descendants, worker_ranks
+
+__all__ = ["Workers"]
+
+# Signals with which somebody ends a process; others are crashes.
+_KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The last lines of the other workers arrive while msrun already ends them.
+DRAIN_S = 2.0
+MAX_KEPT_BYTES = 1 << 20
+
+
+class Workers:
+    """Starts the workers of an attempt and says how they ended. All are descendants of this process."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self._process: subprocess.Popen | None = None
+        self._folder = Path()
+        self._has_msrun = False
+        self._printed = b""
+        self._output = LogFollower(Path())
+        self._ranks: dict[int, int] = {}
+        self._num_oom_kills = 0
+
+    def start(self, words: list[str], environment: Mapping[str, str], folder: Path, *, has_msrun: bool) -> None:
+        """Start them; what msrun prints goes to `msrun.log`, without msrun the training writes `worker_0.log`.
+
+        Raises:
+            LaunchError: it cannot be started.
+        """
+        self.step, self._folder, self._has_msrun = 0, folder, has_msrun
+        self._ranks, self._printed = {}, b""
+        self._num_oom_kills = count_oom_kills()
+        log = folder / ("msrun.log" if has_msrun else "worker_0.log")
+        self._output = LogFollower(log)
+        try:
+            with log.open("wb") as file:
+                self._process = subprocess.Popen(
+                    words, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )  # fmt: skip
+        except OSError as error:
+            raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
+
+    def is_over(self) -> bool:
+        """A worker ended badly, or all have ended."""
+        assert self._process is not None
+        if self._has_msrun:
+            if not self.step:  # processes are still being started
+                self._ranks.update(worker_ranks())
+            self._output.poll(self._keep)
+        return self._process.poll() is not None or bool(self._exits())
+
+    def explain(self, look: Callable[[], Seen]) -> Event:
+        """Why they are over.
+
+        Args:
+            look: gives what the logs say.
+        """
+        assert self._process is not None
+        code = self._process.poll()
+        deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
+        while (seen := look()).out_of_memory is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        step = max(self.step, seen.step)
+        if code == 0 and not self._exits():
+            if not seen.num_finished and 0 < seen.step < seen.num_steps:
+                return Killed(step, "msrun ended before the training did")
+            return Finished(step)
+        if seen.out_of_memory is not None:
+            worker, event = seen.out_of_memory
+            return OutOfMemory(worker, step, event.missing_bytes, event.text)
+        return self._explain_exit(code, step)
+
+    def _explain_exit(self, code: int | None, step: int) -> Event:
+        pid, exit_code = next(iter(self._exits()), (None, code or 0))
+        worker = 0 if pid is None else self._ranks.get(pid, 0)
+        name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
+        if exit_code < 0 and -exit_code in _KILLS:
+            if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
+                return OutOfMemory(worker, step, None, "killed by the system, whose memory ran out (oom_kill)")
+            return Killed(step, f"{name} was killed by {signal.Signals(-exit_code).name}")
+        ranks = sorted(set(self._ranks.values())) or [0]
+        crash = f"{name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
+        return Failed(step, crash + failure_report(self._folder, ranks), exit_code if exit_code > 0 else 1)
+
+    def stop_all(self) -> None:
+        """End all of them."""
+        stop_descendants()
+        self._output.close()
+        if self._process is not None:
+            self._process.poll()
+
+    def _keep(self, block: bytes) -> None:
+        self._printed = (self._printed + block)[-MAX_KEPT_BYTES:]
+
+    def _exits(self) -> list[tuple[int, int]]:
+        return read_worker_exits(self._printed.decode(errors="replace"))
+
+
+def count_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 if it does not say."""
+    try:
+        with Path("/proc/vmstat").open(encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

@@ -1,0 +1,193 @@
+"""`mindswap run --adaptive-memory-optimization`: plan, train, watch, and plan again; also for the launcher script."""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import mindswap
+from mindswap.adaptive.command import FLAG, TrainingCommand, checkpoint_folder, parse_command, saves_checkpoints
+from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
+from mindswap.adaptive.model import Planner, Settings
+from mindswap.adaptive.summary import format_summary
+from mindswap.adaptive.supervise import AdaptiveRun, supervise
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.graph.cache import make_key
+from mindswap.launch.msrun import plain_name, worker_environment
+from mindswap.logs.scan import REPORT_MEMORY
+from mindswap.policy.document import Document, to_data
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_source import load_document
+from mindswap.units import format_bytes, parse_bytes
+
+__all__ = ["find_planner", "run_adaptive", "split_words"]
+
+# What MindFormers lets MindSpore take of a card where `context.max_device_memory` does not say.
+DEFAULT_DEVICE_MEMORY = "58GiB"
+# Share of the free memory of a machine without cards that its workers may take.
+HOST_SHARE_PERCENT = 80
+
+
+def find_planner() -> Planner:
+    """The planner of the package.
+
+    Raises:
+        LaunchError: there is none yet.
+    """
+    try:
+        from mindswap.plan.adaptive import plan
+    except ImportError:
+        raise LaunchError(f"{FLAG}: this version of mindswap has no planner") from None
+    return plan
+
+
+def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
+    """Run the words behind `mindswap run`.
+
+    Args:
+        words: `--adaptive-memory-optimization [OPTIONS] [--] COMMAND`, or a training command with the flag in it.
+        planner: default is the one of the package.
+
+    Raises:
+        MindswapError: it cannot be started.
+    """
+    if os.environ.get("MS_ROLE"):
+        raise LaunchError(f"{FLAG} inside a worker\n    fix:     mindswap run {FLAG} -- msrun ... (in front of msrun)")
+    own, command_words = split_words(list(words))
+    args = _parse(own)
+    command = parse_command(command_words)
+    document = load_document(str(command.config_path))
+    if any(problem.level is Level.ERROR for problem in document.problems):
+        raise PolicyError(document.problems)
+    command = _without_exclusions(command, document, args.replace)
+    memory_bytes, source = _memory(args.memory, document, command.num_workers)
+    _say(f"memory {format_bytes(memory_bytes)} ({source})")
+    run_dir = (args.run_dir or command.log_dir).absolute()
+    with plain_name(run_dir) as plain:
+        run = AdaptiveRun(
+            command,
+            run_dir,
+            Path(plain),
+            _key(command, document),
+            Settings(memory_bytes, args.max_restarts),
+            checkpoint_folder(command, document, Path.cwd()),
+            saves_checkpoints(document),
+            _environment(),
+            args.measured_steps,
+        )
+        code, state = supervise(run, planner or find_planner(), _say)
+    _print(format_summary(state))
+    return code
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Options of an adaptive run."""
+    parser.add_argument(FLAG, action="store_true", help="plan for the memory there is, and again when it runs out")
+    parser.add_argument("--memory", metavar="SIZE", default="auto", help="of each card: auto, 54GiB")
+    parser.add_argument("--run-dir", metavar="DIR", type=Path, help="for state and logs (the --log_dir of msrun)")
+    parser.add_argument("--max-restarts", metavar="N", type=_count, default=8, help="starts after the first one (8)")
+    parser.add_argument("--measured-steps", metavar="N", type=_count, default=10, help="steps that judge a plan (10)")
+    parser.add_argument("--replace", action="store_true", help="plan instead of the swap and recompute in the YAML")
+
+
+def split_words(words: list[str]) -> tuple[list[str], list[str]]:
+    """Options of the adaptive run, and the training command."""
+    if "--" in words and FLAG in words[: words.index("--")]:
+        cut = words.index("--")
+        return words[:cut], words[cut + 1 :]
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    add_options(parser)
+    rest = parser.parse_known_args(words)[1]
+    own = list(words)
+    for word in rest:
+        own.remove(word)
+    return own, rest
+
+
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
+    add_options(parser)
+    return parser.parse_args(words)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or len(text) > 6:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
+    return int(text)
+
+
+def _without_exclusions(command: TrainingCommand, document: Document, is_replaced: bool) -> TrainingCommand:
+    problems = find_exclusions(document, command.options)
+    if problems and not is_replaced:
+        raise PolicyError(problems)
+    for problem in problems:
+        _say(f"{problem.location}: {problem.message.split(':', 1)[0]} is replaced by the plan (--replace)")
+    return command.with_options(without_excluded_options(command.options))
+
+
+def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
+    """Memory of a card, and where the figure is from."""
+    if text != "auto":
+        try:
+            return parse_bytes(text), "--memory"
+        except ValueError as error:
+            raise LaunchError(f"--memory: {error}") from None
+    target = document.get("context", "device_target")
+    if target is not None and target.value == "CPU":
+        free = _free_host_memory()
+        return free * HOST_SHARE_PERCENT // 100 // num_workers, f"{HOST_SHARE_PERCENT} % of what is free, per worker"
+    stated = document.get("context", "max_device_memory")
+    if stated is None or not stated.value:
+        return parse_bytes(DEFAULT_DEVICE_MEMORY), "MindFormers' default of context.max_device_memory"
+    try:
+        # "58GB" means GiB there.
+        return parse_bytes(str(stated.value).replace("GB", "GiB")), f"context.max_device_memory, {stated.location}"
+    except ValueError as error:
+        raise LaunchError(
+            f"{stated.location}: context.max_device_memory: {error}\n    fix:     --memory SIZE"
+        ) from None
+
+
+def _free_host_memory() -> int:
+    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+
+
+def _key(command: TrainingCommand, document: Document) -> str:
+    """What decides whether a saved state holds for this run."""
+    target = document.get("context", "device_target")
+    return make_key(
+        config=repr(to_data(document.root)) if document.root is not None else "",
+        options=list(command.options),
+        script=str(command.script),
+        num_workers=command.num_workers,
+        device=str(target.value) if target is not None else "Ascend",
+        versions={name: _version(name) for name in ("mindspore", "mindformers")} | {"mindswap": mindswap.__version__},
+    )
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def _environment() -> dict[str, str]:
+    environment = worker_environment(os.environ, Path.cwd())
+    environment |= {REPORT_MEMORY: "1", "PYTHONUNBUFFERED": "1"}
+    environment.setdefault("MS_MEMORY_STATISTIC", "1")
+    return environment
+
+
+def _say(text: str) -> None:
+    _print("\n".join(f"mindswap: {line}" for line in text.splitlines()))
+
+
+def _print(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except BrokenPipeError:  # `mindswap run ... | head`: the training goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,85 @@
+"""`mindswap status`: how an adaptive run stands, also while it trains."""
+
+import argparse
+import fcntl
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.adaptive.attempt_files import attempt_folder
+from mindswap.adaptive.model import Outcome, State
+from mindswap.adaptive.state import StateFile, StateProblem, state_path
+from mindswap.adaptive.summary import format_summary, summary_to_json
+from mindswap.adaptive.watch import RunWatch
+from mindswap.errors import LogError
+
+HELP = "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time."
+EXAMPLES = """\
+  mindswap status output/msrun_log
+  mindswap status --json output/msrun_log | jq '.attempts[-1]'
+
+DIR is the run directory: the --log_dir of msrun. It may be asked at any time, from any terminal.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("directory", metavar="DIR", type=Path, help="run directory of `mindswap run --adaptive-...`")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show one run."""
+    folder = args.directory
+    try:
+        state = StateFile(folder).load()
+    except StateProblem as problem:
+        raise LogError(f"{state_path(folder)} {problem}") from None
+    if state is None:
+        raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")
+    is_at_work = _is_locked(state_path(folder).with_name("lock"))
+    state = _with_logs(state, folder)
+    if args.json:
+        print(json.dumps(summary_to_json(state, is_at_work), indent=1))
+        return 0
+    print(format_summary(state))
+    if is_at_work:
+        print("the run is at work")
+    elif not state.last_words:
+        print("not at work, and it did not end by itself: the same command goes on with it")
+    return 0
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _with_logs(state: State, folder: Path) -> State:
+    """The state with what the logs of a running attempt say by now."""
+    current = state.current
+    if current is None or current.outcome is not Outcome.RUNNING:
+        return state
+    logs = attempt_folder(folder, current.number).glob("worker_*.log")
+    watch = RunWatch(dict(enumerate(sorted(logs))))
+    seen = watch.poll()
+    watch.close()
+    current = replace(
+        current,
+        last_step=max(current.last_step, seen.step),
+        num_steps=seen.num_steps or current.num_steps,
+        measured_peak_bytes=seen.peak_bytes if seen.peak_bytes is not None else current.measured_peak_bytes,
+        measured_step_ns=seen.step_time_ns or current.measured_step_ns,
+    )
+    return replace(state, attempts=(*state.attempts[:-1], current))
