@@ -1,6 +1,6 @@
-"""Runs a program: discrete events on four streams per pipeline stage, in integer nanoseconds.
+"""Runs a program: discrete events on the streams of each pipeline stage, in integer nanoseconds.
 
-The streams are compute, communication, copy-out (D2H) and copy-in (H2D). Each runs its own work in order.
+The streams are compute, communication, receiving, copy-out (D2H) and copy-in (H2D). Each runs its own work in order.
 An operator or a copy starts at the moment at which all that it waits for has ended. All stages share one
 clock, which goes from one end of something to the next; so what starts at a moment is decided with
 everything earlier known, copies that slow each other down included.
@@ -14,7 +14,7 @@ from mindswap.errors import SimulationError
 from mindswap.simulate.check import check_program
 from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, Program
-from mindswap.simulate.state import COMMUNICATION, COMPUTE, IN, NEVER, NO_COPY, OUT, State, initial_state
+from mindswap.simulate.state import COMMUNICATION, COMPUTE, IN, NEVER, NO_COPY, OUT, RECEIVING, State, initial_state
 from mindswap.simulate.timeline import StallCause, Timeline
 
 __all__ = ["simulate"]
@@ -75,6 +75,7 @@ def _run(ops, copies, stages, streams, links, contended_permille):
         while changed:
             changed = _start_ops(ops, copies, stages, streams, stage, COMPUTE, now)
             changed |= _start_ops(ops, copies, stages, streams, stage, COMMUNICATION, now)
+            changed |= _start_ops(ops, copies, stages, streams, stage, RECEIVING, now)
             changed |= _end_and_start_copies(ops, copies, links, stage, OUT, now)
             changed |= _end_and_start_copies(ops, copies, links, stage, IN, now)
         next_ns = _next_event_ns(ops, stages, streams, links, stage, contended_permille, now)
@@ -185,7 +186,7 @@ def _is_ready(ops, copies, copy, now):
 def _next_event_ns(ops, stages, streams, links, stage, contended_permille, now):
     """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
     event_ns = NEVER
-    for kind in (COMPUTE, COMMUNICATION):
+    for kind in (COMPUTE, COMMUNICATION, RECEIVING):
         stream = streams[stage, kind]
         if stream.free_ns > now:
             event_ns = min(event_ns, stream.free_ns)

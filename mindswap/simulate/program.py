@@ -16,7 +16,11 @@ NO_OP = -1  # "no operator" in an array of operator positions
 
 
 class OpKind(IntEnum):
-    """What an operator is; the first three run on the compute stream, the rest on the communication stream."""
+    """What an operator is; the first three run on the compute stream, RECEIVE on one of its own.
+
+    Collectives and sends share the communication stream. A receive does not hold them up: a stage that waits for
+    its neighbour must be able to send to it.
+    """
 
     FORWARD = 0
     BACKWARD = 1
@@ -27,7 +31,7 @@ class OpKind(IntEnum):
 
     @property
     def is_communication(self) -> bool:
-        """Runs on the communication stream."""
+        """Does not run on the compute stream."""
         return self >= OpKind.COLLECTIVE
 
 

@@ -11,10 +11,11 @@ from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, OpKind, Program
 from mindswap.simulate.timeline import StallCause
 
-__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "State", "initial_state"]
+__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "RECEIVING", "State", "initial_state"]
 
 NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
-COMPUTE, COMMUNICATION = 0, 1  # streams of operators
+COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
+NUM_OP_STREAMS = 3
 OUT, IN = 0, 1  # streams of copies
 NO_COPY = -1
 
@@ -62,7 +63,7 @@ class State(NamedTuple):
             those of a stage are consecutive. Times are `NEVER` until the copy has started, or ended.
         stages: `STAGE`, shape (num_stages,): end of its operators, up to when it has been run, and when
             something can happen next in it.
-        streams: `STREAM`, shape (num_stages, 2): next operator, and when the one before it ends.
+        streams: `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, and when the one before it ends.
         links: `LINK`, shape (num_stages, 2): the copy that runs or is next, the end of the stage's copies, and
             what is left of the copy that runs.
     """
@@ -81,7 +82,7 @@ def initial_state(program: Program) -> State:
     copies = _copies_in_order(program)
     stages = np.zeros(num_stages, STAGE)
     stages["end"] = starts[1:]
-    streams = np.zeros((num_stages, 2), STREAM)
+    streams = np.zeros((num_stages, NUM_OP_STREAMS), STREAM)
     links = np.zeros((num_stages, 2), LINK)
     # The operators of a stage are consecutive, so its copies are too, in both directions.
     copies_begin = np.searchsorted(copies["after_op"][OUT], starts)
@@ -114,7 +115,8 @@ def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams
     ops["wait_op"] = program.ops.wait_op
     ops["start_ns"] = ops["end_ns"] = NEVER
     ops["stall_copy"] = NO_COPY
-    stream = (program.ops.kind >= OpKind.COLLECTIVE).astype(np.int8)
+    kind = program.ops.kind
+    stream = np.where(kind == OpKind.RECEIVE, RECEIVING, kind >= OpKind.COLLECTIVE).astype(np.int8)
 
     waiting = np.flatnonzero(program.ops.wait_op != NO_OP)
     awaited = program.ops.wait_op[waiting]

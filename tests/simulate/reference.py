@@ -45,10 +45,13 @@ class Stage:
         self.contended_permille = program.contended_permille
         self.compute: list[tuple[Job, list[Job]]] = []
         self.communication: list[tuple[Job, list[Job]]] = []
+        self.receiving: list[tuple[Job, list[Job]]] = []
         for op in positions:
             needs = [ops[program.ops.wait_op[op]]] if program.ops.wait_op[op] != NO_OP else []
             needs += [backs[copy] for copy in own if copies.first_user_op[copy] == op]
-            if OpKind(program.ops.kind[op]).is_communication:
+            if program.ops.kind[op] == OpKind.RECEIVE:
+                self.receiving.append((ops[op], needs))
+            elif OpKind(program.ops.kind[op]).is_communication:
                 self.communication.append((ops[op], needs))
             else:
                 needs += [outs[copy] for copy in own if copies.release_op[copy] < op]
@@ -65,7 +68,7 @@ class Stage:
     def start_and_end(self, now: int) -> bool:
         """Ends what is through and starts the first that waits in each queue; whether anything happened."""
         happened = False
-        for queue in (self.compute, self.communication, self.outs, self.backs):
+        for queue in (self.compute, self.communication, self.receiving, self.outs, self.backs):
             waiting = [(job, needs) for job, needs in queue if job.end is None]
             if not waiting:
                 continue
@@ -80,7 +83,7 @@ class Stage:
 
     def running(self) -> list[Job]:
         """What has started and not ended."""
-        queues = (self.compute, self.communication, self.outs, self.backs)
+        queues = (self.compute, self.communication, self.receiving, self.outs, self.backs)
         return [job for queue in queues for job, _ in queue if job.start is not None and job.end is None]
 
     def work(self) -> None:

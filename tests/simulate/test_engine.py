@@ -265,9 +265,14 @@ def test_a_stall_has_the_cause_that_ended_last():
     assert stalls(timeline)[2] == (20, StallCause.COMMUNICATION, -1)
 
 
+def test_a_send_does_not_wait_for_a_receive_that_was_issued_before_it():
+    # Each stage receives first and sends then; both sends run at 0, both receives at 1.
+    assert op_times(run("V0@3 S1", "V0@1 S1")) == [(1, 1), (0, 1), (1, 1), (0, 1)]
+
+
 def test_stages_that_wait_for_each_other_are_named():
     with pytest.raises(SimulationError) as error:
-        run("V0@3 S1", "V0@1 S1")
+        run("V0@3 S1@0", "V0@1 S1@2")
     assert str(error.value) == (
         "pipeline stages wait for each other: "
         "stage 0 stands at operator 0 (receive 0, micro-batch 0), which waits for operator 3 (send 3, micro-batch 0); "

@@ -20,7 +20,8 @@ many = settings(max_examples=300, deadline=None)
 def stream_of_each_op(program: Program) -> np.ndarray:
     """A number for each stream of each stage: shape (num_ops,)."""
     stage = np.searchsorted(program.stage_starts, np.arange(len(program.ops)), side="right") - 1
-    return 2 * stage + (program.ops.kind >= OpKind.COLLECTIVE)
+    kind = program.ops.kind
+    return 3 * stage + np.where(kind == OpKind.RECEIVE, 2, kind >= OpKind.COLLECTIVE)
 
 
 def with_copies(program: Program, **arrays) -> Program:
