@@ -15,7 +15,7 @@ HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "rec
 
 def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
     """A table with equal layers in one row, then the operators of each row, then the verdict."""
-    groups = group_equal(effects, key=_describe)
+    groups = group_equal(effects, _describe, [effect.layer_index for effect in effects])
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.swapped_bytes))
     rows = [(name, *_row(effect, unit)) for name, effect in groups]
     lines = [format_table(HEADER, rows), ""]

@@ -3,14 +3,12 @@
 from collections.abc import Sequence
 
 from mindswap.report.simulation_model import Cause, Holder, Moment, SimulationReport
+from mindswap.report.simulation_style import MEMORY_STYLES
 from mindswap.report.tables import format_layers
-from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import StallCause
 from mindswap.units import format_bytes, format_time
 
 __all__ = [
-    "CAUSE_TITLES",
-    "KIND_TITLES",
     "describe_budget",
     "describe_cause",
     "describe_holder",
@@ -21,27 +19,18 @@ __all__ = [
     "headline",
 ]
 
-KIND_TITLES = {
-    MemoryKind.KEPT: "kept for backward",
-    MemoryKind.OFFLOADING: "being copied out",
-    MemoryKind.PREFETCHED: "copied back",
-    MemoryKind.TRANSIENT: "short-lived",
-    MemoryKind.RECOMPUTED: "recomputed",
-}
-CAUSE_TITLES = {
-    StallCause.NONE: "idle",
-    StallCause.COPY_OUT: "waits for a copy out",
-    StallCause.COPY_IN: "waits for a copy in",
-    StallCause.COMMUNICATION: "waits for communication",
-    StallCause.COMPUTE: "waits for compute",
-    StallCause.PIPELINE: "bubble",
-}
+MAX_PIECES = 4  # of a list of layers, in words
 
 
 def describe_place(layers: Sequence[int]) -> str:
-    """`layers 0-3`, `outside the layers`, `layer 1 and outside the layers`; -1 stands for outside."""
+    """`layers 0-3`, `outside the layers`, `layer 1 and outside the layers`; -1 stands for outside.
+
+    A list of many pieces is only counted: `29 layers of 0-79`.
+    """
     inside = [layer for layer in layers if layer >= 0]
     parts = [format_layers(inside)] if inside else []
+    if parts and parts[0].count(",") >= MAX_PIECES:
+        parts = [f"{len(inside)} layers of {inside[0]}-{inside[-1]}"]
     if len(inside) < len(layers):
         parts.append("outside the layers")
     return " and ".join(parts)
@@ -56,7 +45,7 @@ def describe_moment(moment: Moment | None) -> str:
 
 def describe_holder(holder: Holder) -> str:
     """`attention.wq MatMul, layers 0-31, kept for backward`."""
-    return f"{holder.label}, {describe_place(holder.layers)}, {KIND_TITLES[holder.kind]}"
+    return f"{holder.label}, {describe_place(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
 
 
 def describe_cause(cause: Cause) -> str:

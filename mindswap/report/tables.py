@@ -21,17 +21,21 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
-def group_equal(items: Sequence[T], key: Callable[[T], object]) -> list[tuple[str, T]]:
+def group_equal(
+    items: Sequence[T], key: Callable[[T], object], layer_indices: Sequence[int] | None = None
+) -> list[tuple[str, T]]:
     """Layers with equal keys as one, in order of their first: `layers 0-2, 5`.
 
     Args:
         items: one entry per layer, in order of layer index.
         key: what must be equal; hashable.
+        layer_indices: layer of each item; default 0, 1, 2, ...
     """
     groups: dict[object, list[int]] = {}
-    for index, item in enumerate(items):
-        groups.setdefault(key(item), []).append(index)
-    return [(format_layers(indices), items[indices[0]]) for indices in groups.values()]
+    for position, item in enumerate(items):
+        groups.setdefault(key(item), []).append(position)
+    layers = layer_indices or range(len(items))
+    return [(format_layers([layers[i] for i in positions]), items[positions[0]]) for positions in groups.values()]
 
 
 def format_layers(indices: Sequence[int]) -> str:

@@ -1,6 +1,7 @@
 import json
 
 from mindswap.report.simulation_text import format_simulation, simulation_to_json
+from mindswap.report.simulation_words import describe_place
 from tests.report.simulated import MIB, MS, large_program, pipeline_report, report_of, small_report
 
 TEXT = """\
@@ -87,3 +88,11 @@ def test_json_has_every_figure_and_says_simulated():
 def test_json_of_a_pipeline_has_every_stage():
     data = simulation_to_json(pipeline_report())
     assert [stage["bubble_ns"] for stage in data["stages"]] == [34 * MS, 34 * MS]
+
+
+def test_places_in_words():
+    assert describe_place([0, 1, 2, 5]) == "layers 0-2, 5"
+    assert describe_place([-1]) == "outside the layers"
+    assert describe_place([-1, 3]) == "layer 3 and outside the layers"
+    assert describe_place([0, 2, 4, 6]) == "layers 0, 2, 4, 6"
+    assert describe_place([0, 2, 4, 6, 8]) == "5 layers of 0-8"

@@ -221,12 +221,23 @@
       context.textAlign = "left";
       context.fillText("budget " + formatBytes(data.budget_bytes), LEFT + 6, toY(data.budget_bytes) - 9);
     }
-    const x = toX(stage.peak_ns), y = toY(stage.peak_bytes);
+    if (stage.peak_ns >= view.from && stage.peak_ns <= view.to) markPeak(stage, toX(stage.peak_ns), toY(stage.peak_bytes));
+    context.restore();
+    context.fillStyle = colour("text");
+    context.save();
+    context.translate(14, (layout.memoryTop + layout.memoryBottom) / 2);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "center";
+    context.fillText(isPipeline ? "memory, stage " + stage.stage : "device memory", 0, 0);
+    context.restore();
+  }
+
+  function markPeak(stage, x, y) {
     context.fillStyle = colour("text");
     context.beginPath();
     context.arc(x, y, 4, 0, 2 * Math.PI);
     context.fill();
-    const isLate = x > LEFT + 0.7 * (end - LEFT);
+    const isLate = x > LEFT + 0.7 * (layout.width - LEFT - RIGHT);
     context.textAlign = isLate ? "right" : "left";
     context.font = "600 12px system-ui, sans-serif";
     const words = stage.peak_words, wide = context.measureText(words).width, at = x + (isLate ? -9 : 9);
@@ -237,15 +248,6 @@
     context.fillStyle = colour("text");
     context.fillText(words, at, y - 11);
     context.font = "12px system-ui, sans-serif";
-    context.restore();
-    context.textAlign = "right";
-    context.fillStyle = colour("text");
-    context.save();
-    context.translate(14, (layout.memoryTop + layout.memoryBottom) / 2);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "center";
-    context.fillText(isPipeline ? "memory, stage " + stage.stage : "device memory", 0, 0);
-    context.restore();
   }
 
   // A staircase from left to right, or back, as part of the current path.
