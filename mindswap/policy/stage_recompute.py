@@ -167,6 +167,8 @@ class _Expansion:
             pattern = next((name for name in selected if _is_alike(excluded.pattern, name)), None)
             if pattern is not None:
                 entry = selected.pop(pattern)
+                if not any(map(any, entry.counts.rows)):
+                    continue  # nothing was selected, so nothing is lost
                 message = (
                     f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
                     "whatever layers it names itself"

@@ -66,7 +66,7 @@ def folder(tmp_path_factory):
 
 
 def run_in(folder, *arguments):
-    command = [sys.executable, "-m", "mindswap", "verify", *arguments]
+    command = [sys.executable, "-m", "mindswap", "verify", "--no-cache", *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
 
 

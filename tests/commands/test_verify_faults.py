@@ -34,7 +34,7 @@ def result(tmp_path_factory):
     config = tmp_path_factory.mktemp("faults") / "faults.yaml"
     settings = re.sub(r"(?ms)^(recompute|swap)_config:\n( .*\n)+", "", CPU_CASE.read_text())
     config.write_text(settings + FAULTS)
-    command = [sys.executable, "-m", "mindswap", "verify", "--json", str(config)]
+    command = [sys.executable, "-m", "mindswap", "verify", "--no-cache", "--json", str(config)]
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
 
 
