@@ -20,6 +20,14 @@ _OF_OP = {
     OpKind.SEND: BarKind.BETWEEN_STAGES,
     OpKind.RECEIVE: BarKind.BETWEEN_STAGES,
 }
+_LANE_OF_OP = {
+    OpKind.FORWARD: Lane.COMPUTE,
+    OpKind.BACKWARD: Lane.COMPUTE,
+    OpKind.RECOMPUTE: Lane.COMPUTE,
+    OpKind.COLLECTIVE: Lane.COMMUNICATION,
+    OpKind.SEND: Lane.COMMUNICATION,
+    OpKind.RECEIVE: Lane.RECEIVING,
+}
 _OF_STALL = {
     StallCause.COPY_OUT: BarKind.WAIT_COPY_OUT,
     StallCause.COPY_IN: BarKind.WAIT_COPY_IN,
@@ -69,7 +77,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     stalled = own[(timeline.stall_ns[own] > 0) & ~is_communication]
     parts = (
         _part(
-            np.where(is_communication, Lane.COMMUNICATION, Lane.COMPUTE),
+            _translate(_LANE_OF_OP, ops.kind[own]),
             _translate(_OF_OP, ops.kind[own]),
             timeline.op_start_ns[own],
             timeline.op_end_ns[own],

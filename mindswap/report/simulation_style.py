@@ -13,13 +13,14 @@ class Lane(IntEnum):
 
     COMPUTE = 0
     COMMUNICATION = 1
-    COPY_OUT = 2
-    COPY_IN = 3
+    RECEIVING = 2
+    COPY_OUT = 3
+    COPY_IN = 4
 
     @property
     def title(self) -> str:
         """Name of the row."""
-        return ("compute", "communication", "copy out (D2H)", "copy in (H2D)")[self]
+        return ("compute", "communication", "receiving", "copy out (D2H)", "copy in (H2D)")[self]
 
 
 class BarKind(IntEnum):

@@ -11,6 +11,7 @@ import pytest
 from mindswap.errors import DataError
 from mindswap.report.chrome_trace import trace_events, write_trace
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
+from tests.simulate.builders import program_of
 
 KEYS = {
     "M": {"ph", "name", "pid", "tid", "args"},
@@ -64,10 +65,16 @@ def test_the_format(report):
     assert len(only(events, "s")) == len(report.timeline.program.copies)
 
 
+def test_a_stage_that_sends_while_it_receives():
+    # Stage 0 sends 2-12, stage 1 sends 3-13; each receives from 0 to 20 at once.
+    program = program_of("F2 S10@0 V20 B5@2", "F3 S10@4 V20 B5@6")
+    check_format(list(trace_events(report_of(program))))
+
+
 def test_slices_of_a_small_step():
     events = list(trace_events(small_report()))
     rows = [(e["tid"], e["ts"], e["dur"], e["name"]) for e in only(events, "X")]
-    compute, out, back, after = 10, 12, 13, 14
+    compute, out, back, after = 10, 13, 14, 15
     assert rows == [
         (compute, 0, 2000, "ffn Mul"),
         (compute, 2000, 3000, "waits for a copy out: ffn Mul"),
@@ -86,7 +93,7 @@ def test_slices_of_a_small_step():
 
 def test_an_arrow_from_copy_out_to_copy_in():
     events = list(trace_events(small_report()))
-    assert [(e["ph"], e["tid"], e["ts"]) for e in events if e["ph"] in "sf"] == [("s", 12, 2000), ("f", 13, 11000)]
+    assert [(e["ph"], e["tid"], e["ts"]) for e in events if e["ph"] in "sf"] == [("s", 13, 2000), ("f", 14, 11000)]
 
 
 def test_memory_over_time():

@@ -45,8 +45,8 @@ def test_waiting_for_another_stage_is_a_bubble_and_so_is_the_idle_end():
         (Lane.COMPUTE, F, 12 * MS, 22 * MS),
         (Lane.COMPUTE, B, 22 * MS, 42 * MS),
         (Lane.COMPUTE, BUBBLE, 42 * MS, 64 * MS),
-        (Lane.COMMUNICATION, BarKind.BETWEEN_STAGES, 11 * MS, 12 * MS),
         (Lane.COMMUNICATION, BarKind.BETWEEN_STAGES, 42 * MS, 43 * MS),
+        (Lane.RECEIVING, BarKind.BETWEEN_STAGES, 11 * MS, 12 * MS),
     ]
 
 

@@ -90,7 +90,7 @@ def test_the_picture_has_the_times_of_the_step():
     (stage,) = data["stages"]
     bars = stage["bars"]
     # Starts are differences; lanes follow each other: compute, copy out, copy in.
-    assert bars["lane"] == [0, 0, 0, 0, 0, 0, 2, 3]
+    assert bars["lane"] == [0, 0, 0, 0, 0, 0, 3, 4]
     assert bars["start"][:6] == [0, 2 * MS, 3 * MS, 2 * MS, 4 * MS, 5 * MS]
     assert bars["start"][6:] == [2 * MS - 16 * MS, 9 * MS]
     assert bars["duration"] == [2 * MS, 3 * MS, 2 * MS, 4 * MS, 5 * MS, 4 * MS, 3 * MS, 5 * MS]
