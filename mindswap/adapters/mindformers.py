@@ -2,8 +2,7 @@
 
 import contextlib
 import logging
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import mindspore as ms
@@ -17,6 +16,7 @@ from mindspore import nn
 from mindspore.common.initializer import Zero
 from mindspore.nn.utils import no_init_parameters
 
+from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.mindspore import (
     compile_training_graph,
@@ -24,6 +24,7 @@ from mindswap.adapters.mindspore import (
     find_layers,
     find_lazy_inline_cell,
 )
+from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import GraphError
@@ -185,30 +186,6 @@ def capture(
     return _as_on_rank(Capture(sample, trees, graph, notes), placement)
 
 
-@contextlib.contextmanager
-def _strategies_recorded(placement: RankPlacement | None) -> Iterator[None]:
-    """While this lasts, models set their strategies, as on one of the ranks of a pipeline stage."""
-    if placement is None or not placement.has_strategies or placement.num_stage_ranks == 1:
-        yield
-        return
-    rank = placement.rank % placement.num_stage_ranks
-    environ = dict(os.environ)
-    os.environ.update(RANK_SIZE=str(placement.num_stage_ranks), RANK_ID=str(rank))  # what the models check
-    ms.set_auto_parallel_context(
-        parallel_mode="semi_auto_parallel",
-        device_num=placement.num_stage_ranks,
-        global_rank=rank,
-        full_batch=True,
-    )
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(environ)
-        # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
-        ms.reset_auto_parallel_context()
-
-
 def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
     sharding = shard_graph(whole.graph)
@@ -231,12 +208,15 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
-    """Equal operators of several layers in one line."""
-    counts: dict[tuple[str, str], int] = {}
+    """Operators of one cell for one reason in one line, those of several layers together."""
+    groups: dict[tuple[str, str], list[str]] = {}
     for entry in unresolved:
-        where = f"{entry.node.cell_path}.{entry.node.op}".strip(".")
-        counts[where, entry.reason] = counts.get((where, entry.reason), 0) + 1
-    return [f"not resolved per rank: {where} (x{count}): {reason}" for (where, reason), count in counts.items()]
+        groups.setdefault((entry.node.cell_path, entry.reason), []).append(entry.node.op)
+    notes = []
+    for (cell, reason), ops in groups.items():
+        where = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
+        notes.append(f"not resolved per rank: {where} (x{len(ops)}): {reason}")
+    return notes
 
 
 def _tag_ambiguous(layer, tree) -> None:
@@ -276,6 +256,9 @@ def _build(config_path, policy, num_layers, placement):
     install_stand_ins(config)
     if num_layers is not None:
         _cut_layers(config, num_layers)
+    is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
+    if not is_cut and not config.get("use_legacy", True):
+        _use_one_rank(config)
     _avoid_cpu_limits(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
@@ -287,7 +270,8 @@ def _build(config_path, policy, num_layers, placement):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     _set_pipeline(config, is_whole=num_layers is None)
-    with _strategies_recorded(placement), no_init_parameters():
+    one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
+    with one_of_many, no_init_parameters():
         network = build_model_network(
             config.model,
             default_args={
@@ -296,6 +280,8 @@ def _build(config_path, policy, num_layers, placement):
                 "dataset_config": config.train_dataset,
             },
         )
+    if is_cut:
+        use_whole_tensors(network)
     return network, config
 
 
@@ -314,6 +300,15 @@ def _cut_layers(config, num_layers: int) -> None:
             model[key] = num_layers
     model.offset = 0
     config.parallel_config.pipeline_stage = 1
+
+
+def _use_one_rank(config) -> None:
+    """The newer models ask for communication groups in any mode as soon as they are cut."""
+    for key in ("model_parallel", "context_parallel"):
+        if key in config.parallel_config:
+            config.parallel_config[key] = 1
+    if "use_seq_parallel" in config.parallel_config:
+        config.parallel_config.use_seq_parallel = False
 
 
 def _avoid_cpu_limits(config) -> None:

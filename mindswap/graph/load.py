@@ -4,7 +4,7 @@ The message itself comes from an adapter, because its schema ships with MindSpor
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.errors import GraphError
@@ -50,10 +50,13 @@ def load_graph(model) -> Graph:
         for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
     )
     forward_nodes = _with_layers(_read_nodes(forward[0], primitives))
-    backward_nodes = _read_nodes(backward[0], primitives, _names_by_id(forward[0]))
+    names_by_id: dict[str, list[str]] = {}
+    for name, identity in _identities(forward[0]).items():
+        names_by_id.setdefault(identity, []).append(name)
+    origins = {name: names_by_id.get(identity, []) for name, identity in _identities(backward[0]).items()}
     return Graph(
         forward=forward_nodes,
-        backward=_place_gradients(backward_nodes, forward_nodes, saved),
+        backward=_place_gradients(_read_nodes(backward[0], primitives), origins, forward_nodes, saved),
         saved=saved,
         has_lazy_inline=True,
         constants={name: value for name, value in values.items() if isinstance(value, int)},
@@ -78,18 +81,36 @@ def _with_layers(nodes: Iterable[Node]) -> tuple[Node, ...]:
     return tuple(placed.values())
 
 
-def _place_gradients(backward: Iterable[Node], forward: Iterable[Node], saved: Iterable[Saved]) -> tuple[Node, ...]:
+def _place_gradients(
+    backward: Iterable[Node],
+    origins: Mapping[str, Sequence[str]],
+    forward: Iterable[Node],
+    saved: Iterable[Saved],
+) -> tuple[Node, ...]:
     """Gradients belong to the cell of the operator that they are the gradient of.
 
     Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What
     has no origin (copies to the device, sums of gradients) belongs where its first input does.
+
+    Args:
+        backward: operators in execution order.
+        origins: for each of them the forward operators with the compiler's id of its origin; several where the
+            model calls one function in many places.
+        forward: operators of forward.
+        saved: what forward hands over.
     """
     placed = {node.name: node for node in forward}
     placed |= {entry.backward_name: placed[entry.forward_name] for entry in saved if entry.forward_name in placed}
     nodes = []
     for node in backward:
-        source = placed.get(node.origin) or next((placed[name] for name in node.inputs if name in placed), None)
-        if source is not None and not node.is_duplicate:
+        source = next((placed[name] for name in node.inputs if name in placed), None)
+        candidates = [placed[name] for name in origins.get(node.name, ())]
+        if len(candidates) > 1 and source is not None:
+            candidates = [candidate for candidate in candidates if candidate.layer_index == source.layer_index]
+        if len(candidates) == 1:
+            source = candidates[0]
+            node = replace(node, origin=source.name)
+        if source is not None and (node.origin or not node.is_duplicate):
             node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
         placed[node.name] = node
         nodes.append(node)
@@ -109,27 +130,23 @@ def _op_name(node, primitives) -> str:
     return primitives[reference].op_type if reference in primitives else node.op_type
 
 
-def _names_by_id(forward) -> dict[str, str]:
-    """Forward operators by the compiler's id of them; "" for an id that two operators share."""
-    names: dict[str, str] = {}
-    for node in forward.node:
-        if identity := _primal_attribute(node, "unique_id"):
-            names[identity] = "" if identity in names else node.name
-    return names
+def _identities(function) -> dict[str, str]:
+    """The compiler's id of each operator: a gradient carries that of its forward operator, a copy the same."""
+    found = {}
+    for node in function.node:
+        ids = {attribute.name: attribute.s.decode() for attribute in node.primal_attr}
+        if identity := ids.get("forward_unique_id") or ids.get("unique_id"):
+            found[node.name] = identity
+    return found
 
 
-def _primal_attribute(node, name: str) -> str:
-    return next((attribute.s.decode() for attribute in node.primal_attr if attribute.name == name), "")
-
-
-def _read_nodes(function, primitives, names_by_id: Mapping[str, str] | None = None) -> Iterator[Node]:
+def _read_nodes(function, primitives) -> Iterator[Node]:
     for node in function.node:
         if node.op_type == "Constant":
             continue
         reference = node.op_type.removeprefix("REF::")
         primitive = primitives.get(reference)
         marks = {attribute.name for attribute in node.node_attr}
-        identity = _primal_attribute(node, "forward_unique_id") or _primal_attribute(node, "unique_id")
         scope = node.domain.removeprefix("Gradients/")
         layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE))
         yield Node(
@@ -143,7 +160,6 @@ def _read_nodes(function, primitives, names_by_id: Mapping[str, str] | None = No
             attributes={a.name: _read_value(a) for a in primitive.attribute} if primitive else {},
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,
-            origin=(names_by_id or {}).get(identity, ""),
         )
 
 

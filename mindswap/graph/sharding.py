@@ -6,17 +6,18 @@ without a strategy of their own, as MindSpore's step_parallel.cc does, and backw
 cannot be followed counts as whole on every rank and is listed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.splits import Call, Split, num_parts, output_splits, reshape_split
+from mindswap.graph.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split
+from mindswap.graph.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
 __all__ = ["COMMUNICATION_OPS", "Redistribution", "Sharding", "Unresolved", "shard_graph"]
 
 # Handed on as they are: MindSpore gives them no operator info of their own (step_parallel_utils.cc, IsParallelCareNode;
 # a Cast without strategy is looked through).
-PASSING_OPS = frozenset({"Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"})
+PASSING_OPS = frozenset({"AllReduce", "Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"})
 # Take the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
 RESHAPING_OPS = frozenset({"Reshape", "Flatten"})
 # No tensors of their own.
@@ -77,7 +78,7 @@ def shard_graph(graph: Graph) -> Sharding:
     Args:
         graph: a compiled step with logical shapes. Without any strategy that cuts, it comes back unchanged.
     """
-    if not any(num_parts(split) > 1 for node in graph.forward for split in (*_strategy(node), *_out_strategy(node))):
+    if not any(_is_cut(node) for node in graph.forward):
         return Sharding(graph, (), ())
     tracer = _Tracer(graph)
     sharded = tracer.trace()
@@ -195,7 +196,7 @@ class _Tracer:
         if node.op in ("MakeTuple", "TupleGetItem"):
             return self._tuple_splits(node)
         operands = self._operands(node)
-        strategy = _strategy(node)
+        strategy = read_strategy(node.attributes)
         if strategy:
             return self._split_by_strategy(node, operands, strategy)
         if node.op in RESHAPING_OPS:
@@ -216,11 +217,11 @@ class _Tracer:
         used = operands[: len(strategy)]
         for operand, asked in zip(used, strategy, strict=True):
             is_made = operand.split is not None and len(operand.split) == len(asked) and operand.name in self.nodes
-            if is_made and operand.split != asked and node.op != "OneHot":
+            if is_made and operand.split != asked and node.op not in ONE_HOT_OPS:
                 assert operand.split is not None
                 self.redistributions.append(Redistribution(operand.name, node, operand.split, asked))
         splits = output_splits(self._call(node, used, list(strategy)))
-        asked_outputs = _out_strategy(node)
+        asked_outputs = read_out_strategy(node.attributes)
         if asked_outputs and len(asked_outputs) <= len(node.outputs):
             rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
             return [*asked_outputs, *rest]
@@ -238,7 +239,8 @@ class _Tracer:
             if carried is None and own is not None and num_parts(own) > 1:
                 self.unresolved.append(Unresolved(node, f"{own} of {source.type.shape} is no regular cut of {target}"))
             return [carried]
-        if own is not None and carried != asked and source.name in self.nodes:
+        is_local = LOCAL_MARK in node.attributes and own is not None and num_parts(own) == num_parts(asked)
+        if own is not None and carried != asked and source.name in self.nodes and not is_local:
             self.redistributions.append(Redistribution(source.name, node, own, asked))
             if not self._is_communicated_again(source.name):
                 self.communications[node.name] = _communication(own, asked)
@@ -258,7 +260,7 @@ class _Tracer:
     def _asked_split(self, node: Node) -> Split | None:
         """What the first user with a strategy asks of the output of `node`, looking through casts."""
         for user in self.users.get(node.name, ()):
-            strategy = _strategy(user)
+            strategy = read_strategy(user.attributes)
             if strategy:
                 for operand, asked in zip(self._operands(user), strategy, strict=False):
                     if operand.name == node.name and len(asked) == len(operand.type.shape):
@@ -276,6 +278,8 @@ class _Tracer:
         if has_note and any(_num_elements(known) > 1 for known in node.outputs) and outputs is not None:
             # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
+            if node.layer_index is None and not node.cell_path:  # of a function, which may be one for a rank (Morph)
+                reason = "is in no cell and has no strategy; here it follows its operands"
             self.unresolved.append(Unresolved(node, reason))
         return list(outputs) if outputs is not None else None
 
@@ -283,14 +287,19 @@ class _Tracer:
         """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
         saved = set(self.forward_names.values())
         for moved in self.redistributions:
-            if moved.producer in saved and moved.consumer.op in KEEPING_OPS:
+            is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
+            if moved.producer in saved and is_keeping:
                 reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
                 self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
 
     # -- backward ---------------------------------------------------------------------------------
 
     def _backward_splits(self, node: Node) -> "list[Split | None] | None":
-        if node.op in ("MakeTuple", "TupleGetItem") or node.op in BOOKKEEPING_OPS or _strategy(node):
+        if node.is_duplicate and node.origin in self.splits:  # cut as the first time
+            if node.origin in self.communications:
+                self.communications[node.name] = self.communications[node.origin]
+            return list(self.splits[node.origin])
+        if node.op in ("MakeTuple", "TupleGetItem") or node.op in BOOKKEEPING_OPS or read_strategy(node.attributes):
             return self._forward_splits(node)
         operands = self._operands(node)
         if not operands and node.outputs:
@@ -299,13 +308,16 @@ class _Tracer:
             source = operands[0]
             if source.split is None:
                 return [None]
-            carried = reshape_split(source.type.shape, source.split, node.outputs[0].shape)
+            carried = self._operand_split(node) or self._product_split(node)
+            carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
             if carried is None:
                 reason = f"{source.split} of {source.type.shape} is no regular cut of {node.outputs[0].shape}"
                 self.unresolved.append(Unresolved(node, reason))
             return [carried]
         if node.op in PASSING_OPS:
             return [operands[0].split] * len(node.outputs)
+        if node.op == "AllGather":  # the gradient of a ReduceScatter: of what that reads
+            return [self._operand_split(node)]
         gradient = self._gradient_split(node, operands)
         if gradient is not None:
             return [gradient]
@@ -317,6 +329,22 @@ class _Tracer:
             self.unresolved.append(Unresolved(node, "its forward operator is not found; counted as whole"))
             return [None]
         return self._split_by_operands(node, operands, has_note=False)
+
+    def _operand_split(self, node: Node) -> Split | None:
+        """The cut of what the forward operator reads first, if `node` is its gradient."""
+        forward = self.nodes.get(node.origin)
+        if forward is None or node.is_duplicate:
+            return None
+        operand = next(iter(self._operands(forward)), None)
+        return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
+
+    def _product_split(self, node: Node) -> Split | None:
+        """The cut of the forward product whose gradients read `node`: it is the gradient of what came out."""
+        for user in self.users.get(node.name, ()):
+            product = self.nodes.get(user.origin)
+            if product is not None and product.op in MATMUL_OPS and product.outputs[0].shape == node.outputs[0].shape:
+                return self.splits[product.name][0]
+        return None
 
     def _gradient_split(self, node: Node, operands: list[_Operand]) -> Split | None:
         """The cut of the tensor that `node` is the gradient of, where its forward operator tells.
@@ -331,7 +359,7 @@ class _Tracer:
         wanted = MATMUL_OPS if node.op in MATMUL_OPS else frozenset({"Gather"})
         forward = self.nodes.get(node.origin)
         if forward is not None and forward.op in wanted:
-            by_operand = zip(self._operands(forward), _strategy(forward), strict=False)
+            by_operand = zip(self._operands(forward), read_strategy(forward.attributes), strict=False)
             asked = {split for operand, split in by_operand if operand.type.shape == shape}
             if len(asked) == 1:
                 return asked.pop()
@@ -339,7 +367,7 @@ class _Tracer:
         for operand in operands:
             for name in self._forward_origins(operand.name):
                 for known_as, reader in self._readers(name):
-                    strategy = _strategy(reader)
+                    strategy = read_strategy(reader.attributes)
                     if reader.op not in wanted or len(strategy) < 2:
                         continue
                     read = self._operands(reader)
@@ -384,47 +412,9 @@ def _communication(before: Split, after: Split) -> str:
     return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"
 
 
-def _strategy(node: Node) -> tuple[Split, ...]:
-    """Split of each operand as the model set it; empty without a strategy."""
-    given = node.attributes.get("in_strategy")
-    if isinstance(given, tuple):
-        return tuple(_flatten(given))
-    return _layouts(node.attributes.get("in_layout"))
-
-
-def _out_strategy(node: Node) -> tuple[Split, ...]:
-    given = node.attributes.get("out_strategy")
-    if isinstance(given, tuple):
-        return tuple(_flatten(given))
-    return _layouts(node.attributes.get("out_layout"))
-
-
-def _flatten(strategy: tuple) -> Iterator[Split]:
-    """A strategy of tuples in tuples (of an operator that takes a tuple of tensors) as one list."""
-    for entry in strategy:
-        if isinstance(entry, tuple) and entry and isinstance(entry[0], tuple):
-            yield from _flatten(entry)
-        elif isinstance(entry, tuple):
-            yield entry
-
-
-def _layouts(layouts: object) -> tuple[Split, ...]:
-    """Splits of `mindspore.Layout`: a tensor map counts the axes of the device matrix from the right, -1 for none."""
-    if not isinstance(layouts, tuple):
-        return ()
-    splits = []
-    for layout in layouts:
-        if not isinstance(layout, Mapping):
-            return ()
-        matrix, tensor_map = layout["device_matrix"], layout["tensor_map"]
-        split = []
-        for axes in tensor_map:
-            parts = 1
-            for axis in axes if isinstance(axes, tuple) else (axes,):
-                parts *= 1 if axis < 0 else matrix[-1 - axis]
-            split.append(parts)
-        splits.append(tuple(split))
-    return tuple(splits)
+def _is_cut(node: Node) -> bool:
+    strategies = (*read_strategy(node.attributes), *read_out_strategy(node.attributes))
+    return any(num_parts(split) > 1 for split in strategies)
 
 
 def _cut(known: TensorType, split: Split | None) -> TensorType:

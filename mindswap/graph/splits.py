@@ -8,8 +8,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Call", "Split", "Shape", "combine_splits", "num_parts", "output_splits", "reshape_split"]
+__all__ = ["ONE_HOT_OPS", "Call", "Split", "Shape", "combine_splits", "num_parts", "output_splits", "reshape_split"]
 
+# The strategy is that of the output, so it does not fit the operands.
+ONE_HOT_OPS = ("OneHot", "OneHotExt")
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
 
@@ -46,7 +48,7 @@ def output_splits(call: Call) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
     rule = RULES.get(call.op)
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
-    if rule is None or not call.splits or not (is_matching or call.op == "OneHot"):
+    if rule is None or not call.splits or not (is_matching or call.op in ONE_HOT_OPS):
         return None
     splits = rule(call)
     if splits is None or [len(split) for split in splits] != [len(shape) for shape in call.outputs]:
@@ -165,14 +167,18 @@ def _matmul(call: Call) -> list[Split] | None:
 
 def _reduce(call: Call) -> list[Split] | None:
     """reduce_method_info.cc: reduced dimensions are whole afterwards."""
-    shape, split, output = call.shapes[0], call.splits[0], call.outputs[0]
-    if len(output) == len(shape):
-        return [tuple(parts if a == b else 1 for a, b, parts in zip(shape, output, split, strict=True))]
-    if not output:
-        return [()]
+    shape, split = call.shapes[0], call.splits[0]
     axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
-    gone = {axis % len(shape) for axis in axes}
-    return [tuple(parts for axis, parts in enumerate(split) if axis not in gone)]
+    gone = {axis % len(shape) for axis in axes} if shape else set()
+    splits: list[Split] = []
+    for output in call.outputs:
+        if len(output) == len(shape):
+            splits.append(tuple(parts if a == b else 1 for a, b, parts in zip(shape, output, split, strict=True)))
+        elif not output:
+            splits.append(())
+        else:
+            splits.append(tuple(parts for axis, parts in enumerate(split) if axis not in gone))
+    return splits
 
 
 def _transpose(call: Call) -> list[Split] | None:
@@ -236,6 +242,21 @@ def _flash_attention(call: Call) -> list[Split] | None:
     return [statistics, statistics, whole, query]
 
 
+def _dropout(call: Call) -> list[Split]:
+    """Output as the input; the mask is a flat list of bits."""
+    return [call.splits[0], (num_parts(call.splits[0]),)]
+
+
+def _embedding(call: Call) -> list[Split] | None:
+    """A look-up of rows."""
+    return [(*call.splits[0], call.splits[1][-1])] if len(call.splits) >= 2 else None
+
+
+def _outer(call: Call) -> list[Split] | None:
+    """Every element of one vector times every element of the other."""
+    return [(*call.splits[0], *call.splits[1])] if len(call.splits) >= 2 else None
+
+
 def _segment_sum(call: Call) -> list[Split] | None:
     """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
     if len(call.splits) < 2:
@@ -244,17 +265,17 @@ def _segment_sum(call: Call) -> list[Split] | None:
 
 
 ELEMENTWISE = (
-    "Abs", "Add", "AddN", "BiasAdd", "BitwiseAnd", "BitwiseOr", "Cast", "Cos", "Div", "DivNoNan", "Elu", "Equal", "Erf",
-    "Exp", "FastGeLU", "FastGeLUGrad", "FloorDiv", "FloorMod", "GeLU", "GeLUGrad", "Gelu", "GeluGrad", "Greater",
-    "GreaterEqual", "Identity", "InvertPermutation", "IsFinite", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd",
-    "LogicalNot", "LogicalOr", "LogSoftmax", "LogSoftmaxGrad", "MaskedFill", "Maximum", "Minimum", "Mod", "Mul", "Muls",
-    "Neg", "NotEqual", "OnesLike", "Pow", "PowTensorScalar", "RealDiv", "Reciprocal", "ReLU", "ReluGrad", "ReLUGrad",
-    "Round", "Rsqrt", "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin", "Softmax",
-    "SoftmaxGrad", "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "Tanh", "TanhGrad",
-    "ZerosLike",
+    "Abs", "Add", "AddExt", "AddN", "BiasAdd", "BitwiseAnd", "BitwiseOr", "Cast", "Cos", "Div", "DivNoNan", "Elu",
+    "Equal", "Erf", "Exp", "FastGeLU", "FastGeLUGrad", "FloorDiv", "FloorMod", "GeLU", "GeLUGrad", "Gelu", "GeluGrad",
+    "Greater", "GreaterEqual", "Identity", "InvertPermutation", "IsFinite", "Less", "LessEqual", "Log", "Log1p",
+    "LogicalAnd", "LogicalNot", "LogicalOr", "LogSoftmax", "LogSoftmaxGrad", "MaskedFill", "Maximum", "Minimum", "Mod",
+    "Mul", "Muls", "Neg", "NotEqual", "OnesLike", "Pow", "PowTensorScalar", "RealDiv", "Reciprocal", "ReLU", "ReluGrad",
+    "ReLUGrad", "Round", "Rsqrt", "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin",
+    "Softmax", "SoftmaxGrad", "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "SubExt", "Tanh",
+    "TanhGrad", "ZerosLike",
 )  # fmt: skip
 LIKE_FIRST = (
-    "Concat", "CumSum", "LayerNorm", "LayerNormV3", "RmsNorm", "Split", "SplitWithSize",
+    "Concat", "CumSum", "DropoutGradExt", "LayerNorm", "LayerNormV3", "RmsNorm", "Split", "SplitWithSize",
     "StridedSlice", "StridedSliceGrad",
 )  # fmt: skip
 REDUCTIONS = (
@@ -268,6 +289,9 @@ RULES: dict[str, Callable[[Call], list[Split] | None]] = {
     "BatchMatMul": _matmul,
     "BatchMatMulExt": _matmul,
     "BroadcastTo": _tile,
+    "DropoutExt": _dropout,
+    "Embedding": _embedding,
+    "EmbeddingDenseBackward": _segment_sum,
     "ExpandDims": _expand_dims,
     "FlashAttentionScore": _flash_attention,
     "FlashAttentionScoreGrad": _like(0, 1, 2),
@@ -277,6 +301,8 @@ RULES: dict[str, Callable[[Call], list[Split] | None]] = {
     "MatMul": _matmul,
     "MatMulExt": _matmul,
     "OneHot": _one_hot,
+    "OneHotExt": _one_hot,
+    "Outer": _outer,
     "RmsNormGrad": _like(1, 3),
     "Squeeze": _squeeze,
     "Tile": _tile,

@@ -90,13 +90,6 @@ def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
         raise GraphError(f"stage {stage}, where rank {rank} is, has no layers")
     mode = document.get("parallel", "parallel_mode")
     has_strategies = mode is not None and mode.value in STRATEGY_MODES
-    legacy = document.get("use_legacy")
-    if has_strategies and stage_ranks > 1 and legacy is not None and legacy.value is False:
-        # Its layers ask for communication groups while they are built (ParallelLinear, embedding).
-        raise GraphError(
-            "--rank: with use_legacy: False the network cannot be built in a parallel mode without starting "
-            "communication, so its sizes per rank are not known; leave out --rank for one rank that has the whole model"
-        )
     sequence = document.get("parallel_config", "use_seq_parallel")
     return RankPlacement(
         rank=rank,

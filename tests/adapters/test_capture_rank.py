@@ -1,15 +1,13 @@
 """What one rank of the legacy Llama keeps, against a sum worked out from the architecture, and its gradients."""
 
 import itertools
-import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
 from tests.adapters.edits import edited
-from tests.adapters.graphs import CPU_CASES, ROOT, layer_swap, op_swap
+from tests.adapters.graphs import CPU_CASES, layer_swap, op_swap
+from tests.adapters.reports import inspect_jobs
 
 pytestmark = pytest.mark.mindspore
 
@@ -28,14 +26,6 @@ SETTINGS = {
 }
 BATCH, SEQ, HIDDEN, HEADS, FFN = 2, 64, 64, 8, 192
 FLOAT32 = 4
-
-
-def inspect_jobs(jobs):
-    """Reports of `rank_reports.py`; all jobs share one process."""
-    command = [sys.executable, "-m", "tests.adapters.rank_reports"]
-    result = subprocess.run(command, input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT, check=False)
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads(result.stdout)
 
 
 # Every way in which backward can come by what it reads.

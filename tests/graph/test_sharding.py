@@ -6,6 +6,7 @@ from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sharding import Redistribution, shard_graph
 from mindswap.graph.splits import Call, output_splits, reshape_split
 from mindswap.graph.stage import drop_head
+from mindswap.graph.strategies import LOCAL_MARK
 
 
 def op(name, op_name, inputs="", *shapes, layer=0, origin="", is_duplicate=False, **attributes):
@@ -77,6 +78,10 @@ CASES = {
         "FlashAttentionScore", [(1, 4, 16)] * 3, [(1, 2, 8)] * 3, [(1, 8, 4, 8), (1, 8, 4, 8), (1,), (1, 4, 16)],
         [8, 99, 0, 0, 0, 0], [], [(1, 8, 2, 1), (1, 8, 2, 1), (1,), (1, 2, 8)],
     ),
+    "largest and where": ("ArgMaxWithValue", [(8, 32)], [(2, 4)], [(8, 1), (8, 1)], [-1, 1], [], [(2, 1), (2, 1)]),
+    "dropout": ("DropoutExt", [(8, 1, 64)], [(2, 1, 4)], [(8, 1, 64), (64,)], [], [], [(2, 1, 4), (8,)]),
+    "outer product": ("Outer", [(8,), (4,)], [(2,), (4,)], [(8, 4)], [], [], [(2, 4)]),
+    "embedding in one call": ("Embedding", [(2, 8), (32, 4)], [(2, 4), (1, 2)], [(2, 8, 4)], [], [], [(2, 4, 2)]),
     "no even cut": ("Mul", [(3, 4)], [(2, 1)], [(3, 4)], [], [], None),
     "an operator nobody knows": ("Mystery", [(2, 4)], [(2, 1)], [(2, 4)], [], [], None),
 }  # fmt: skip
@@ -280,6 +285,79 @@ def test_a_gradient_of_a_named_operator_needs_no_way_back():
     )
     sharding = shard_graph(step)
     assert shapes(sharding)["dw"] == (2, 8)
+
+
+LOCAL = {LOCAL_MARK: True}
+
+
+def test_a_local_reshape_keeps_its_part_whichever_dimension_is_cut():
+    # (8, 2, 4) cut in the middle is no regular cut of (16, 4), and each rank reshapes its own half all the same.
+    step = graph(
+        op("norm", "Neg", "x", (8, 2, 4), in_strategy=((1, 2, 1),)),
+        op("rows", "Reshape", "norm", (16, 4), **LOCAL),
+        op("out", "MatMul", "rows w no yes", (16, 16), in_strategy=((2, 1), (4, 1))),
+        backward=[op("drows", "Neg", "out_b", (16, 4)), op("dnorm", "Reshape", "drows", (8, 2, 4), origin="rows")],
+        saved="out",
+        types={"x": (8, 2, 4), "w": (16, 4)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    found = shapes(sharding)
+    assert (found["rows"], found["out"], found["dnorm"]) == ((8, 4), (8, 4), (8, 1, 4))
+    assert sharding.redistributions == ()
+
+
+def test_a_local_reshape_of_more_parts_than_its_reader_takes_gathers_them():
+    step = graph(
+        op("norm", "Neg", "x", (8, 2, 4), in_strategy=((4, 2, 1),)),
+        op("rows", "Reshape", "norm", (16, 4), **LOCAL),
+        op("out", "Neg", "rows", (16, 4), in_strategy=((2, 1),)),
+        backward=[op("rows_again", "Reshape", "norm_b", (16, 4), origin="rows", is_duplicate=True, **LOCAL)],
+        saved="norm",
+        types={"x": (8, 2, 4)},
+    )
+    sharding = shard_graph(step)
+    assert [node.op for node in (sharding.graph.forward[1], sharding.graph.backward[0])] == ["AllGather", "AllGather"]
+    assert shapes(sharding)["rows"] == shapes(sharding)["rows_again"] == (8, 4)
+    # Whether backward keeps what was gathered, or gathers again, is not known here.
+    assert [(entry.node.name, "reads it as (2, 1)" in entry.reason) for entry in sharding.unresolved] == [
+        ("norm", True)
+    ]
+
+
+def test_rows_that_are_scattered_are_gathered_in_backward():
+    step = graph(
+        op("y", "MatMul", "x w no yes", (16, 4), in_strategy=((1, 8), (1, 8))),
+        op("part", "ReduceScatter", "y", (16, 4), in_strategy=((1, 1),), out_strategy=((8, 1),)),
+        backward=[op("dpart", "Neg", "part_b", (16, 4)), op("dy", "AllGather", "dpart", (16, 4), origin="part")],
+        saved="part",
+        types={"x": (16, 8), "w": (4, 8)},
+        no=0,
+        yes=1,
+    )
+    found = shapes(shard_graph(step))
+    assert (found["y"], found["part"], found["dpart"], found["dy"]) == ((16, 4), (2, 4), (2, 4), (16, 4))
+
+
+def test_what_gradients_of_a_product_read_is_cut_as_what_came_out_of_it():
+    step = graph(
+        op("y", "MatMul", "x w no yes", (16, 8), in_strategy=((2, 1), (4, 1))),
+        op("view", "Reshape", "y", (8, 2, 8), **LOCAL),
+        op("z", "Neg", "view", (8, 2, 8), in_strategy=((1, 2, 4),)),
+        backward=[
+            op("dz", "Neg", "z_b", (8, 2, 8)),
+            op("dy", "Reshape", "dz", (16, 8)),  # two views in one: the compiler names no origin
+            op("dw", "MatMul", "dy x_b yes no", (8, 6), origin="y"),
+        ],
+        saved="z",
+        types={"x": (16, 6), "w": (8, 6)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert (shapes(sharding)["dy"], shapes(sharding)["dw"]) == ((8, 2), (2, 6))
+    assert sharding.unresolved == ()
 
 
 def test_a_stage_without_head_has_no_loss():

@@ -42,13 +42,6 @@ def test_layers_that_do_not_fit_the_stages_are_refused(document):
         place_rank(document, 0, 7)
 
 
-def test_the_newer_models_are_refused_where_they_are_cut(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("use_legacy: False\n" + CONFIG)
-    with pytest.raises(GraphError, match="use_legacy: False"):
-        place_rank(load_document(str(path)), 0, 6)
-
-
 def test_virtual_chunks_give_a_stage_several_runs_of_layers():
     interleaved = Pipeline(num_stages=2, num_chunks=2)
     assert [interleaved.stage_layers(stage, 8) for stage in (0, 1)] == [(0, 1, 4, 5), (2, 3, 6, 7)]

@@ -1,0 +1,106 @@
+"""One rank of many without any other, so that models of MindFormers set their strategies while they are built.
+
+The newer models ask for their rank and make groups of ranks meanwhile. Nothing is ever sent: the network is built
+and compiled as far as the frontend goes. Names are those of mindspore 2.9.0 and mindformers 1.9.0.
+"""
+
+import contextlib
+import importlib
+import os
+from collections.abc import Iterator, Sequence
+
+import mindspore as ms
+from mindspore.communication import GlobalComm
+
+__all__ = ["on_rank"]
+
+GPT = "mindformers.parallel_core.training_graph"
+PARALLEL_STATE = "mindformers.parallel_core.inference.parallel_state"
+MANAGEMENT = "mindspore.communication.management"  # what `get_rank`, `get_group_size`, `create_group` ask
+# Where MindFormers remembers groups and splits, for the whole process.
+MEMORIES = (
+    (f"{GPT}.device_matrix", "layout"),
+    (f"{GPT}.device_matrix", "layout_moe"),
+    (f"{GPT}.tensor_parallel.utils", "_TP_GROUP_NAME"),
+    (f"{GPT}.transformer.moe.utils", "GROUP_NAME"),
+    (f"{GPT}.communication", "OP_GROUP_NAME"),
+    (f"{GPT}.communication", "CP_GROUP_NAME"),
+    (f"{GPT}.communication", "DP_GROUP_NAME"),
+)
+
+
+class _Ranks:
+    """Answers in place of the communication library."""
+
+    def __init__(self, rank: int, num_ranks: int):
+        self.rank = rank
+        self.groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
+
+    def get_rank(self, group: str) -> int:
+        """Place of this rank in a group."""
+        return self.groups[group].index(self.rank)
+
+    def get_size(self, group: str) -> int:
+        """Ranks of a group."""
+        return len(self.groups[group])
+
+    def create_group(self, group: str, ranks: Sequence[int], options: object = None) -> None:
+        """Remember a group."""
+        self.groups[group] = list(ranks)
+
+
+@contextlib.contextmanager
+def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
+    """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
+
+    Args:
+        rank: number of the rank in the training; the stages number their ranks alike.
+        num_ranks: ranks of one pipeline stage.
+    """
+    rank %= num_ranks
+    environ = dict(os.environ)
+    os.environ.update(RANK_SIZE=str(num_ranks), RANK_ID=str(rank))  # what the models check
+    ms.set_auto_parallel_context(
+        parallel_mode="semi_auto_parallel", device_num=num_ranks, global_rank=rank, full_batch=True
+    )
+    try:
+        with _without_communication(rank, num_ranks):
+            yield
+    finally:
+        os.environ.clear()
+        os.environ.update(environ)
+        # semi_auto_parallel cannot be compiled for a CPU. The strategies are on the primitives by now.
+        ms.reset_auto_parallel_context()
+
+
+@contextlib.contextmanager
+def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
+    ranks = _Ranks(rank, num_ranks)
+    stand_ins = (
+        (MANAGEMENT, "_get_rank_helper", ranks.get_rank),
+        (MANAGEMENT, "_get_size_helper", ranks.get_size),
+        (MANAGEMENT, "_create_group_helper", ranks.create_group),
+        (PARALLEL_STATE, "_is_initialized", lambda: True),
+    )
+    with contextlib.ExitStack() as undo:
+        for module_name, name, stand_in in stand_ins:
+            _replace(undo, importlib.import_module(module_name), name, stand_in)
+        state = importlib.import_module(PARALLEL_STATE)
+        for name in [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]:
+            _replace(undo, state, name, None)
+        for module_name, name in MEMORIES:
+            _forget(undo, getattr(importlib.import_module(module_name), name))
+        yield
+
+
+def _replace(undo: contextlib.ExitStack, module: object, name: str, value: object) -> None:
+    undo.callback(setattr, module, name, getattr(module, name))
+    setattr(module, name, value)
+
+
+def _forget(undo: contextlib.ExitStack, memory: object) -> None:
+    """Empty a dict, or the attributes of an object, until the end."""
+    entries = memory if isinstance(memory, dict) else vars(memory)
+    undo.callback(entries.update, dict(entries))
+    undo.callback(entries.clear)  # runs before the update
+    entries.clear()

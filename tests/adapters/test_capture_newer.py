@@ -1,0 +1,104 @@
+"""What one rank of a newer model (GPTModel) keeps, against a sum worked out from the architecture."""
+
+import pytest
+import yaml
+
+from tests.adapters.edits import edited
+from tests.adapters.graphs import DEEPSEEK, QWEN3
+from tests.adapters.reports import inspect_jobs
+
+pytestmark = pytest.mark.mindspore
+
+# name -> (data, tensor parallel, sequence parallel, pipeline stages, micro-batch of a rank), rank
+MIXES = {
+    "whole": ((1, 1, False, 1, 1), 0),
+    "tensor": ((1, 2, False, 1, 1), 1),
+    "sequence": ((1, 2, True, 1, 1), 1),
+    "data and sequence": ((2, 2, True, 1, 2), 3),
+    "second stage": ((1, 2, False, 2, 1), 3),
+}
+SEQ, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 64, 64, 4, 2, 16, 128
+
+
+def layer_bytes(tensor, has_sequence, batch):
+    """What backward of one Qwen3 layer reads on one rank.
+
+    All float32 but attention, which is float16 since the kernel has no float32; its maximum and sum are float32.
+    """
+    tokens = SEQ * batch
+    # Cut by sequence parallel only: two norms (output and rstd; what they read is counted with its maker), two
+    # residual sums, two masks of dropout, a bit for each element.
+    rows = 2 * (tokens * HIDDEN * 4 + tokens * 4) + 2 * tokens * HIDDEN * 4 + 2 * tokens * HIDDEN // 8
+    # Cut by heads: q and k, which their norms read, and rstd of each head.
+    heads = tokens * (HEADS + KV_HEADS) * (HEAD_DIM + 1) * 4
+    # Rotated q and k, and v, in float16; maximum and sum, 8 times for each row; the output, and its float32 cast.
+    heads += tokens * (HEADS + 2 * KV_HEADS) * HEAD_DIM * 2
+    heads += 2 * tokens * HEADS * 8 * 4 + tokens * HEADS * HEAD_DIM * (2 + 4)
+    # Both halves of linear_fc1, SiLU, and the product, which linear_fc2 reads.
+    ffn = 4 * tokens * FFN * 4
+    one_element = 2  # an output of flash attention that holds nothing
+    return rows // (tensor if has_sequence else 1) + (heads + ffn) // tensor + one_element
+
+
+@pytest.fixture(scope="module")
+def reports(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("mixes")
+    source = yaml.safe_load(QWEN3.read_text())
+    jobs = []
+    for name, ((data, tensor, has_sequence, stages, batch), rank) in MIXES.items():
+        parallel = {
+            "data_parallel": data,
+            "model_parallel": tensor,
+            "use_seq_parallel": has_sequence,
+            "pipeline_stage": stages,
+            "micro_batch_num": stages,
+        }
+        edits = {"parallel_config": parallel, "runner_config.batch_size": batch}
+        config = folder / f"{name}.yaml"
+        config.write_text(yaml.safe_dump(edited(source, edits)))
+        jobs.append({"config": str(config), "rank": rank})
+    # The same file without --rank: one rank that has the whole model, though the file cuts it.
+    jobs.append({"config": str(folder / "sequence.yaml"), "rank": None})
+    return dict(zip([*MIXES, "without --rank"], inspect_jobs(jobs), strict=True))
+
+
+def test_the_sum_in_plain_numbers():
+    # 67072 for norms, sums and masks; 83456 for attention (q and k 24576 + 1536, float16 16384, statistics 16384,
+    # outputs 24576); 131072 for the ffn.
+    assert layer_bytes(1, False, 1) == 67_072 + 83_456 + 131_072 + 2 == 281_602
+    assert layer_bytes(2, True, 1) == (67_072 + 83_456 + 131_072) // 2 + 2
+
+
+@pytest.mark.parametrize("name", MIXES)
+def test_bytes_of_a_layer(reports, name):
+    (_, tensor, has_sequence, stages, batch), _ = MIXES[name]
+    first, *layers, _ = reports[name]["layers"]
+    sizes = [layer["kept_bytes"] + layer["swapped_bytes"] for layer in layers]
+    assert sizes == [layer_bytes(tensor, has_sequence, batch)] * (4 // stages - 1)
+    # Cosine and sine of the rotary embedding serve all layers; the first one makes them.
+    assert first["kept_bytes"] + first["swapped_bytes"] == sizes[0] + 2 * SEQ * HEAD_DIM * 4
+
+
+def test_without_a_rank_a_file_that_cuts_the_model_is_read_as_one_that_does_not(reports):
+    assert [layer["kept_bytes"] for layer in reports["without --rank"]["layers"]] == [
+        layer["kept_bytes"] for layer in reports["whole"]["layers"]
+    ]
+
+
+@pytest.mark.parametrize("name", [name for name in MIXES if name != "whole"])
+def test_what_is_not_certain_is_said(reports, name):
+    """MindFormers gives no strategy to the concatenations of the rotary embedding."""
+    unresolved = [note for note in reports[name]["notes"] if "not resolved" in note]
+    assert any("apply_rotary_pos_emb.Concat" in note for note in unresolved)
+    assert not any("MatMul" in note or ": Reshape" in note or "AllReduce" in note for note in unresolved)
+    # Whether backward keeps what sequence parallel gathers is MindSpore's choice on the device.
+    is_said = any("input_layernorm" in note and "reads it as" in note for note in unresolved)
+    assert is_said == MIXES[name][0][2]
+
+
+def test_functions_for_one_rank_that_are_not_known_are_refused(tmp_path):
+    config = tmp_path / "experts.yaml"
+    parallel = {"data_parallel": 1, "model_parallel": 2, "use_seq_parallel": True}
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(DEEPSEEK.read_text()), {"parallel_config": parallel})))
+    with pytest.raises(AssertionError, match=r"--rank: .* is a function for one rank \(Morph\)"):
+        inspect_jobs([{"config": str(config), "rank": 0}])
