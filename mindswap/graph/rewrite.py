@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from mindswap.applier.actions import LayerActions
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.storage import StorageKind, resolve_storage
+from mindswap.graph.sharding import COMMUNICATION_OPS
+from mindswap.graph.storage import VIEW_OPS, StorageKind, resolve_storage
 
 __all__ = ["NodeSettings", "rewrite_graph", "settings_of_actions"]
 
@@ -51,6 +52,8 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
         paths = _paths(names, graph, node)
         is_covered = _is_recompute_set(paths, action)
         if is_covered and _runs_again(node, paths, action, readers):
+            recomputed.add(node.name)
+        if node.op in COMMUNICATION_OPS and _is_communicated_again(node, graph, names, action):
             recomputed.add(node.name)
         distance = _prefetch(paths, action) if names.can_name(node) else None
         if distance is not None and not is_covered:
@@ -93,6 +96,18 @@ def _runs_again(node: Node, paths, action: LayerActions, readers: Mapping[str, l
     )
 
 
+def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, action: LayerActions) -> bool:
+    """Whether communication hands on what an operator makes whose communication is recomputed (`recompute_comm_op`)."""
+    chosen = {match.path for match in action.comm_recomputes}
+    while node.inputs and node.inputs[0] in graph.forward_nodes:
+        node = graph.forward_nodes[node.inputs[0]]
+        if node.layer_index is None or any(path in chosen for path in _paths(names, graph, node)):
+            return node.layer_index is not None
+        if node.op not in PASSING_OPS:
+            return False
+    return False
+
+
 def _covers(prefix: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return path[: len(prefix)] == prefix
 
@@ -119,6 +134,8 @@ def _prefetch(paths, action: LayerActions) -> int | None:
     return distance
 
 
+# Behind these a value is what it was before them.
+PASSING_OPS = frozenset({*VIEW_OPS, *COMMUNICATION_OPS, "Cast", "TupleGetItem"})
 # Tie values together for the compiler; nothing is computed with them.
 BOOKKEEPING_OPS = frozenset({"MakeTuple", "UpdateState", "Partial", "Return"})
 

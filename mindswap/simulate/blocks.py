@@ -271,6 +271,8 @@ class _Cutter:
             self.values[node.name] = members[index : index + 1]
         elif node.op == "MakeTuple":
             self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
+        elif node.op == "TensorMove" and not self.values.get(node.inputs[0]):
+            return  # of a weight: it is read where it is
         elif is_kernel(node.op):
             self._run(node, section, is_forward, work)
 
@@ -288,7 +290,7 @@ class _Cutter:
                 if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
                     waits.append(tensor.collective)
         label = self._label(node, is_forward)
-        collective = self.collectives.get(node.name)
+        collective = self.collectives.get(node.origin if node.is_duplicate else node.name)
         is_communication = node.op in COMMUNICATION_OPS
         if is_communication:  # the compiler has it as an operator of its own
             duration = self.collective_ns(collective) if collective and self.collective_ns else 0

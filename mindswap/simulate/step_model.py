@@ -247,6 +247,8 @@ def _signature(policy: Policy, layer_index: int) -> Hashable:
         layer_index in policy.output_recompute,
         tuple(entry.pattern for entry in policy.select_recompute if layer_index in entry.layers),
         tuple(entry.pattern for entry in policy.select_recompute_exclude if layer_index in entry.layers),
+        tuple(entry.pattern for entry in policy.select_comm_recompute if layer_index in entry.layers),
+        tuple(entry.pattern for entry in policy.select_comm_recompute_exclude if layer_index in entry.layers),
     )
     layer_swap = next((entry.num_prefetch_ops for entry in policy.layer_swap if layer_index in entry.layers), None)
     swaps = tuple((e.pattern, e.num_prefetch_ops) for e in policy.op_swap if layer_index in e.layers)
