@@ -13,6 +13,7 @@ from mindswap.policy.problem import Location
 from mindswap.policy.schema import (
     ENTRY_KEYS,
     MAX_NUM_LAYERS,
+    MAX_SECTION_VALUES,
     MINDSWAP_KEYS,
     PREFETCH_DEFAULT,
     RECOMPUTE_FLAGS,
@@ -31,8 +32,6 @@ __all__ = ["find_num_layers", "read_settings"]
 
 # The names MindFormers takes for the number of layers, in model.model_config.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")
-# An alias counts each time it is used, so a few lines can stand for billions of values.
-MAX_SECTION_VALUES = 200_000
 
 _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 

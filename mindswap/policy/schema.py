@@ -14,6 +14,7 @@ __all__ = [
     "Expect",
     "MINDSWAP_KEYS",
     "MAX_NUM_LAYERS",
+    "MAX_SECTION_VALUES",
     "PREFETCH_DEFAULT",
     "RECOMPUTE_FLAGS",
     "RECOMPUTE_KEYS",
@@ -59,6 +60,8 @@ ENTRY_KEYS = {
 PREFETCH_DEFAULT = 1
 # More layers than any model has; a larger index is refused even where the model is not known.
 MAX_NUM_LAYERS = 10_000
+# An alias counts each time it is used, so a few lines can stand for billions of values.
+MAX_SECTION_VALUES = 200_000
 
 # Operators that `True` or a list of layers stands for, by option and by use_legacy.
 _DEFAULT_OPERATORS = {

@@ -9,12 +9,19 @@ backslashes of `'feed_forward\\.mul'`, the specification does not, and neither d
 
 from dataclasses import dataclass, field
 
-from mindswap.policy.document import Document, Node, key_text, show
+from mindswap.policy.document import Document, Node, expanded_size, key_text, show
 from mindswap.policy.match import PatternError, compile_part, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
 from mindswap.policy.problem import Level, Location, Problem, sort_problems
-from mindswap.policy.schema import RECOMPUTE_FLAGS, RECOMPUTE_KEYS, SELECT_OPTIONS, Expect, default_operators
+from mindswap.policy.schema import (
+    MAX_SECTION_VALUES,
+    RECOMPUTE_FLAGS,
+    RECOMPUTE_KEYS,
+    SELECT_OPTIONS,
+    Expect,
+    default_operators,
+)
 from mindswap.policy.settings import Statement
 from mindswap.policy.stage_counts import ALLOWED, Counts, CountsError, read_counts
 from mindswap.policy.wording import last_key
@@ -94,6 +101,10 @@ class _Expansion:
         section = self.document.get("recompute_config")
         if section is not None and not section.is_null and section.entries is None:
             self._refuse(section, "recompute_config", Expect.MAPPING.value)
+            section = None
+        if section is not None and expanded_size(section) > MAX_SECTION_VALUES:
+            message, allowed = "recompute_config: the section is too large", Expect.SMALL_SECTION.value
+            self.report(section.location, message, Level.ERROR, allowed)
             section = None
         values = {entry.key: entry for entry in section.unique_entries()} if section is not None else {}
         for key, entry in values.items():

@@ -268,3 +268,13 @@ def test_an_offset_written_once_for_every_chunk_makes_too_many_layers():
     assert [list(cell.layers) for cell in result.layout.cells()] == [[0, 1, 2], [3, 4], [5, 6, 7], [8]]
     [problem] = result.problems
     assert "makes 10 layers of 9" in problem.message
+
+
+def test_a_section_that_aliases_blow_up_is_refused_at_once():
+    # 7 levels of 10 aliases each stand for 10 million values.
+    levels = "\n".join(
+        f"        l{i}: &l{i} [{', '.join([f'*l{i - 1}'] * 10) if i else '1, 1, 1, 1, 1, 1, 1, 1, 1, 1'}]"
+        for i in range(7)
+    )
+    result = expand(f"\n{levels}\n        recompute_config: {{recompute: *l6}}\n", 4)
+    assert [problem.message for problem in result.problems] == ["recompute_config: the section is too large"]
