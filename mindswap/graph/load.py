@@ -104,13 +104,17 @@ def _place_gradients(
     nodes = []
     for node in backward:
         source = next((placed[name] for name in node.inputs if name in placed), None)
+        # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
+        # reads may be of the layer before.
+        has_place = node.is_duplicate and node.layer_index is not None
+        nearby = node if has_place else source
         candidates = [placed[name] for name in origins.get(node.name, ())]
-        if len(candidates) > 1 and source is not None:
-            candidates = [candidate for candidate in candidates if candidate.layer_index == source.layer_index]
+        if len(candidates) > 1 and nearby is not None:
+            candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
         if len(candidates) == 1:
             source = candidates[0]
             node = replace(node, origin=source.name)
-        if source is not None and (node.origin or not node.is_duplicate):
+        if source is not None and not has_place and (node.origin or not node.is_duplicate):
             node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
         placed[node.name] = node
         nodes.append(node)
