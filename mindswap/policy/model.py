@@ -5,9 +5,20 @@ simulating and planning alike. `Policy.to_config()` writes it as MindFormers spe
 back, that gives an equal policy.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy"]
+__all__ = [
+    "ALL_LAYERS",
+    "NO_LAYERS",
+    "DEFAULT_SWAP_PATTERNS",
+    "Layers",
+    "LayerSwap",
+    "OpSwap",
+    "OpRecompute",
+    "Policy",
+    "union_layers",
+]
 
 # The default strategy swaps flash attention. It is two levels deep in the legacy models
 # (attention.flash_attention) and three in the newer ones (self_attention.core_attention.flash_attention).
@@ -41,6 +52,14 @@ class Layers:
 
 ALL_LAYERS = Layers(None)
 NO_LAYERS = Layers(())
+
+
+def union_layers(parts: Iterable[Layers]) -> Layers:
+    """The layers that are in any of the sets."""
+    parts = tuple(parts)
+    if any(layers.indices is None for layers in parts):
+        return ALL_LAYERS
+    return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from mindswap.policy.document import Document
-from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.problem import Level, Problem, sort_problems
 from mindswap.policy.read import read_settings
 from mindswap.policy.rules import Context, run_rules
@@ -57,13 +57,13 @@ def build_policy(settings: Settings) -> Policy:
         settings.default_prefetch,
         tuple(LayerSwap(layers, prefetch) for (_, prefetch), layers in layer_swap.items()),
         tuple(OpSwap(pattern, layers, prefetch) for (pattern, prefetch), layers in op_swap.items()),
-        _union(recompute),
+        union_layers(recompute),
         _op_recompute(settings, "select_recompute"),
         _op_recompute(settings, "select_comm_recompute"),
         _op_recompute(settings, "select_recompute_exclude"),
         _op_recompute(settings, "select_comm_recompute_exclude"),
         **dict(settings.flags),
-        output_recompute=_union([statement.layers for statement in settings.of("output_recompute")]),
+        output_recompute=union_layers([statement.layers for statement in settings.of("output_recompute")]),
     )
 
 
@@ -81,7 +81,7 @@ def _grouped(statements) -> dict[tuple, Layers]:
                 statement.layers
             )
     return {
-        (pattern, prefetch): _union(layers)
+        (pattern, prefetch): union_layers(layers)
         for pattern, by_prefetch in by_pattern.items()
         for prefetch, layers in by_prefetch.items()
     }
@@ -89,9 +89,3 @@ def _grouped(statements) -> dict[tuple, Layers]:
 
 def _is_readable(statement: Statement) -> bool:
     return statement.num_prefetch_ops is not None or not statement.option.endswith("_swap")
-
-
-def _union(parts: list[Layers]) -> Layers:
-    if any(layers.indices is None for layers in parts):
-        return Layers(None)
-    return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))

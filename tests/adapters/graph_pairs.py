@@ -93,7 +93,21 @@ def describe(graph):
         "num_copies_in": sum(node.op == "MoveTo" for node in graph.backward),
         "recomputed": [[n.layer_index, n.cell_path, n.op] for n in graph.backward if n.is_duplicate],
         "is_split": graph.has_lazy_inline,
+        "kept": kept_bytes(graph),
+        "sliced": sorted({n.layer_index for n in graph.forward if n.attributes.get("slice_activation") is True}),
     }
+
+
+def kept_bytes(graph):
+    """Layer -> bytes that stay on the device from forward to backward, without the layers that keep nothing."""
+    from mindswap.graph.storage import classify_saved
+
+    kept = {}
+    for saved in classify_saved(graph):
+        if saved.kept_bytes and saved.storage.layer_index is not None:
+            layer = str(saved.storage.layer_index)  # a key of JSON
+            kept[layer] = kept.get(layer, 0) + saved.kept_bytes
+    return kept
 
 
 def operator(graph, node):

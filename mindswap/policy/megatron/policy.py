@@ -7,7 +7,7 @@ from mindswap.policy.megatron.modules import find_operators, known_modules, poss
 from mindswap.policy.megatron.options import MegatronOptions
 from mindswap.policy.megatron.placement import block_layers, group_ends, place_layers
 from mindswap.policy.megatron.validity import RULE, find_problems
-from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.problem import Level, Problem, sort_problems
 from mindswap.policy.wording import format_layers
 
@@ -145,7 +145,7 @@ class _Translation:
                 message = f"{option}: nothing in {self.trees.source} is like '{module}'"
                 self.problems.append(Problem(place, RULE, Level.ERROR, message, possible))
             for named in operators:
-                found[named.pattern] = named.layers
+                found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
             patterns = ", ".join(named.pattern for named in operators)
             self.summary.append(f"{purpose} {module}: {patterns}")
         self._say_shared(purpose, modules, place)

@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from mindswap.policy.megatron.options import read_tokens
+from mindswap.policy.megatron.options import OPTIONS, Kind, read_tokens
 
 __all__ = ["ScriptError", "find_command", "line_of"]
 
@@ -80,7 +80,8 @@ def find_command(text: str) -> Command:
 def _unknown_arguments(words: list[str]) -> Iterator[str]:
     """Variables that are no value of an option and so may be any options."""
     for before, word in zip(["", *words], words, strict=False):
-        takes_value = before.startswith("--") and "=" not in before
+        is_flag = before in OPTIONS and OPTIONS[before].kind is Kind.FLAG
+        takes_value = before.startswith("--") and "=" not in before and not is_flag
         if word in ("$@", "$*") or (_VARIABLE.fullmatch(word) and not takes_value):
             yield word
 

@@ -103,9 +103,7 @@ def _check_offload(options: MegatronOptions, known: dict[str, list[str]]) -> Ite
     if unknown := [name for name in names if name not in known["offload"]]:
         yield "offload_modules", f"{', '.join(unknown)}: no such module", ", ".join(known["offload"]), ""
     if "attn_proj" in names and "core_attn" not in names:
-        message = (
-            "attn_proj needs core_attn: its input is the output of core_attn, which stays for the gradient of that"
-        )
+        message = "attn_proj needs core_attn: its input is the output of core_attn, whose gradient keeps it"
         yield "offload_modules", message, "", "--offload-modules core_attn attn_proj ..."
     is_selective = options.granularity == "selective"
     recomputed = (options.recompute_modules or ()) if is_selective else ()

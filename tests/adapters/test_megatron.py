@@ -1,0 +1,196 @@
+"""Megatron-LM's options, converted by `mindswap convert` and compiled: what backward runs again and what is kept.
+
+Shapes: sequence 64, hidden 64, 4 heads, float16, batch 1; one hidden state is 64 x 64 x 2 = 8192 bytes.
+"""
+
+from collections import Counter
+
+import pytest
+import yaml
+
+from mindswap import cli
+from tests.adapters.edits import edited
+from tests.adapters.graphs import CASES, QWEN3, compile_jobs, expected, job, pairs_of
+
+pytestmark = pytest.mark.mindspore
+
+LAYERS = range(4)
+HIDDEN_STATE_BYTES = 64 * 64 * 2
+SMALL = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 64, "vocab_size": 260, "multiple_of": 32}
+OFF = {"swap_config": {"swap": False}}
+BASE = {"swap_config": {"swap": True, "op_swap": []}, "recompute_config": {"recompute": False}}
+STAGES = {
+    **OFF,
+    "parallel_config.pipeline_stage": 2,
+    "recompute_config": {"recompute": [1, 0], "select_recompute": {"feed_forward": [2, 1]}},
+}
+TOLD_APART = ("FlashAttentionScore", "RmsNorm", "SiLU")
+FULL = ("--recompute-granularity", "full", "--recompute-method")
+TWO_STAGES = ("--pipeline-model-parallel-size", "2")
+OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
+LLAMA = {
+    "selective": ("--recompute-granularity", "selective"),
+    "activations": ("--recompute-activations",),
+    "block 1": (*FULL, "block", "--recompute-num-layers", "1", *TWO_STAGES),
+    "uniform 1": (*FULL, "uniform"),
+    "uniform 2": (*FULL, "uniform", "--recompute-num-layers", "2", *TWO_STAGES),
+    "uniform 3": (*FULL, "uniform", "--recompute-num-layers", "3"),
+    "distribute": (*FULL, "uniform", "--distribute-saved-activations", "--tensor-model-parallel-size", "2"),
+    "modules": ("--recompute-granularity", "selective", "--recompute-modules", "layernorm", "mlp"),
+    "offload": ("--fine-grained-activation-offloading", "--offload-modules", *OFFLOADED),
+}
+NEWER = {
+    "modules": ("--recompute-granularity", "selective", "--recompute-modules", "core_attn", "layernorm", "mlp"),
+    "offload": ("--fine-grained-activation-offloading", "--offload-modules", "core_attn", "attn_proj", "mlp_norm"),
+}
+
+
+def write(path, config, edits):
+    path.write_text(yaml.safe_dump(edited(config, edits)))
+    return path
+
+
+def convert(source, target, *options):
+    """One file through the command; a result that `mindswap check` refuses would give 1."""
+    assert cli.main(["convert", str(source), *options, "-o", str(target)]) == 0
+    return job(target)
+
+
+def compile_named(base, sources):
+    """The plain network and one for each name, all in one process."""
+    return dict(zip(["base", *sources], compile_jobs([job(base), *sources.values()]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("llama")
+    config = yaml.safe_load((CASES / "case1_default_swap.yaml").read_text())
+    config["model"]["model_config"] |= SMALL
+    source = write(folder / "source.yaml", config, OFF)
+    stages = write(folder / "stages.yaml", config, STAGES)
+    jobs = {
+        name: convert(source, folder / f"{index}.yaml", "--from", "megatron", *options)
+        for index, (name, options) in enumerate(LLAMA.items())
+    }
+    jobs["stages"] = job(stages)  # MindFormers recomputes, and mindswap makes the network lazy_inline
+    jobs["indices"] = convert(stages, folder / "indices.yaml", "--to", "index")
+    return compile_named(write(folder / "base.yaml", config, BASE), jobs)
+
+
+@pytest.fixture(scope="module")
+def qwen3(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    config = yaml.safe_load(QWEN3.read_text())
+    source = write(folder / "source.yaml", config, OFF)
+    jobs = {
+        name: convert(source, folder / f"{name}.yaml", "--from", "megatron", *options)
+        for name, options in NEWER.items()
+    }
+    return compile_named(write(folder / "base.yaml", config, BASE), jobs)
+
+
+def again(results, name):
+    """(layer, cell, primitive) -> how often backward runs it again because of the options."""
+    plain = Counter(map(tuple, results["base"]["recomputed"]))
+    return Counter(map(tuple, results[name]["recomputed"])) - plain
+
+
+def matmuls(results, name):
+    """Layer -> products that backward runs again."""
+    counts = Counter()
+    for (layer, _, primitive), count in again(results, name).items():
+        counts[layer] += count * (primitive == "MatMul")
+    return +counts
+
+
+def kept(results, name):
+    return {int(layer): size for layer, size in results[name]["kept"].items()}
+
+
+def test_selective_recomputes_core_attention_of_every_layer(llama):
+    attention = {(layer, "attention.flash_attention", "FlashAttentionScore"): 1 for layer in LAYERS}
+    assert again(llama, "selective") == attention
+    assert llama["activations"]["recomputed"] == llama["selective"]["recomputed"]
+    # Not kept any more: maximum and sum of softmax (4 heads x 64 x 8 float32 each), 2 bytes, and the output.
+    freed = 2 * 4 * 64 * 8 * 4 + 2 + HIDDEN_STATE_BYTES
+    assert kept(llama, "selective") == {layer: size - freed for layer, size in kept(llama, "base").items()}
+
+
+def test_block_recomputes_the_first_layer_of_each_stage(llama):
+    # Stages have layers 0-1 and 2-3. Of 7 products that of w2 makes the output, which is kept.
+    assert matmuls(llama, "block 1") == {0: 6, 2: 6}
+    plain = kept(llama, "base")
+    assert kept(llama, "block 1") == plain | {0: HIDDEN_STATE_BYTES, 2: HIDDEN_STATE_BYTES}
+
+
+def test_uniform_1_keeps_one_hidden_state_per_layer(llama):
+    assert matmuls(llama, "uniform 1") == dict.fromkeys(LAYERS, 6)
+    assert kept(llama, "uniform 1") == dict.fromkeys(LAYERS, HIDDEN_STATE_BYTES)
+
+
+def test_uniform_n_keeps_one_hidden_state_per_group(llama):
+    # Groups 0-1 and 2-3: the first layer of each runs again to its end, all 7 products, and only once.
+    assert matmuls(llama, "uniform 2") == {0: 7, 1: 6, 2: 7, 3: 6}
+    assert kept(llama, "uniform 2") == {1: HIDDEN_STATE_BYTES, 3: HIDDEN_STATE_BYTES}
+    # Groups 0-2 and 3.
+    assert matmuls(llama, "uniform 3") == {0: 7, 1: 7, 2: 6, 3: 6}
+    assert kept(llama, "uniform 3") == {2: HIDDEN_STATE_BYTES, 3: HIDDEN_STATE_BYTES}
+
+
+def test_distribute_marks_every_layer_to_be_sliced(llama):
+    """MindSpore's parallel pass cuts what is marked; it does not run for a CPU, so the bytes here are still whole."""
+    assert llama["distribute"]["sliced"] == list(LAYERS)
+    assert llama["uniform 1"]["sliced"] == []
+    assert llama["distribute"]["recomputed"] == llama["uniform 1"]["recomputed"]
+    assert kept(llama, "distribute") == kept(llama, "uniform 1")
+
+
+def test_modules_are_recomputed_and_nothing_else(llama):
+    found = again(llama, "modules")
+    assert {(layer, cell.partition(".")[0]) for layer, cell, _ in found} == {
+        (layer, cell) for layer in LAYERS for cell in ("attention_norm", "ffn_norm", "feed_forward")
+    }
+    for layer in LAYERS:
+        assert found[layer, "attention_norm", "RmsNorm"] == found[layer, "ffn_norm", "RmsNorm"] == 1
+    assert matmuls(llama, "modules") == dict.fromkeys(LAYERS, 2)  # w1 and w3; w2 makes the output of mlp
+
+
+def test_inputs_of_modules_are_offloaded_and_nothing_else(llama):
+    inputs = [
+        ("attention.wq", "Reshape"),  # qkv_linear
+        ("attention.apply_rotary_emb", "Add"),  # core_attn: query
+        ("attention.apply_rotary_emb", "Add"),  # key
+        ("attention", "Transpose"),  # value
+        ("attention.wo", "Reshape"),  # attn_proj
+        ("", "Add"),  # mlp_norm
+        ("", "Add"),  # attn_norm of the next layer
+    ]
+    assert pairs_of(llama["offload"]) == expected((LAYERS, 1, inputs))
+    assert again(llama, "offload") == {}
+
+
+def test_counts_per_stage_and_the_indices_made_of_them_compile_to_the_same(llama):
+    # Stages have layers 0-1 and 2-3: layer 0 whole, the product of layers 1 and 2.
+    assert llama["stages"]["recomputed"] == llama["indices"]["recomputed"]
+    assert kept(llama, "stages") == kept(llama, "indices")
+    assert kept(llama, "indices")[0] == HIDDEN_STATE_BYTES
+    products = {key for key in again(llama, "indices") if key[1:] == ("feed_forward", "Mul")}
+    assert products == {(layer, "feed_forward", "Mul") for layer in (0, 1, 2)}
+
+
+def test_modules_of_the_newer_models(qwen3):
+    # The compiler leaves operators of functions that the model calls in many places without a cell.
+    found = {key: count for key, count in again(qwen3, "modules").items() if key[1] and key[2] in TOLD_APART}
+    cells = [
+        ("self_attention.core_attention", "FlashAttentionScore"),
+        ("input_layernorm", "RmsNorm"),
+        ("pre_mlp_layernorm", "RmsNorm"),
+        ("mlp.activation_func", "SiLU"),
+    ]
+    assert found == {(layer, *cell): 1 for layer in LAYERS for cell in cells}
+    inputs = [
+        *[("self_attention.core_attention", "Transpose")] * 3,  # query, key, value
+        ("self_attention", "Reshape"),  # attn_proj
+        *[("", "AddExt")] * 2,  # mlp_norm and attn_norm: one operator
+    ]
+    assert pairs_of(qwen3["offload"]) == expected((LAYERS, 1, inputs))
