@@ -15,10 +15,11 @@ from mindswap.report.simulation_model import (
     StageReport,
     Term,
 )
+from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
 from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
 
-__all__ = ["build_report", "host_bytes_per_node"]
+__all__ = ["build_report"]
 
 COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 
@@ -80,22 +81,6 @@ def build_report(
     )
 
 
-def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_cards_per_node: int) -> int:
-    """Most pinned host memory of any node, when ranks are given out stage by stage, as MindSpore does.
-
-    Pinned memory is not given back between uses, so peaks of different stages add up.
-
-    Args:
-        stage_host_bytes: peak of one card, per stage.
-        num_cards: in total.
-        num_cards_per_node: that share the memory.
-    """
-    cards_per_stage = max(1, num_cards // len(stage_host_bytes))
-    per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]
-    nodes = (per_card[first : first + num_cards_per_node] for first in range(0, len(per_card), num_cards_per_node))
-    return max(map(sum, nodes), default=0)
-
-
 def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
     return (
         ("parameters", static.parameter_bytes),
@@ -133,7 +118,7 @@ def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[
         swapped_bytes=int(program.copies.size_bytes[copies].sum()),
         offload_busy_ns=int((timeline.out_end_ns[copies] - timeline.out_start_ns[copies]).sum()),
         prefetch_busy_ns=int((timeline.in_end_ns[copies] - timeline.in_start_ns[copies]).sum()),
-        host_bytes=_peak_host_bytes(timeline, copies),
+        host_bytes=peak_host_bytes(timeline, copies),
     )
 
 
@@ -168,15 +153,6 @@ def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ..
         for (label, kind), positions in groups.items()
     ]
     return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
-
-
-def _peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
-    """Host memory is taken when a copy out starts and free when the tensor is back."""
-    size_bytes = timeline.program.copies.size_bytes[copies]
-    times = np.concatenate([timeline.out_start_ns[copies], timeline.in_end_ns[copies]])
-    changes = np.concatenate([size_bytes, -size_bytes])
-    in_order = np.lexsort((changes, times))  # what is freed at a moment may be taken again at once
-    return int(np.cumsum(changes[in_order]).max(initial=0))
 
 
 def _find_causes(timeline: Timeline) -> tuple[Cause, ...]:

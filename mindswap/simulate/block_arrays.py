@@ -1,14 +1,14 @@
 """A block as flat arrays, made once, so that eighty layers are put together in a millisecond."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mindswap.simulate.blocks import Block, BlockOp, BlockTensor
 from mindswap.simulate.program import NO_OP, MemoryKind
 
-__all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of"]
+__all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copies"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,25 @@ def arrays_of(block: Block) -> BlockArrays:
         known = _make(block)
         block.__dict__["_arrays"] = known
     return known
+
+
+def with_copies(block: Block, prefetch: Mapping[str, int]) -> Block:
+    """The block with tensors swapped that stay in it; its operators are those of the block.
+
+    Args:
+        block: without any swap.
+        prefetch: label of a tensor -> `backward_prefetch` of its copies. Every name of the tensor is swapped.
+    """
+    arrays = arrays_of(block)
+    distance = np.array([prefetch.get(label, 0) for label in arrays.labels], np.int64)[arrays.own.label]
+    own = replace(arrays.own, prefetch=distance, num_copies=(distance > 0).astype(np.int64))
+    handed = tuple(
+        replace(tensor, prefetch=prefetch[tensor.label], num_copies=1) if tensor.label in prefetch else tensor
+        for tensor in arrays.handed
+    )
+    copied = Block(block.forward, block.backward, block.tensors, block.reads)
+    copied.__dict__["_arrays"] = replace(arrays, own=own, handed=handed)
+    return copied
 
 
 def _make(block: Block) -> BlockArrays:

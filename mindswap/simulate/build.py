@@ -37,16 +37,19 @@ class StageLayout:
         return len(self.chunks)
 
 
-def build_program(blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None) -> Program:
+def build_program(
+    blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
+) -> Program:
     """One step.
 
     Args:
         blocks: what is before the layers, every layer of the model, what is behind them.
         costs: time of moving bytes.
         layout: default is one stage that has all, and one micro-batch.
+        only_stage: this stage alone, which then waits for no other: what it receives is there at once.
     """
     layout = layout or StageLayout(((tuple(range(len(blocks))),),))
-    return _Builder(blocks, costs, layout).build()
+    return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
 
 
 class _Table:
@@ -87,9 +90,9 @@ class _Builder:
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
         self.receives: dict[int, tuple[int, int, bool]] = {}
 
-    def build(self) -> Program:
+    def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
-        for stage in range(self.layout.num_stages):
+        for stage in stages:
             self.tensors = _Table()
             self._lay_out(stage)
             tables.append(self.tensors)
@@ -98,7 +101,7 @@ class _Builder:
             *(self.ops.column(key) for key in ("duration_ns", "kind", "wait_op", "layer", "micro_batch", "label"))
         )
         for position, key in self.receives.items():
-            ops.wait_op[position] = self.sends[key]
+            ops.wait_op[position] = self.sends.get(key, NO_OP)
         num_copies, parts = 0, []
         for stage, table in enumerate(tables):
             tensors = {key: table.column(key) for key in TENSOR_COLUMNS}

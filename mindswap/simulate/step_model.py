@@ -132,6 +132,11 @@ class StepModel:
         ]
         return [plain.prologue, *layers, plain.epilogue]
 
+    def layer_block(self, policy: Policy, layer_index: int) -> Block:
+        """One layer under a policy, as `blocks` has it."""
+        position = self.captured.sample.layer_map[layer_index]
+        return self._step_blocks(replace(policy, is_swap_enabled=True), layer_index).layers[position]
+
     def model_flops(self) -> int:
         """Floating point operations of the matrix units in one step without recompute, all cards."""
         graph, counts = self.captured.graph, self.captured.sample.layer_map

@@ -1,8 +1,8 @@
 """Figures of a simulated step; the times of the small one are worked out in `simulated.py`."""
 
-from mindswap.report.simulation_build import host_bytes_per_node
 from mindswap.report.simulation_layers import group_layer_rows
 from mindswap.report.simulation_model import Cause, Holder, LayerRow, Moment
+from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
