@@ -5,6 +5,7 @@ Both directions are judged by reading the result as MindFormers would: what come
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Layers, OpRecompute, Policy
@@ -178,7 +179,8 @@ def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[P
     for option, pattern, layers in wanted:
         for cell in layout.cells():
             inside = [index for index in cell.layers if index in layers]
-            stray = [index for index in inside if index not in cell.layers[: len(inside)]]
+            counted = list(takewhile(layers.__contains__, cell.layers))
+            stray = inside[len(counted) :]
             if not stray:
                 continue
             statement = next(s for s in settings.of(option) if s.pattern == pattern and s.layers)
