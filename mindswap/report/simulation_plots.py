@@ -25,6 +25,9 @@ WIDTH = 13.0  # inches
 LEFT, RIGHT, SIDE = 0.105, 0.745, 0.762  # of the width: the panels, and where the words beside them begin
 TIME_SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 
+# A budget that is so many times the peak is said and not drawn: the memory would be a thin line below it.
+FAR_BUDGET = 3
+
 
 def plot_simulation(report: SimulationReport, path: Path, stage: int | None = None) -> None:
     """Streams of a stage, or the compute stream of all stages, above the memory of the stage.
@@ -142,12 +145,15 @@ def _draw_memory(axis, report: SimulationReport, stage: StageReport, divisor: fl
     axis.step(time, level, where="post", color="#33414f", linewidth=0.7)
     budget = (report.budget_bytes or 0) / divisor_bytes
     peak = stage.peak_bytes / divisor_bytes
-    top = 1.16 * max(budget, peak, 1e-9)
+    is_far = budget > FAR_BUDGET * peak
+    top = 1.16 * max(0 if is_far else budget, peak, 1e-9)
     if report.budget_bytes is not None:
-        axis.axhline(budget, color=BUDGET.light, linewidth=1.4, linestyle=(0, (5, 3)))
         words = f"budget {format_bytes(report.budget_bytes)}"
-        axis.text(0.006, budget + 0.015 * top, words, transform=axis.get_yaxis_transform(), fontsize=8.5,
-                  color=BUDGET.light, va="bottom")  # fmt: skip
+        if not is_far:
+            axis.axhline(budget, color=BUDGET.light, linewidth=1.4, linestyle=(0, (5, 3)))
+        height = 0.95 * top if is_far else budget + 0.015 * top
+        axis.text(0.006, height, f"{words}, far above" if is_far else words, transform=axis.get_yaxis_transform(),
+                  fontsize=8.5, color=BUDGET.light, va="bottom")  # fmt: skip
     peak_at = stage.memory.peak_ns / divisor
     axis.plot([peak_at], [peak], marker="o", markersize=6, color="#1b2733", markeredgecolor="white", zorder=5)
     is_late = stage.memory.peak_ns > 0.7 * report.step_time_ns

@@ -174,7 +174,9 @@
 
   function drawMemory() {
     const stage = data.stages[view.stage], { time, stack } = memoryOf[view.stage];
-    const top = 1.12 * Math.max(stage.peak_bytes, data.budget_bytes || 0, 1);
+    // A budget far above the peak is said and not drawn: the memory would be a thin line below it.
+    const isFar = (data.budget_bytes || 0) > 3 * stage.peak_bytes;
+    const top = 1.12 * Math.max(stage.peak_bytes, isFar ? 0 : data.budget_bytes || 0, 1);
     const height = layout.memoryBottom - layout.memoryTop;
     const toY = (bytes) => layout.memoryBottom - (bytes / top) * height;
     const end = layout.width - RIGHT;
@@ -209,7 +211,11 @@
     context.beginPath();
     traceLevel(below, time, first, behind, toY, false);
     context.stroke();
-    if (data.budget_bytes !== null) {
+    if (isFar) {
+      context.fillStyle = colour("budget");
+      context.textAlign = "left";
+      context.fillText("budget " + formatBytes(data.budget_bytes) + ", far above", LEFT + 6, toY(top) + 12);
+    } else if (data.budget_bytes !== null) {
       context.strokeStyle = context.fillStyle = colour("budget");
       context.lineWidth = 1.5;
       context.setLineDash([7, 4]);
