@@ -133,7 +133,9 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
 
 def _answer_swap(config_path: str, policy: Policy, placement: RankPlacement | None, num_layers: int | None) -> Answer:
     effects, swapped = verify_policy(config_path, policy, placement)
-    is_ok = all(effect.is_as_asked for effect in effects) and any(effect.pairs for effect in effects)
+    asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
+    has_pairs = any(effect.pairs for effect in effects)
+    is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
     notes = _notes(swapped, placement)
     text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
     is_whole = placement is None or placement.num_stages == 1

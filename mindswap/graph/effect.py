@@ -181,6 +181,8 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
         again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
+        if self.actions.is_fully_recomputed and not again:
+            yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
         for match in self.actions.recomputes:
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             if not any(path == cell or path.startswith(f"{cell}.") or not cell for path in again):

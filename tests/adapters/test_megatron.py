@@ -3,6 +3,8 @@
 Shapes: sequence 64, hidden 64, 4 heads, float16, batch 1; one hidden state is 64 x 64 x 2 = 8192 bytes.
 """
 
+import subprocess
+import sys
 from collections import Counter
 
 import pytest
@@ -74,7 +76,8 @@ def llama(tmp_path_factory):
     }
     jobs["stages"] = job(stages)  # MindFormers recomputes, and mindswap makes the network lazy_inline
     jobs["indices"] = convert(stages, folder / "indices.yaml", "--to", "index")
-    return compile_named(write(folder / "base.yaml", config, BASE), jobs)
+    results = compile_named(write(folder / "base.yaml", config, BASE), jobs)
+    return results | {"files": {name: entry["config"] for name, entry in jobs.items()}}
 
 
 @pytest.fixture(scope="module")
@@ -176,6 +179,14 @@ def test_counts_per_stage_and_the_indices_made_of_them_compile_to_the_same(llama
     assert kept(llama, "indices")[0] == HIDDEN_STATE_BYTES
     products = {key for key in again(llama, "indices") if key[1:] == ("feed_forward", "Mul")}
     assert products == {(layer, "feed_forward", "Mul") for layer in (0, 1, 2)}
+
+
+@pytest.mark.parametrize("name", ["indices", "uniform 2"])
+def test_verify_says_so_too(llama, name):
+    command = [sys.executable, "-m", "mindswap", "verify", "--no-cache", llama["files"][name]]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "the compiled graph does what the policy asks: 0 MoveTo pairs" in result.stdout
 
 
 def test_modules_of_the_newer_models(qwen3):
