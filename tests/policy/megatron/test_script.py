@@ -1,7 +1,10 @@
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from mindswap.policy.megatron.options import read_tokens
+from mindswap.policy.megatron.options import OPTIONS, read_options, read_tokens
 from mindswap.policy.megatron.script import ScriptError, find_command, line_of
+from mindswap.policy.problem import Location
 
 # In the form of the launch scripts that come with Megatron-LM: arrays, strings, comments with quotes.
 SCRIPT = r"""#!/bin/bash
@@ -119,3 +122,37 @@ def test_a_flag_takes_no_value():
         "--recompute-activations": [],
         "--offload-modules": ["a", "b"],
     }
+
+
+FRAGMENTS = [
+    "'",
+    '"',
+    "\\",
+    "\n",
+    "$",
+    "${",
+    "}",
+    "(",
+    ")",
+    "`",
+    "#",
+    ";",
+    "<<EOF\n",
+    "fi\n",
+    "if ",
+    "--num-layers ",
+    "A=(",
+    "é",
+]
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(SCRIPT)), st.integers(0, 9), st.sampled_from(FRAGMENTS)), max_size=5))
+def test_a_damaged_script_is_read_or_refused(edits):
+    text = SCRIPT
+    for start, length, replacement in edits:
+        text = text[:start] + replacement + text[start + length :]
+    try:
+        read_options(options(text), dict.fromkeys(OPTIONS, Location("x.sh")))
+    except ScriptError as error:
+        assert str(error)
