@@ -106,7 +106,7 @@ def _place_gradients(
         source = next((placed[name] for name in node.inputs if name in placed), None)
         # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
         # reads may be of the layer before.
-        has_place = node.is_duplicate and node.layer_index is not None
+        has_place = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
         nearby = node if has_place else source
         candidates = [placed[name] for name in origins.get(node.name, ())]
         if len(candidates) > 1 and nearby is not None:
