@@ -13,6 +13,8 @@ import yaml
 from mindswap import cli
 from tests.adapters.edits import edited
 from tests.adapters.graphs import CASES, QWEN3, compile_jobs, expected, job, pairs_of
+from tests.adapters.training import NUM_STEPS, train, write_config
+from tests.adapters.training import SMALL as TRAINING
 
 pytestmark = pytest.mark.mindspore
 
@@ -205,3 +207,26 @@ def test_modules_of_the_newer_models(qwen3):
         *[("", "AddExt")] * 2,  # mlp_norm and attn_norm: one operator
     ]
     assert pairs_of(qwen3["offload"]) == expected((LAYERS, 1, inputs))
+
+
+def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):
+    """Trained for real on CPU: ten steps, four layers, with the second group as `uniform 3` leaves it."""
+    groups = {
+        "swap_config": {"swap": True, "op_swap": []},
+        "recompute_config": {"recompute": True},
+        "mindswap": {"cpu_stand_ins": True, "output_recompute": [0, 1]},
+    }
+    runs = []
+    for name, edits in (("plain", OFF), ("groups", groups)):
+        config = write_config(tmp_path / name, {**TRAINING, "model.model_config.num_layers": 4, **edits})
+        runs.append(train(tmp_path / name, config, data))
+        assert runs[-1].exit_code == 0, runs[-1].log[-3000:]
+    plain, grouped = runs
+    assert len(plain.losses) == NUM_STEPS and grouped.losses == plain.losses
+    assert grouped.weights == plain.weights
+    assert grouped.set_lines == [
+        "Set full recompute at layer 0, with its output",
+        "Set full recompute at layer 1, with its output",
+        "Set full recompute at layer 2",
+        "Set full recompute at layer 3",
+    ]
