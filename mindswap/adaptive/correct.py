@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mindswap.adaptive.model import Attempt, Corrections
+from mindswap.adaptive.model import Attempt, Corrections, Outcome
 
 __all__ = ["correct"]
 
@@ -13,7 +13,8 @@ LEAST_PERMILLE, MOST_PERMILLE = 100, 10_000
 def correct(old: Corrections, attempts: Iterable[Attempt]) -> Corrections:
     """Corrections that make the predictions of the attempts meet what was measured.
 
-    Memory: what the last measured attempt needed beyond its uncorrected prediction. Time: measured =
+    Memory: what the last measured attempt needed beyond its uncorrected prediction; one that ran out of memory
+    did not come to its peak. Time: measured =
     compute / speed + exposed copies / bandwidth, in the least squares over the attempts; where they do not
     tell the two apart, both get the same factor, and the link keeps its own if no copy was exposed.
 
@@ -24,7 +25,7 @@ def correct(old: Corrections, attempts: Iterable[Attempt]) -> Corrections:
     measured = list(attempts)
     offset = old.static_offset_bytes
     for attempt in measured:
-        if attempt.measured_peak_bytes is not None:
+        if attempt.measured_peak_bytes is not None and attempt.outcome is not Outcome.OUT_OF_MEMORY:
             offset = attempt.measured_peak_bytes - attempt.plan.raw_peak_bytes
     times = [_observe(attempt) for attempt in measured if attempt.measured_step_ns and attempt.plan.step_time_ns]
     if not times:

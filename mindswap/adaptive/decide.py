@@ -185,7 +185,10 @@ def _out_of_memory(state: State, event: OutOfMemory) -> tuple[State, Action]:
     assert state.current is not None
     plan = state.current.plan
     state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
-    state = replace(state, out_of_memory=tuple(dict.fromkeys((*state.out_of_memory, plan.key))), candidate=None)
+    # What was measured before it failed was not the peak: back to the correction the plan was made with.
+    corrections = replace(state.corrections, static_offset_bytes=plan.corrections.static_offset_bytes)
+    failed = tuple(dict.fromkeys((*state.out_of_memory, plan.key)))
+    state = replace(state, out_of_memory=failed, corrections=corrections, candidate=None)
     before = state.budget_bytes
     failing_bytes = _least_failing(state, plan)
     state = _keep_proven(_tighten(state, plan, event.missing_bytes), failing_bytes)
@@ -217,7 +220,7 @@ def _least_failing(state: State, plan: Plan) -> int:
 
 def _keep_proven(state: State, failing_bytes: int) -> State:
     """Raise the limit to the largest plan below `failing_bytes` that ran well."""
-    proven = [plan.raw_peak_bytes + 1 for plan in _proven(state) if plan.raw_peak_bytes < failing_bytes]
+    proven = [plan.raw_peak_bytes for plan in _proven(state) if plan.raw_peak_bytes < failing_bytes]
     return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
 
 
@@ -236,7 +239,7 @@ def _fastest_proven(state: State) -> Plan | None:
 
 
 def _is_beyond_limit(state: State, plan: Plan) -> bool:
-    return state.limit_bytes is not None and plan.raw_peak_bytes >= state.limit_bytes
+    return state.limit_bytes is not None and plan.raw_peak_bytes > state.limit_bytes
 
 
 def _killed(state: State, step: int, text: str) -> tuple[State, Action]:

@@ -152,7 +152,7 @@ class State:
         attempts: in order; the last one may be running.
         corrections: what was learned about the model.
         out_of_memory: keys of plans that ran out of memory, never to be tried again.
-        limit_bytes: uncorrected predicted peak that a plan must stay below; None if none ran out of memory.
+        limit_bytes: uncorrected predicted peak that no plan may exceed; None while none ran out of memory.
         tried: keys of plans that were started.
         candidate: the plan to start next; while workers run, a faster one that waits for a checkpoint.
         num_fixed_attempts: attempts before this call of the command; they do not count as restarts.

@@ -19,6 +19,7 @@ from mindswap.adaptive.model import (
     Action,
     End,
     Event,
+    Finished,
     Interrupted,
     Measured,
     NewCheckpoint,
@@ -246,6 +247,9 @@ class _Supervisor:
             seen = self._look()
             if is_over:
                 event = self.workers.explain(self._look)
+                if isinstance(event, Finished) and seen.num_timed_steps and not self.is_measured:
+                    self.is_measured = True  # a short training, that ended between two looks
+                    return self._measure(seen)
                 self.workers.stop_all()
                 return event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:

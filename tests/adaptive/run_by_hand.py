@@ -1,0 +1,27 @@
+"""`mindswap run --adaptive-memory-optimization` with the stand-in planner: python run_by_hand.py POLICIES WORDS...
+
+POLICIES is JSON: [[name, peak_bytes, step_time_ns], ...].
+"""
+
+import json
+import os
+import sys
+import time
+from functools import partial
+
+from mindswap import cli
+from mindswap.commands import adaptive
+from tests.adaptive import policies
+
+if __name__ == "__main__":
+    makers = {"keep": policies.keep_all, "swap": policies.swap_default, "recompute": policies.recompute_all}
+    table = [makers[name](peak, time_ns) for name, peak, time_ns in json.loads(sys.argv[1])]
+    plan = policies.planner_of(table)
+
+    def plan_slowly(*arguments):
+        time.sleep(float(os.environ.get("SLOW_PLAN_S", "0")))
+        return plan(*arguments)
+
+    adaptive.AdaptiveRun = partial(adaptive.AdaptiveRun, poll_s=float(os.environ.get("POLL_S", "1")))
+    adaptive.find_planner = lambda: plan_slowly
+    sys.exit(cli.main(["run", *sys.argv[2:]]))
