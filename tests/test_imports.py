@@ -66,7 +66,17 @@ def test_the_policy_has_a_fixed_order_too():
     order = [
         ["problem", "cell_tree", "model"],
         ["match", "document"],
-        ["wording", "pipeline", "stage_counts", "schema", "yaml_parser", "plain_data", "families", "coverage"],
+        [
+            "wording",
+            "baselines",
+            "pipeline",
+            "stage_counts",
+            "schema",
+            "yaml_parser",
+            "plain_data",
+            "families",
+            "coverage",
+        ],
         ["yaml_spans", "yaml_render"],
         ["yaml_editor"],
         ["yaml_source", "settings", "placement", "stage_recompute", "rewrite", "megatron"],

@@ -155,6 +155,7 @@ def capture(
     sample: LayerSample | None = None,
     with_tags: bool = False,
     placement: RankPlacement | None = None,
+    with_all_tags: bool = False,
 ) -> Capture:
     """Compile the network of a YAML file under a policy, with lazy_inline on.
 
@@ -164,6 +165,7 @@ def capture(
         sample: layers to compile; default is what `choose_layers` gives.
         with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
         placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
+        with_all_tags: let every primitive carry its path; then the compiler merges no two of them.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -175,9 +177,9 @@ def capture(
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
     set_policy(network, policy, indices=sample.indices)
-    if with_tags:
+    if with_tags or with_all_tags:
         for layer, tree in zip(layers, trees, strict=True):
-            _tag_ambiguous(layer, tree)
+            _tag(layer, tree, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
@@ -219,13 +221,13 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
     return notes
 
 
-def _tag_ambiguous(layer, tree) -> None:
-    """Only where cell and type do not say which primitive it is: a tag keeps the compiler from merging equal ones."""
+def _tag(layer, tree, every_primitive: bool) -> None:
+    """Else only where cell and type do not say which it is: a tag keeps the compiler from merging equal ones."""
     by_key: dict[tuple, list] = {}
     for path, primitive in iterate_primitives(layer, tree):
         by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
     for group in by_key.values():
-        for path, primitive in group if len(group) > 1 else ():
+        for path, primitive in group if every_primitive or len(group) > 1 else ():
             primitive.add_prim_attr(PATH_TAG, ".".join(path))
 
 

@@ -29,5 +29,5 @@ def capture_step(config_path: str, num_layers: int, placement: RankPlacement | N
             placement, rank=0, num_ranks=placement.num_stage_ranks, num_stages=1, stage=0, layers=all_layers
         )
     sample = choose_layers(config_path, plain, placement)
-    found = capture(config_path, plain, sample, with_tags=True, placement=placement)
-    return CapturedStep(found.sample, found.layers, found.graph, PATH_TAG, notes=found.notes)
+    found = capture(config_path, plain, sample, placement=placement, with_all_tags=True)
+    return CapturedStep(found.sample, found.layers, found.graph, PATH_TAG, notes=found.notes, has_all_tags=True)

@@ -74,14 +74,15 @@ class OperatorNames:
         layers: tree of each compiled layer.
         tagged: a graph in which primitives that share cell and type carry their path.
         tag: name of that attribute.
+        has_all_tags: every primitive carries its path; what has none is none of the model's.
     """
 
-    def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str):
+    def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
         self._by_key: list[dict[tuple[str, str], list[str]]] = []
         for layer in layers:
             keys: dict[tuple[str, str], list[str]] = {}
             for path, node in layer.walk():
-                if node.is_primitive:
+                if node.is_primitive and not has_all_tags:
                     keys.setdefault((".".join(path[:-1]), node.type_name), []).append(".".join(path))
             self._by_key.append(keys)
         self._tags = {node.scope: str(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
@@ -90,8 +91,11 @@ class OperatorNames:
         """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
         if node.layer_index is None:
             return False
-        is_tagged = node.scope.removeprefix("recompute_") in self._tags
-        return is_tagged or (node.cell_path, node.op) in self._by_key[node.layer_index]
+        return self.is_tagged(node) or (node.cell_path, node.op) in self._by_key[node.layer_index]
+
+    def is_tagged(self, node: Node) -> bool:
+        """Whether an operator carries its path."""
+        return node.scope.removeprefix("recompute_") in self._tags
 
     def __call__(self, node: Node) -> str:
         """Path of an operator; its cell and type where the model has no attribute for it."""

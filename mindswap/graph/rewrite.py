@@ -11,7 +11,9 @@ from dataclasses import dataclass, field, replace
 
 from mindswap.applier.actions import LayerActions
 from mindswap.graph.memory import OperatorNames
+from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.settle import BOOKKEEPING_OPS, has_scope
 from mindswap.graph.sharding import COMMUNICATION_OPS
 from mindswap.graph.storage import VIEW_OPS, StorageKind, resolve_storage
 
@@ -30,6 +32,10 @@ class NodeSettings:
     recomputed: Set[str] = frozenset()
     prefetch: Mapping[str, int] = field(default_factory=dict)
 
+    def of(self, node: Node) -> tuple[bool, int | None]:
+        """What is set on one operator."""
+        return node.name in self.recomputed, self.prefetch.get(node.name)
+
 
 def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[LayerActions]) -> NodeSettings:
     """What actions on layers set on the operators of a compiled step.
@@ -46,28 +52,30 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
     recomputed: set[str] = set()
     prefetch: dict[str, int] = {}
     for node in graph.forward:
-        if node.layer_index is None or _is_of_compiler(node):
+        owner = graph.owner(node)
+        if owner.layer_index is None or _is_of_compiler(owner, names):
             continue
-        action = actions[node.layer_index]
+        action = actions[owner.layer_index]
         paths = _paths(names, graph, node)
         is_covered = _is_recompute_set(paths, action)
-        if is_covered and _runs_again(node, paths, action, readers):
+        if is_covered and _runs_again(_Outside(graph, names, readers), node, paths, action):
             recomputed.add(node.name)
         if node.op in COMMUNICATION_OPS and _is_communicated_again(node, graph, names, action):
             recomputed.add(node.name)
-        distance = _prefetch(paths, action) if names.can_name(node) else None
+        distance = _prefetch(paths, action) if node is owner and names.can_name(node) else None
         if distance is not None and not is_covered:
             prefetch[node.name] = distance
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
-        if _is_of_compiler(node) and users and all(reader.name in recomputed for reader in users):
+        is_chosen = users and all(reader.name in recomputed for reader in users)
+        if is_chosen and node.op != "TupleGetItem" and _is_of_compiler(node, names):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch)
 
 
-def _is_of_compiler(node: Node) -> bool:
+def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
     """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
-    return "-" not in node.scope.rpartition("/")[0]
+    return not names.is_tagged(node) and not has_scope(node)
 
 
 def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[tuple[str, ...]]:
@@ -77,23 +85,50 @@ def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[tuple[str, ..
 
 def _is_recompute_set(paths, action: LayerActions) -> bool:
     """Whether recompute is set on an operator; then offload has no effect on it, also where its output is kept."""
-    if action.is_fully_recomputed:
-        return True
     if any(_covers(match.path, path) for match in action.recompute_excludes for path in paths):
         return False
+    if action.is_fully_recomputed:
+        return True
     return any(_covers(match.path, path) for match in action.recomputes for path in paths)
 
 
-def _runs_again(node: Node, paths, action: LayerActions, readers: Mapping[str, list[Node]]) -> bool:
+def _runs_again(outside: "_Outside", node: Node, paths, action: LayerActions) -> bool:
     """Whether an operator on which recompute is set is not the output of the cell that it is set on."""
     if action.is_fully_recomputed:
-        return action.is_output_recomputed or not _is_cell_output(node, (), readers)
+        return action.is_output_recomputed or not outside.reads(node, ())
     return any(
-        match.node.is_primitive or not _is_cell_output(node, match.path, readers)
+        match.node.is_primitive or not outside.reads(node, match.path)
         for match in action.recomputes
         for path in paths
         if _covers(match.path, path)
     )
+
+
+@dataclass(frozen=True, eq=False)
+class _Outside:
+    """Who is outside a cell and reads a value of it: MindSpore keeps the output of a recomputed cell."""
+
+    graph: Graph
+    names: OperatorNames
+    readers: Mapping[str, list[Node]]
+
+    def reads(self, node: Node, cell: tuple[str, ...]) -> bool:
+        """Whether a value is read outside a cell; members of a tuple are values of their own."""
+        layer_index = self.graph.owner(node).layer_index
+        pending = [node.name]
+        while pending:
+            for reader in self.readers.get(pending.pop(), ()):
+                if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
+                    continue
+                if _is_of_compiler(reader, self.names):
+                    pending.append(reader.name)
+                elif reader.layer_index != layer_index or not self._is_inside(reader, cell):
+                    return True
+        return False
+
+    def _is_inside(self, reader: Node, cell: tuple[str, ...]) -> bool:
+        """Where an operator has no name of its own, its cell counts."""
+        return any(_covers(cell, path) for path in _paths(self.names, self.graph, reader))
 
 
 def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, action: LayerActions) -> bool:
@@ -112,19 +147,6 @@ def _covers(prefix: tuple[str, ...], path: tuple[str, ...]) -> bool:
     return path[: len(prefix)] == prefix
 
 
-def _is_cell_output(node: Node, cell: tuple[str, ...], readers: Mapping[str, list[Node]]) -> bool:
-    """Whether a value of a cell is read outside it: MindSpore keeps the output of a recomputed cell."""
-    for reader in readers.get(node.name, ()):
-        if reader.op in BOOKKEEPING_OPS:
-            continue
-        if _is_of_compiler(reader):
-            if _is_cell_output(replace(node, name=reader.name), cell, readers):
-                return True
-        elif reader.layer_index != node.layer_index or not _covers(cell, tuple(reader.cell_path.split("."))):
-            return True
-    return False
-
-
 def _prefetch(paths, action: LayerActions) -> int | None:
     """The last entry that names an operator decides; `layer_swap` is weaker than `op_swap`."""
     distance = action.layer_prefetch
@@ -136,8 +158,6 @@ def _prefetch(paths, action: LayerActions) -> int | None:
 
 # Behind these a value is what it was before them.
 PASSING_OPS = frozenset({*VIEW_OPS, *COMMUNICATION_OPS, "Cast", "TupleGetItem"})
-# Tie values together for the compiler; nothing is computed with them.
-BOOKKEEPING_OPS = frozenset({"MakeTuple", "UpdateState", "Partial", "Return"})
 
 
 def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
@@ -148,7 +168,7 @@ def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
     return readers
 
 
-def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
+def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
     """The step as the compiler would leave it under these settings.
 
     Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
@@ -157,7 +177,10 @@ def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
     Args:
         graph: the step without swap and recompute.
         settings: what is set on its forward operators.
+        tag: attribute that kept the compiler from merging equal operators, which are merged here; None for none.
     """
+    if tag is not None:
+        graph = merge_equal(graph, tag, settings.of)
     return _Rewriter(graph, settings).rewrite()
 
 
@@ -168,23 +191,25 @@ class _Rewriter:
         self.graph = graph
         self.nodes = graph.forward_nodes
         self.prefetch = settings.prefetch
-        self.recomputed = {name for name in settings.recomputed if self._can_recompute(self.nodes[name])}
-        for node in graph.forward:  # a member of a tuple goes with the operator that makes the tuple
-            if node.op == "TupleGetItem" and graph.owner(node).name in self.recomputed:
-                self.recomputed.add(node.name)
+        self.recomputed = {
+            name for name in settings.recomputed if name in self.nodes and self._can_recompute(self.nodes[name])
+        }
         # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
         self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
+        self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
         self.backward: list[Node] = []
         self.saved: dict[str, Saved] = {}  # by name in forward
         self.copies_out: dict[str, Node] = {}  # by name of the value
-        self.available: dict[str, str] = {}  # forward value -> its name in backward
+        self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
 
     def rewrite(self) -> Graph:
         forward_names = {saved.backward_name: saved.forward_name for saved in self.graph.saved}
         for node in self.graph.backward:
-            if node.is_duplicate and self.available.get(node.origin) == node.name:
+            if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
                 continue
-            inputs = [self._fetch(forward_names[n]) if n in forward_names else n for n in node.inputs]
+            inputs = [
+                self._fetch(forward_names[n], self._reader(n, node)) if n in forward_names else n for n in node.inputs
+            ]
             self.backward.append(replace(node, inputs=tuple(inputs)))
         forward: list[Node] = []
         for node in self.graph.forward:
@@ -198,22 +223,39 @@ class _Rewriter:
     def _can_recompute(self, node: Node) -> bool:
         return (node.op not in BOOKKEEPING_OPS or node.op == "MakeTuple") and not self._is_weight(node.name)
 
-    def _fetch(self, name: str) -> str:
-        """The name under which backward has a value of forward, made available here if need be."""
-        known = self.available.get(name)
+    def _fetch(self, name: str, gradient_of: str) -> str:
+        """The name under which backward has a value of forward, made available here if need be.
+
+        Args:
+            name: of the value.
+            gradient_of: operator of forward whose gradient reads it.
+        """
+        is_again = name in self.recomputed
+        is_copied = not is_again and self._is_swapped(name, gradient_of)
+        known = self.available.get((name, is_copied))
         if known is None:
-            if name in self.recomputed:
+            if is_again:
                 known = self._run_again(self.nodes[name])
-            elif self._is_swapped(name):
+            elif is_copied:
                 known = self._bring_back(self.nodes[name])
             else:
                 known = self._hand_over(name)
-            self.available[name] = known
+            self.available[name, is_copied] = known
         return known
 
-    def _is_swapped(self, name: str) -> bool:
+    def _reader(self, parameter: str, node: Node) -> str:
+        """Of which operator the gradient reads a value; what only ties values together goes with the others."""
+        if node.origin or parameter not in self.gradients:
+            return node.origin
+        return self.gradients[parameter]
+
+    def _is_swapped(self, name: str, gradient_of: str) -> bool:
+        """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
+        if name in self.prefetch:
+            return True
         node = self.nodes.get(name)
-        return node is not None and self.graph.owner(node).name in self.prefetch
+        owner = self.graph.owner(node) if node is not None else None
+        return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
 
     def _hand_over(self, name: str) -> str:
         self.saved[name] = Saved(name, f"{name}@saved")
@@ -237,7 +279,7 @@ class _Rewriter:
         inputs = []
         for name in node.inputs:
             is_made = name in self.nodes and self.nodes[name].op != "UpdateState"
-            inputs.append(self._fetch(name) if is_made and not self._is_weight(name) else name)
+            inputs.append(self._fetch(name, "") if is_made and not self._is_weight(name) else name)
         own = self.own_duplicates.get(node.name)
         name = own.name if own is not None else f"{node.name}@again"
         copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)

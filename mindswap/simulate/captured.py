@@ -28,6 +28,8 @@ class CapturedStep:
         tag: attribute of primitives that carries their path.
         collectives: tensor parallel communication that follows a node, by its name.
         notes: where the step differs from the one that trains, in words.
+        has_all_tags: every primitive carries its path, so `graph` has some operators several times that the
+            compiler runs once.
     """
 
     sample: LayerSample
@@ -36,6 +38,7 @@ class CapturedStep:
     tag: str
     collectives: Mapping[str, Collective] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    has_all_tags: bool = False
 
     @property
     def num_layers(self) -> int:
@@ -44,7 +47,7 @@ class CapturedStep:
 
     def names(self) -> OperatorNames:
         """Paths of the operators."""
-        return OperatorNames(self.trees, self.graph, self.tag)
+        return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
 
 
 @dataclass(frozen=True)

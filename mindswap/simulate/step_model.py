@@ -20,7 +20,9 @@ from mindswap.cost.static_memory import (
     find_optimizer,
 )
 from mindswap.cost.table import CostTable
+from mindswap.graph.merge import merge_equal
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.settle import settle_layers
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.simulate.blocks import Block, Collective, StepBlocks, cut_blocks
@@ -81,7 +83,8 @@ class StepModel:
     Layers on which a policy sets the same are the same block, made once.
 
     Args:
-        captured: the step without swap and recompute.
+        captured: the step without swap and recompute. `captured` of the model is what runs without any policy: equal
+            operators merged, what all layers share outside the layers.
         costs: what operators and copies cost.
         settings: micro-batches, parallel settings, optimizer.
 
@@ -91,11 +94,15 @@ class StepModel:
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
-        self.captured = captured
+        self._graph = settle_layers(captured.graph)
+        self._names = captured.names()
+        self._tag = captured.tag if captured.has_all_tags else None
+        plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
+        self.captured = replace(captured, graph=plain)
         self.costs = costs
         self.settings = settings
         self.layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
-        self.names = captured.names()
+        self.names = self.captured.names()
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
         self.transfers = TransferCosts(
@@ -157,8 +164,8 @@ class StepModel:
 
     def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
         if key not in self._blocks:
-            graph = self.captured.graph
-            rewritten = rewrite_graph(graph, settings_of_actions(graph, self.names, actions))
+            settings = settings_of_actions(self._graph, self._names, actions)
+            rewritten = rewrite_graph(self._graph, settings, self._tag)
             self._blocks[key] = cut_blocks(
                 rewritten,
                 self.costs.operator_ns,

@@ -1,0 +1,85 @@
+"""Equal operators become one, as the compiler's common subexpression elimination makes them. Pure.
+
+A graph in which every primitive carries its path shows what the model computes twice (the inputs of wq, wk and wv
+are reshaped and cast by each of them). Without these tags the compiler computes it once, if the same is set on all
+of them.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import replace
+
+from mindswap.graph.model import Graph, Node, Saved
+
+__all__ = ["merge_equal"]
+
+# Two of them with the same inputs give different results.
+RANDOM_OPS = frozenset({"Dropout", "DropoutExt", "DropoutGenMask", "DropoutGenMaskExt"})
+
+
+def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
+    """Merge the operators of forward that differ in their tag only.
+
+    Args:
+        graph: a compiled step.
+        tag: attribute that carries the path.
+        settings_of: what is set on an operator; those with unequal settings stay apart.
+
+    Returns:
+        Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
+    """
+    forward, name_of = _merge_forward(graph, tag, settings_of)
+    if not name_of:
+        return graph
+    parameter_of: dict[str, str] = {}  # what forward hands over -> its name in backward
+    for saved in graph.saved:
+        parameter_of.setdefault(name_of.get(saved.forward_name, saved.forward_name), saved.backward_name)
+    for saved in graph.saved:
+        name_of[saved.backward_name] = parameter_of[name_of.get(saved.forward_name, saved.forward_name)]
+    backward = tuple(
+        replace(
+            node,
+            inputs=tuple(name_of.get(name, name) for name in node.inputs),
+            origin=name_of.get(node.origin, node.origin),
+        )
+        for node in graph.backward
+    )
+    saved_values = tuple(Saved(forward_name, backward_name) for forward_name, backward_name in parameter_of.items())
+    return replace(graph, forward=forward, backward=backward, saved=saved_values)
+
+
+def _merge_forward(
+    graph: Graph, tag: str, settings_of: Callable[[Node], Hashable]
+) -> tuple[tuple[Node, ...], dict[str, str]]:
+    """Operators that are left, and the name of what is gone -> the name of what is left."""
+    survivors: dict[Hashable, Node] = {}
+    name_of: dict[str, str] = {}
+    paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
+    for node in graph.forward:
+        inputs = tuple(name_of.get(name, name) for name in node.inputs)
+        own = node if inputs == node.inputs else replace(node, inputs=inputs)
+        key: Hashable = node.name
+        if _can_merge(node, tag):
+            key = (node.layer_index, node.op, inputs, node.outputs, _attributes(node, tag), settings_of(node))
+        left = survivors.setdefault(key, own)
+        if left is not own:
+            name_of[node.name] = left.name
+        if tag in node.attributes:
+            paths.setdefault(left.name, {})[str(node.attributes[tag])] = None
+    forward = tuple(
+        replace(node, attributes={**node.attributes, tag: "|".join(paths[node.name])})
+        if len(paths.get(node.name, ())) > 1
+        else node
+        for node in survivors.values()
+    )
+    return forward, name_of
+
+
+def _can_merge(node: Node, tag: str) -> bool:
+    """What is not tagged the compiler has merged already, but for members of tuples that are merged here."""
+    if node.op == "TupleGetItem":
+        return True
+    return tag in node.attributes and node.op not in RANDOM_OPS
+
+
+def _attributes(node: Node, tag: str) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))

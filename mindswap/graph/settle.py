@@ -1,0 +1,77 @@
+"""To which layer operators belong where the compiler's scopes do not tell, or tell it of one layer only. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.storage import WEIGHT_OPS
+
+__all__ = ["BOOKKEEPING_OPS", "has_scope", "settle_layers"]
+
+# Tie values together for the compiler; nothing is computed with them.
+BOOKKEEPING_OPS = frozenset({"MakeTuple", "UpdateState", "Partial", "Return"})
+
+
+def has_scope(node: Node) -> bool:
+    """Whether the scope of an operator names the cell that calls it: the compiler drops some, and adds operators."""
+    return "-" in node.scope.rpartition("/")[0]
+
+
+def settle_layers(graph: Graph) -> Graph:
+    """The step with the layer of two kinds of operators put right.
+
+    - What the compiler wrote anew stands with its input. If it is read in another layer only, it belongs there: the
+      cast that a norm makes of what the layer before gives.
+    - Masks and rotary tables are made in every layer from the inputs of the step; the compiler merges them into the
+      first one. What depends on no weight and is read by another layer belongs to none, so that a policy for the
+      first layer does not change it for the others. MindSpore computes it again in each layer that is recomputed;
+      here it is kept, once for all.
+    """
+    layers = _layers_of_readers(graph)
+    shared = _shared(graph)
+    forward = []
+    for node in graph.forward:
+        layer_index = node.layer_index
+        if node.name in shared:
+            layer_index = None
+        elif layer_index is not None and not has_scope(node) and len(layers.get(node.name, ())) == 1:
+            (layer_index,) = layers[node.name]
+        forward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
+    backward = (
+        replace(node, layer_index=None) if node.is_duplicate and node.origin in shared else node
+        for node in graph.backward
+    )
+    return replace(graph, forward=tuple(forward), backward=tuple(backward))
+
+
+def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
+    """For each value, the layers in which operators compute with it."""
+    layers: dict[str, set[int]] = {}
+    for node in reversed(graph.forward):
+        if node.op in BOOKKEEPING_OPS:
+            continue
+        # Of an operator without scope those count that read it in turn.
+        own: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
+        if not has_scope(node):
+            own = layers.get(node.name, own)
+        for name in node.inputs:
+            layers.setdefault(name, set()).update(own)
+    return layers
+
+
+def _shared(graph: Graph) -> set[str]:
+    """What depends on no weight and is read by another layer than its own, and the operators that only make this."""
+    nodes = graph.forward_nodes
+    weighted: set[str] = set()
+    for node in graph.forward:
+        if node.op in WEIGHT_OPS or any(name in weighted for name in node.inputs):
+            weighted.add(node.name)
+    shared: set[str] = set()
+    for node in reversed(graph.forward):
+        for name in node.inputs:
+            source = nodes.get(name)
+            if source is None or source.layer_index is None or name in weighted:
+                continue
+            if node.name in shared or (node.layer_index is not None and node.layer_index != source.layer_index):
+                shared.add(name)
+    return shared

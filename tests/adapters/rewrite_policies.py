@@ -1,0 +1,83 @@
+"""Policies under which a step that is worked out is compared with one that is compiled."""
+
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+
+
+def swap(*entries, **settings):
+    """From (pattern, distance), in every layer."""
+    return Policy(
+        True, op_swap=tuple(OpSwap(pattern, ALL_LAYERS, distance) for pattern, distance in entries), **settings
+    )
+
+
+def select(*patterns, **settings):
+    return Policy(True, select_recompute=tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in patterns), **settings)
+
+
+def excludes(*patterns):
+    return tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in patterns)
+
+
+LLAMA = {
+    "nothing": Policy(True),
+    "whole layers": Policy(True, layer_recompute=ALL_LAYERS),
+    "whole layers with their outputs": Policy(True, layer_recompute=ALL_LAYERS, output_recompute=Layers((1, 2))),
+    "whole layers, less one operator": Policy(
+        True, layer_recompute=ALL_LAYERS, select_recompute_exclude=excludes(r"feed_forward\.w1\.activation\.silu")
+    ),
+    "primitives": select(r"feed_forward\.mul", r"feed_forward\.w1\.activation\.silu"),
+    "a cell": select("feed_forward"),
+    "a cell, less one operator": select("feed_forward", select_recompute_exclude=excludes(r"feed_forward\.w3\.matmul")),
+    "norms": select(".*_norm"),
+    "swap of attention": swap((r"attention\.flash_attention", 10)),
+    "swap of a cell": swap(("attention", 3), ("feed_forward", 2)),
+    "layer swap": Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 2),)),
+    "both on one operator": swap(
+        (r"feed_forward\.mul", 3),
+        (r"feed_forward\.w3\.matmul", 3),
+        select_recompute=(OpRecompute(r"feed_forward\.mul", ALL_LAYERS),),
+    ),
+    "swap that feeds recompute": swap(
+        (r"feed_forward\.w3\.matmul", 3),
+        (r"feed_forward\.w3\.reshape", 4),
+        select_recompute=(OpRecompute(r"feed_forward\.mul", ALL_LAYERS),),
+    ),
+    "layers unlike each other": Policy(
+        True, layer_recompute=Layers((0, 1)), op_swap=(OpSwap("feed_forward", Layers((2,)), 3),)
+    ),
+}
+
+QWEN3 = {
+    "nothing": Policy(True),
+    "whole layers": Policy(True, layer_recompute=ALL_LAYERS),
+    "primitives": select(r"mlp\.mul", r"mlp\.activation_func\.silu"),
+    "a cell": select("mlp"),
+    "norms": select("input_layernorm", "pre_mlp_layernorm"),
+    "attention": select("self_attention"),
+    "swap of attention": swap((r"self_attention\.core_attention\.flash_attention", 10)),
+    "swap of a cell": swap(("mlp", 3)),
+    "layer swap": Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 2),)),
+    "both on one operator": swap(
+        (r"mlp\.mul", 3),
+        (r"mlp\.linear_fc2", 3),
+        select_recompute=(OpRecompute(r"mlp\.mul", ALL_LAYERS),),
+    ),
+    "swap that feeds recompute": swap(
+        (r"mlp\.linear_fc1", 3), select_recompute=(OpRecompute(r"mlp\.activation_func", ALL_LAYERS),)
+    ),
+}
+
+# Casts of weights and inputs, which wq, wk and wv (w1 and w3) share.
+LLAMA_FLOAT16 = {
+    **{name: LLAMA[name] for name in ("nothing", "whole layers", "a cell", "norms", "swap of a cell", "layer swap")},
+    "casts": select(r"attention\.w.\.cast", r"feed_forward\.w.\.cast"),
+    "swap of one of several casts": swap((r"attention\.wk\.cast", 2), (r"feed_forward\.w1\.cast", 2)),
+    "mixed": swap(
+        (r"feed_forward\.w2\.reshape", 3),
+        (r"attention\..*", 3),
+        select_recompute=(
+            OpRecompute(r"feed_forward\.w3\.matmul", ALL_LAYERS),
+            OpRecompute("attention_norm", ALL_LAYERS),
+        ),
+    ),
+}

@@ -1,0 +1,125 @@
+"""Compare steps that are worked out with steps that are compiled; prints JSON. One family of models to a process.
+
+python -m tests.adapters.rewrites rewrite CONFIG LLAMA|QWEN3: for each policy what is kept, copied and run again
+python -m tests.adapters.rewrites assemble CONFIG: a model put together from a sample, and the model compiled whole
+"""
+
+import json
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.adapters.quiet import quiet
+from mindswap.applier.actions import plan_layer
+from mindswap.cost.device_file import load_device
+from mindswap.cost.roofline import is_kernel
+from mindswap.cost.table import CostTable
+from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.sample import LayerSample
+from mindswap.graph.settle import settle_layers
+from mindswap.graph.storage import classify_saved
+from mindswap.policy.yaml_source import load_document
+from mindswap.simulate.blocks import cut_blocks
+from mindswap.simulate.build import build_program
+from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.engine import simulate
+from mindswap.simulate.memory import peak_memory
+from mindswap.simulate.program import MemoryKind
+from mindswap.simulate.step_model import StepModel
+from mindswap.simulate.step_settings import read_step_settings
+from tests.adapters import rewrite_policies
+
+
+def main():
+    task, config, *family = sys.argv[1:]
+    config = str(Path(config).resolve())  # quiet() changes the working directory
+    with quiet():
+        result = {"rewrite": compare_rewrites, "assemble": compare_assembled}[task](config, *family)
+    json.dump(result, sys.stdout)
+
+
+def compare_rewrites(config, family):
+    from mindswap.adapters.mindformers import capture
+
+    plain = capture_whole(config)
+    names, graph = plain.names(), settle_layers(plain.graph)
+    results = {}
+    for name, policy in getattr(rewrite_policies, family).items():
+        actions = [plan_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
+        predicted = rewrite_graph(graph, settings_of_actions(graph, names, actions), plain.tag)
+        compiled = settle_layers(capture(config, policy, plain.sample).graph)
+        results[name] = {"compiled": describe(compiled), "predicted": describe(predicted)}
+    return results
+
+
+def capture_whole(config):
+    """A step of which every layer is compiled."""
+    from mindswap.adapters.mindformers import PATH_TAG, build_network, capture, find_layers
+    from mindswap.policy.model import Policy
+
+    plain = Policy(True)
+    every_layer = tuple(range(len(find_layers(build_network(config, plain)[0]))))
+    whole = capture(config, plain, LayerSample(every_layer, every_layer), with_all_tags=True)
+    return CapturedStep(whole.sample, whole.layers, whole.graph, PATH_TAG, has_all_tags=True)
+
+
+def describe(graph):
+    """Bytes of each layer, and kernels that backward runs again, as things that JSON can write.
+
+    Without what all layers share: it is made outside of them. The cell of a kernel is not compared, because the
+    compiler drops the scopes of some.
+    """
+    kept, copied = Counter(), Counter()
+    for entry in classify_saved(graph):
+        if entry.storage.layer_index is not None:
+            kept[entry.storage.layer_index] += entry.kept_bytes
+            copied[entry.storage.layer_index] += entry.copied_bytes
+    again = Counter(
+        f"{node.layer_index} {node.op}"
+        for node in graph.backward
+        if node.is_duplicate and is_kernel(node.op) and node.layer_index is not None
+    )
+    return {"kept": +kept, "copied": +copied, "again": again}
+
+
+def compare_assembled(config):
+    from mindswap.adapters.mindformers import capture
+    from mindswap.adapters.step import capture_step
+
+    document = load_document(config)
+    settings = replace(read_step_settings(document), num_micro_batches=1)
+    costs = CostTable(load_device())
+    whole = capture_whole(config)
+    assembled = StepModel(capture_step(config, whole.num_layers), costs, settings)
+    complete = StepModel(whole, costs, settings)
+    results = {"compiled layers": len(assembled.captured.sample.indices)}
+    for name in ("nothing", "whole layers", "a cell", "swap of attention", "layer swap"):
+        policy = rewrite_policies.LLAMA[name]
+        blocks = cut_blocks(
+            settle_layers(capture(config, policy, whole.sample).graph), costs.operator_ns, whole.names()
+        )
+        true = build_program([blocks.prologue, *blocks.layers, blocks.epilogue], assembled.transfers)
+        results[name] = {
+            "assembled": total(assembled.program(policy)),
+            "complete": total(complete.program(policy)),
+            "compiled": total(true),
+        }
+    return results
+
+
+def total(program):
+    timeline = simulate(program)
+    is_kept = program.intervals.kind == MemoryKind.KEPT
+    return {
+        "operators": len(program.ops),
+        "durations": int(program.ops.duration_ns.sum()),
+        "kept": int(program.intervals.size_bytes[is_kept].sum()),
+        "copied": int(program.copies.size_bytes.sum()),
+        "step": timeline.step_time_ns,
+        "peak": int(peak_memory(timeline)[0]),
+    }
+
+
+if __name__ == "__main__":
+    main()
