@@ -1,0 +1,132 @@
+"""What the layers of a model keep for backward, as the strategies of other systems see it. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.policy.match import SEPARATOR
+from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses
+from mindswap.simulate.program import Program
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["SavedTensor", "Turn", "find_turns", "saved_tensors", "swap_policy"]
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that forward of a layer makes and backward reads, and that `op_swap` can name.
+
+    Positions count operators from the begin of the layer's own forward or backward; one that the next layer
+    reads is behind the end of forward, or before the begin of backward (negative).
+
+    Attributes:
+        layer_index: layer of the model.
+        operators: paths below the layer; it leaves the device if `op_swap` names all of them.
+        size_bytes: on the device.
+        made_at, last_forward: positions in forward.
+        first_backward: position in backward.
+    """
+
+    layer_index: int
+    operators: tuple[str, ...]
+    size_bytes: int
+    made_at: int
+    last_forward: int
+    first_backward: int
+
+
+def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]:
+    """The tensors of a layer that can be swapped, in order of production."""
+    graph, names = model.captured.graph, model.names
+    position = model.captured.sample.layer_map[layer_index]
+    waiting: dict[tuple[str, int], list[SavedStorage]] = {}
+    for entry in classify_saved(graph):
+        if entry.storage.layer_index == position and entry.storage.producer is not None:
+            label = names(graph.owner(entry.storage.producer))
+            waiting.setdefault((label, entry.storage.size_bytes), []).append(entry)
+    found = []
+    for tensor, uses in _kept_tensors(model, layer_index):
+        entries = waiting.get((tensor.label, tensor.size_bytes))
+        keepers = [graph.owner(node) for node in entries.pop(0).keepers] if entries else []
+        if keepers and all(names.can_name(node) for node in keepers):
+            paths = dict.fromkeys(path for node in keepers for path in names(node).split("|"))
+            assert uses.last_forward is not None and uses.first_backward is not None
+            found.append(
+                SavedTensor(
+                    layer_index, tuple(paths), tensor.size_bytes, tensor.made_at, uses.last_forward, uses.first_backward
+                )
+            )
+    return tuple(found)
+
+
+def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[BlockTensor, Uses]]:
+    """Tensors of a layer that backward reads, with their uses by the layer and the one behind it on its stage."""
+    section = layer_index + 1  # section 0 is what is before the layers
+    sections = model.blocks(Policy())
+    block, behind = sections[section], sections[section + 1]
+    is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
+    reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
+    for tensor in block.tensors:
+        if not tensor.is_forward:
+            continue
+        uses = tensor.uses
+        if tensor.role is not None and tensor.role in reads:
+            uses = _join(block, behind, uses, reads[tensor.role])
+        if uses.first_backward is not None:
+            last = tensor.made_at if uses.last_forward is None else uses.last_forward
+            yield tensor, Uses(last, uses.first_backward, uses.last_backward)
+
+
+def _join(block: Block, behind: Block, own: Uses, other: Uses) -> Uses:
+    last, first = own.last_forward, own.first_backward
+    if other.last_forward is not None:
+        last = len(block.forward) + other.last_forward
+    if other.first_backward is not None:
+        first = other.first_backward - len(behind.backward)
+    return Uses(last, first, own.last_backward)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where a stage runs a layer for one micro-batch: first operators of its forward and its backward."""
+
+    forward: int
+    backward: int
+
+
+def find_turns(program: Program, stage: int) -> dict[int, list[Turn]]:
+    """For each layer of a stage its turns, in order of micro-batches; positions count from the first of the stage."""
+    begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
+    layer, micro_batch = program.ops.layer[begin:end], program.ops.micro_batch[begin:end]
+    changes = np.flatnonzero((np.diff(layer) != 0) | (np.diff(micro_batch) != 0)) + 1
+    starts: dict[tuple[int, int], list[int]] = {}
+    for start in (0, *changes.tolist()):
+        if layer[start] >= 0:
+            starts.setdefault((int(micro_batch[start]), int(layer[start])), []).append(start)
+    turns: dict[int, list[Turn]] = {}
+    for (_, index), (forward, backward) in sorted(starts.items()):
+        turns.setdefault(index, []).append(Turn(forward, backward))
+    return turns
+
+
+def swap_policy(chosen: Iterable[tuple[SavedTensor, int]]) -> Policy:
+    """A policy that swaps these tensors, each with its prefetch distance in operators.
+
+    An operator that makes several tensors has one distance: the largest asked for.
+    """
+    distances: dict[tuple[str, int], int] = {}
+    for tensor, distance in chosen:
+        for path in tensor.operators:
+            key = (path, tensor.layer_index)
+            distances[key] = max(distances.get(key, 1), distance)
+    layers: dict[tuple[str, int], list[int]] = {}
+    for (path, layer_index), distance in distances.items():
+        layers.setdefault((path, distance), []).append(layer_index)
+    entries = [
+        OpSwap(path.replace(".", SEPARATOR), Layers(tuple(sorted(indices))), distance)
+        for (path, distance), indices in layers.items()
+    ]
+    return Policy(is_swap_enabled=True, op_swap=tuple(entries))
