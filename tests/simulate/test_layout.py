@@ -1,0 +1,47 @@
+"""Which sections are on which stage; section 0 is the embedding, layers are numbered from 1, the head is the last."""
+
+import pytest
+
+from mindswap.errors import SimulationError
+from mindswap.policy.pipeline import Pipeline
+from mindswap.simulate.layout import lay_out_stages
+
+
+def chunks(num_layers, **settings):
+    return lay_out_stages(Pipeline(**settings), num_layers, 4).chunks
+
+
+def test_one_stage_has_all():
+    assert chunks(2) == (((0, 1, 2, 3),),)
+
+
+def test_layers_are_spread_evenly():
+    assert chunks(4, num_stages=2) == (((0, 1, 2),), ((3, 4, 5),))
+
+
+def test_offset_shifts_layers():
+    # 5 layers on 2 stages: 2 each and one more; the offset [1, 0] gives it to the first.
+    assert chunks(5, num_stages=2, offset=[1, 0]) == (((0, 1, 2, 3),), ((4, 5, 6),))
+    # The last stage has the head only.
+    assert chunks(2, num_stages=2, offset=[1, -1]) == (((0, 1, 2),), ((3,),))
+
+
+def test_interleaved_chunks_go_round_the_stages():
+    assert chunks(4, num_stages=2, num_chunks=2) == (((0, 1), (3,)), ((2,), (4, 5)))
+
+
+def test_an_offset_for_each_chunk():
+    # 6 layers on 2 stages x 2 chunks: 1 each, and two more as the offset says.
+    assert chunks(6, num_stages=2, num_chunks=2, offset=[[1, 0], [0, 1]]) == (((0, 1, 2), (4,)), ((3,), (5, 6, 7)))
+
+
+@pytest.mark.parametrize(
+    "settings,words",
+    [
+        ({"num_stages": 3}, "leave a rest of 1"),
+        ({"num_stages": 2, "num_chunks": 2, "is_zero_bubble_v": True}, "zero_bubble_v is not simulated"),
+    ],
+)
+def test_what_cannot_be_laid_out_is_an_error(settings, words):
+    with pytest.raises(SimulationError, match=words):
+        chunks(4, **settings)

@@ -1,0 +1,65 @@
+"""What a configuration says about a step."""
+
+import pytest
+
+from mindswap.simulate.step_settings import read_step_settings
+from tests.builders import document
+
+
+def read(text=""):
+    return read_step_settings(document(text))
+
+
+def test_what_is_missing_is_as_mindformers_takes_it():
+    settings = read("{}")
+    assert (settings.batch_size, settings.num_micro_batches, settings.num_cards) == (1, 1, 1)
+    assert (settings.optimizer, settings.compute_dtype, settings.is_fused) == ("AdamW", "float16", False)
+    assert settings.num_optimizer_shards == 1
+
+
+def test_micro_batches_of_a_pipeline():
+    # 4 micro-batches, each in 2 interleaved parts, summed up over 3 steps.
+    text = """
+    parallel_config: {pipeline_stage: 2, micro_batch_num: 4, data_parallel: 2, model_parallel: 2}
+    runner_config: {batch_size: 5, gradient_accumulation_steps: 3}
+    micro_batch_interleave_num: 2
+    model: {model_config: {seq_length: 10}}
+    """
+    settings = read(text)
+    assert settings.num_micro_batches == 24
+    assert settings.num_cards == 8
+    assert settings.num_tokens == 5 * 10 * 24 * 2
+
+
+def test_without_pipeline_there_is_no_micro_batch_num():
+    assert read("parallel_config: {micro_batch_num: 4}").num_micro_batches == 1
+
+
+def test_without_use_parallel_one_rank_trains():
+    assert read("{use_parallel: False, parallel_config: {data_parallel: 8}}").data_parallel == 1
+
+
+@pytest.mark.parametrize(
+    "parallel,shards",
+    [
+        ("{}", 1),
+        ("{enable_parallel_optimizer: True}", 8),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 4),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: -1}}", 8),
+        ("{enable_parallel_optimizer: False, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 1),
+    ],
+)
+def test_ranks_that_share_the_optimizer(parallel, shards):
+    assert read(f"{{parallel: {parallel}, parallel_config: {{data_parallel: 8}}}}").num_optimizer_shards == shards
+
+
+def test_other_settings():
+    text = """
+    optimizer: {type: Adam, swap: True}
+    parallel: {parallel_optimizer_config: {gradient_accumulation_shard: True}}
+    context: {jit_config: {jit_level: O1}}
+    model: {model_config: {compute_dtype: BFloat16}}
+    """
+    settings = read(text)
+    assert (settings.optimizer, settings.is_state_offloaded, settings.is_accumulator_sharded) == ("Adam", True, True)
+    assert (settings.is_fused, settings.compute_dtype) == (True, "bfloat16")
