@@ -3,6 +3,7 @@
 Everything here is simulated.
 """
 
+import copy
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 
@@ -143,6 +144,13 @@ class StepModel:
         """One layer under a policy, as `blocks` has it."""
         position = self.captured.sample.layer_map[layer_index]
         return self._step_blocks(replace(policy, is_swap_enabled=True), layer_index).layers[position]
+
+    def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
+        """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
+        other = copy.copy(self)
+        other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
+        other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
+        return other
 
     def model_flops(self) -> int:
         """Floating point operations of the matrix units in one step without recompute, all cards."""
