@@ -1,0 +1,160 @@
+"""What can leave the device between forward and backward, and which operator names take it away. Pure.
+
+A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
+between it and what is kept anyway is recomputed. Names tie pieces together: `add` names both additions of a
+layer. What cannot be decided apart is one `Item`.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.sharding import COMMUNICATION_OPS
+from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
+
+__all__ = ["Item", "find_items"]
+
+# Tie values together for the compiler; nothing is computed with them.
+IGNORED_OPS = frozenset({"UpdateState", "Load", "TensorMove"})
+TUPLE_OPS = frozenset({"MakeTuple", "TupleGetItem"})
+
+
+@dataclass(frozen=True)
+class Item:
+    """Activations of a layer about which one decision is made.
+
+    Attributes:
+        label: operator that makes the first of them, for people.
+        producers: labels of the tensors, as the simulator has them.
+        sizes_bytes: of the tensors.
+        swap_names: operators that `op_swap` must name; empty where one has no name.
+        recompute_names: ways to make some or all of the tensors again; each is the operators that
+            `select_recompute` must name, back to what is kept anyway. Empty where there is none.
+    """
+
+    label: str
+    producers: tuple[str, ...]
+    sizes_bytes: tuple[int, ...]
+    swap_names: tuple[str, ...]
+    recompute_names: tuple[tuple[str, ...], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them together."""
+        return sum(self.sizes_bytes)
+
+
+def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[Item, ...]:
+    """The items of one compiled layer, in order of production.
+
+    Args:
+        graph: the step without swap and recompute.
+        names: operator paths of its nodes.
+        layer_index: the layer, as `Node.layer_index` counts.
+    """
+    saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
+    walker = _Walker(graph, names, layer_index, saved)
+    own = [entry for entry in saved if entry.storage.layer_index == layer_index]
+    return tuple(walker.item(group) for group in _tied(own, walker))
+
+
+def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
+    """Storages that share an operator name, directly or over others, in one group."""
+    groups: list[tuple[set[str], list[SavedStorage]]] = []
+    for entry in saved:
+        keys = {walker.label(entry), *(walker.names(walker.graph.owner(node)) for node in entry.keepers)}
+        members = [entry]
+        for group in [group for group in groups if group[0] & keys]:
+            groups.remove(group)
+            keys |= group[0]
+            members = group[1] + members
+        groups.append((keys, members))
+    return [members for _, members in groups]
+
+
+class _Walker:
+    """Knows what is saved, and walks back from it."""
+
+    def __init__(self, graph: Graph, names: OperatorNames, layer_index: int, saved: Iterable[SavedStorage]):
+        self.graph = graph
+        self.names = names
+        self.layer_index = layer_index
+        self.kept = {node.name for entry in saved for node in entry.keepers}
+        self.output_names = frozenset(self._output_names())
+
+    def label(self, entry: SavedStorage) -> str:
+        assert entry.storage.producer is not None
+        return self.names(entry.storage.producer)
+
+    def item(self, group: list[SavedStorage]) -> Item:
+        producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
+        parts = [[entry] for entry in group] + [group]
+        ways = dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
+        return Item(
+            label=producers[0],
+            producers=producers,
+            sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
+            swap_names=self._paths(self.graph.owner(node) for entry in group for node in entry.keepers),
+            recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
+        )
+
+    def _way(self, nodes: list[Node]) -> tuple[str, ...]:
+        """What to name so that these operators run again.
+
+        A tuple that an operator reads has no name of its own; it runs again with its cell. Recompute of a cell
+        leaves out what makes its output, which is named as well.
+        """
+        cells = tuple(dict.fromkeys(node.cell_path for node in nodes if node.op == "MakeTuple"))
+        if "" in cells:
+            return ()
+        inside = {node.name for node in nodes if any(_is_below(node, cell) for cell in cells)}
+        read_outside = {name for reader in self.graph.forward if reader.name not in inside for name in reader.inputs}
+        named = [node for node in nodes if node.op not in TUPLE_OPS]
+        names = self._paths(node for node in named if node.name not in inside or node.name in read_outside)
+        return (*cells, *names) if names else ()
+
+    def _paths(self, nodes: Iterable[Node]) -> tuple[str, ...]:
+        """Their operator paths; nothing if one of them has none."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            if self.names.can_name(node):
+                found.update(dict.fromkeys(self.names(node).split("|")))
+            elif node.op not in VIEW_OPS and "-" in node.scope.rpartition("/")[0]:
+                return ()  # what the compiler put there goes with the operator that reads it
+        return tuple(found)
+
+    def _made_again(self, group: list[SavedStorage]) -> Iterator[Node]:
+        """The operators from the names that backward holds back to values that are kept anyway."""
+        own = {node.name for entry in group for node in entry.keepers}
+        stack = [node for entry in group for node in entry.keepers]
+        seen = set()
+        while stack:
+            node = stack.pop()
+            if node.name in seen or node.layer_index not in (self.layer_index, None):
+                continue
+            seen.add(node.name)
+            if node.op != "TupleGetItem":
+                yield node
+            for name in node.inputs:
+                source = self.graph.forward_nodes.get(name)
+                if source is None or source.op in IGNORED_OPS or source.op in COMMUNICATION_OPS:
+                    continue
+                is_kept = name in self.kept and name not in own
+                if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
+                    stack.append(source)
+
+    def _output_names(self) -> Iterator[str]:
+        """Operators whose output the next layer reads, in any layer: to make it again would take the whole layer."""
+        for reader in self.graph.forward:
+            if reader.layer_index is None or reader.op in IGNORED_OPS:
+                continue
+            for name in reader.inputs:
+                source = self.graph.forward_nodes.get(name)
+                owner = self.graph.owner(source) if source is not None else reader
+                if owner.layer_index not in (None, reader.layer_index):
+                    yield from self.names(owner).split("|")
+
+
+def _is_below(node: Node, cell: str) -> bool:
+    return node.cell_path == cell or node.cell_path.startswith(f"{cell}.")

@@ -1,0 +1,87 @@
+"""Replays a policy on the whole step, and says whether it fits. Trusts no solver: it sees only the policy."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.plan.problem import Problem
+from mindswap.policy.model import Policy
+from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
+from mindswap.simulate.step_model import SimulatedStep, StepModel
+
+__all__ = ["Evaluation", "evaluate", "evaluate_short", "short_model"]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """A policy on the simulator.
+
+    Attributes:
+        step: the simulated step.
+        step_time_ns: its time; carried on to all micro-batches where fewer were simulated.
+        stage_peak_bytes: device memory of each stage.
+        host_bytes: host memory of a node.
+        fits: every stage is within the device budget, and the node within the host budget.
+    """
+
+    step: SimulatedStep
+    step_time_ns: int
+    stage_peak_bytes: tuple[int, ...]
+    host_bytes: int
+    fits: bool
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any stage."""
+        return max(self.stage_peak_bytes)
+
+
+def evaluate(problem: Problem, policy: Policy) -> Evaluation:
+    """A policy on the full step: all stages, layers and micro-batches."""
+    return _judge(problem, problem.model.simulate(policy))
+
+
+def evaluate_short(problem: Problem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
+    """A policy on two short steps, carried on to the number of micro-batches of the full one.
+
+    Once a pipeline is full, every further micro-batch takes the same time and memory stays as it is.
+
+    Args:
+        problem: what the budget is.
+        policy: what to simulate.
+        shorts: from `short_model`, with fewer and with more micro-batches; one is enough if it is the full step.
+    """
+    steps = [model.simulate(policy) for model in shorts]
+    counts = [model.layout.num_micro_batches for model in shorts]
+    judged = _judge(problem, steps[-1])
+    if len(steps) == 1:
+        return judged
+    per_batch_ns = (steps[1].step_time_ns - steps[0].step_time_ns) / (counts[1] - counts[0])
+    left = problem.model.layout.num_micro_batches - counts[1]
+    return replace(judged, step_time_ns=judged.step_time_ns + round(left * per_batch_ns))
+
+
+def short_model(model: StepModel) -> tuple[StepModel, ...]:
+    """The model with as few micro-batches as show a full pipeline; two of them, to see what one more takes."""
+    layout = model.layout
+    num_rounds = max(len(chunks) for chunks in layout.chunks)
+    first = layout.num_stages * (num_rounds if num_rounds > 1 else 1) + 1
+    if num_rounds > 1:  # interleaved schedules go in rounds of as many micro-batches as stages
+        first = layout.num_stages * (num_rounds + 1)
+    second = first + (layout.num_stages if num_rounds > 1 else 2)
+    if second >= layout.num_micro_batches:
+        return (model,)
+    return (model.with_micro_batches(first), model.with_micro_batches(second))
+
+
+def _judge(problem: Problem, step: SimulatedStep) -> Evaluation:
+    peaks = tuple(a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True))
+    timeline = step.timeline
+    stage_host_bytes = [
+        peak_host_bytes(timeline, np.flatnonzero(timeline.program.copies_stage == stage))
+        for stage in range(timeline.program.num_stages)
+    ]
+    host_bytes = host_bytes_per_node(stage_host_bytes, problem.model.settings.num_cards, problem.num_cards_per_node)
+    fits = max(peaks) <= problem.budget_bytes and host_bytes <= problem.host_bytes
+    return Evaluation(step, step.step_time_ns, peaks, host_bytes, fits)

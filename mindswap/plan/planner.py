@@ -1,0 +1,198 @@
+"""From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.plan.baselines import STRATEGIES
+from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
+from mindswap.plan.problem import Objective, Problem
+from mindswap.plan.result import Compared, Plan, Status
+from mindswap.plan.solvers import SOLVERS
+from mindswap.plan.solvers.search import Progress, Stop
+from mindswap.plan.step_space import StepSpace, collect_items, to_policy
+from mindswap.policy.model import Policy
+from mindswap.simulate.memory import profile_memory
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["Planner", "make_plan"]
+
+# Rounds in which a stage that is over its budget in the whole step is solved again with less.
+NUM_REPAIRS = 4
+# With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
+LOSS_PERMILLE = 10
+NUM_HALVINGS = 6
+# Those that need no look at the model are cheap enough to be looked at with every plan.
+QUICK_STRATEGIES = (
+    "keep all",
+    "full recompute",
+    "select recompute",
+    "default SWAP, prefetch 1",
+    "default SWAP, prefetch 10",
+    "swap everything",
+)
+
+
+def make_plan(problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
+    """The best policy that is found.
+
+    Args:
+        problem: what to look for.
+        solver: one of `SOLVERS`.
+        progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+    """
+    return Planner(problem.model, problem.allow_swap, problem.allow_recompute).plan(problem, solver, progress)
+
+
+class Planner:
+    """Makes plans for one model; what it learns of the model serves all of them.
+
+    Args:
+        model: the step.
+        allow_swap, allow_recompute: what plans may do.
+    """
+
+    def __init__(self, model: StepModel, allow_swap: bool = True, allow_recompute: bool = True):
+        self.model = model
+        self.catalog = collect_items(model, allow_swap, allow_recompute)
+        self.allow = (allow_swap, allow_recompute)
+        self.shorts = short_model(model)
+
+    def plan(self, problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
+        """The best policy that is found for a problem of this model."""
+        progress = _Interruptible(progress)
+        if problem.objective is Objective.MEMORY:
+            return self._least_memory(problem, solver, progress)
+        return self._plan(problem, solver, progress)
+
+    def _plan(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
+        policies = {name: _with_settings(policy, problem.settings) for name, policy in self._strategies(problem)}
+        judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
+        found, num_evaluations = self._solve(problem, solver, progress)
+        # The plan is replayed in full; others only where they may be better.
+        policy, best = found, evaluate(problem, found)
+        rivals = sorted((name for name in judged if self._is_allowed(policies[name])), key=lambda n: _rank(judged[n]))
+        for name in rivals[:1]:
+            if _rank(judged[name]) < _rank(evaluate_short(problem, found, self.shorts)):
+                replayed = evaluate(problem, policies[name])
+                if _rank(replayed) < _rank(best):
+                    policy, best = policies[name], replayed
+        keep = judged["keep all"]
+        return Plan(
+            status=Status.FEASIBLE if best.fits else Status.INFEASIBLE,
+            policy=policy,
+            step_time_ns=best.step_time_ns,
+            stage_peak_bytes=best.stage_peak_bytes,
+            stage_static_bytes=tuple(static.total_bytes for static in self.model.static),
+            host_bytes=best.host_bytes,
+            budget_bytes=problem.budget_bytes,
+            unconstrained_ns=keep.step_time_ns,
+            lower_bound_ns=keep.step_time_ns,
+            smallest_budget_bytes=min(problem.budget_bytes, best.peak_bytes) if best.fits else best.peak_bytes,
+            holders=_holders(best),
+            compared=tuple(Compared(name, one.step_time_ns, one.peak_bytes, one.fits) for name, one in judged.items()),
+            num_evaluations=num_evaluations,
+            is_interrupted=progress.is_stopped,
+        )
+
+    def _strategies(self, problem: Problem):
+        for name in QUICK_STRATEGIES:
+            yield name, STRATEGIES[name](self.model, problem.budget_bytes)
+
+    def _is_allowed(self, policy: Policy) -> bool:
+        allow_swap, allow_recompute = self.allow
+        swaps = bool(policy.op_swap or policy.layer_swap)
+        again = bool(policy.layer_recompute or policy.select_recompute)
+        return (allow_swap or not swaps) and (allow_recompute or not again)
+
+    def _solve(self, problem: Problem, solver: str, progress: "_Interruptible") -> tuple[Policy, int]:
+        """The policy of all stages together; a stage that turns out over its budget is solved again with less."""
+        num_stages = self.model.layout.num_stages
+        budgets = [problem.budget_bytes - static.total_bytes for static in self.model.static]
+        effort = 1000 if num_stages == 1 else max(200, 2000 // num_stages)
+        choices: list[tuple[tuple[int, ...], np.ndarray]] = [((), np.empty((0, 0)))] * num_stages
+        todo = list(range(num_stages))
+        policy, num_evaluations = Policy(), 0
+        for _ in range(NUM_REPAIRS):
+            for stage in todo:
+                space = StepSpace(self.model, self.catalog, stage, budgets[stage], problem.host_bytes_per_card)
+                search = SOLVERS[solver](space, progress, effort)
+                num_evaluations += search.num_evaluations
+                assert search.best is not None
+                choices[stage] = (tuple(space.layers), search.best)
+            policy = _with_settings(to_policy(self.catalog, choices), problem.settings)
+            judged = evaluate_short(problem, policy, self.shorts)
+            over = [peak - problem.budget_bytes for peak in judged.stage_peak_bytes]
+            again = [stage for stage in range(num_stages) if over[stage] > 0 and stage in todo]
+            if not again or progress.is_stopped:
+                break
+            for stage in again:
+                budgets[stage] -= over[stage]
+            todo = again
+        return policy, num_evaluations
+
+    def _least_memory(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
+        """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
+        best = self._plan(replace(problem, objective=Objective.TIME), solver, progress)
+        limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
+        low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)
+        if not best.fits or best.step_time_ns > limit_ns:
+            return best
+        for _ in range(NUM_HALVINGS):
+            if progress.is_stopped:
+                break
+            middle = (low + high) // 2
+            plan = self._plan(replace(problem, objective=Objective.TIME, budget_bytes=middle), solver, progress)
+            if plan.fits and plan.step_time_ns <= limit_ns:
+                best, high = replace(plan, budget_bytes=problem.budget_bytes), plan.peak_bytes
+            else:
+                low = middle
+        return best
+
+
+class _Interruptible:
+    """Progress that remembers that it was told to stop: every later search ends at once."""
+
+    def __init__(self, progress: Progress):
+        self.progress = progress
+        self.is_stopped = False
+
+    def __call__(self) -> None:
+        if not self.is_stopped:
+            try:
+                self.progress()
+            except Stop:
+                self.is_stopped = True
+        if self.is_stopped:
+            raise Stop
+
+
+def _rank(judged: Evaluation) -> tuple[bool, int, int]:
+    """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
+    if judged.fits:
+        return (False, judged.step_time_ns, judged.peak_bytes)
+    return (True, judged.peak_bytes, judged.step_time_ns)
+
+
+def _with_settings(policy: Policy, settings: Policy) -> Policy:
+    """The policy with the switches of the configuration."""
+    return replace(
+        policy,
+        is_swap_enabled=True,
+        recompute_slice_activation=settings.recompute_slice_activation,
+        mp_comm_recompute=settings.mp_comm_recompute,
+        parallel_optimizer_comm_recompute=settings.parallel_optimizer_comm_recompute,
+    )
+
+
+def _holders(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+    """What fills the memory of the fullest stage at its peak, by operator; static memory as one."""
+    stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
+    timeline = judged.step.timeline
+    profile = profile_memory(timeline, stage)
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    sizes: dict[str, int] = {"parameters, gradients, optimizer": judged.step.static[stage].total_bytes}
+    for position in profile.holders:
+        label = labels[intervals.label[position]]
+        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
+    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))

@@ -1,0 +1,90 @@
+"""What a planner answers: a policy, what it comes to, and how good that is. Plain data; all times are simulated."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.policy.model import Policy
+
+__all__ = ["Compared", "Plan", "Status"]
+
+
+class Status(Enum):
+    """Whether there is a policy within the budget."""
+
+    FEASIBLE = "feasible"
+    INFEASIBLE = "infeasible"
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A policy that the plan is compared with.
+
+    Attributes:
+        name: of the policy.
+        step_time_ns: simulated; of a pipeline with many micro-batches carried on from fewer.
+        peak_bytes: highest device memory of any stage, simulated.
+        fits: within the budgets.
+    """
+
+    name: str
+    step_time_ns: int
+    peak_bytes: int
+    fits: bool
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A policy with its predictions.
+
+    Attributes:
+        status: whether it is within the budget; if not, it is the policy that comes nearest.
+        policy: in layer indices.
+        step_time_ns: simulated on the full graph.
+        stage_peak_bytes: device memory of each stage, simulated on the full graph.
+        stage_static_bytes: what no policy can move, of each stage.
+        host_bytes: host memory of a node.
+        budget_bytes: what was allowed.
+        unconstrained_ns: step time if everything is kept, whether that fits or not.
+        lower_bound_ns: step time that no policy can beat: compute, communication and optimizer, without any copy
+            or recompute.
+        smallest_budget_bytes: the least budget for which a policy is known; not above `budget_bytes` if the plan fits.
+        holders: what fills the memory of the fullest stage at its peak: (name, bytes), largest first.
+        compared: well-known policies.
+        num_evaluations: simulations made.
+        is_interrupted: the search was stopped early.
+    """
+
+    status: Status
+    policy: Policy
+    step_time_ns: int
+    stage_peak_bytes: tuple[int, ...]
+    stage_static_bytes: tuple[int, ...]
+    host_bytes: int
+    budget_bytes: int
+    unconstrained_ns: int
+    lower_bound_ns: int
+    smallest_budget_bytes: int
+    holders: tuple[tuple[str, int], ...]
+    compared: tuple[Compared, ...]
+    num_evaluations: int
+    is_interrupted: bool = False
+
+    @property
+    def fits(self) -> bool:
+        """Within the budget."""
+        return self.status is Status.FEASIBLE
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any stage."""
+        return max(self.stage_peak_bytes)
+
+    @property
+    def slowdown(self) -> float:
+        """Step time over that of keeping everything, less one."""
+        return self.step_time_ns / self.unconstrained_ns - 1
+
+    @property
+    def gap(self) -> float:
+        """Step time over the lower bound, less one: how much better a plan could be at most."""
+        return self.step_time_ns / self.lower_bound_ns - 1

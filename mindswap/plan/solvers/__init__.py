@@ -1,0 +1,13 @@
+"""Solvers with one signature: (space, progress, effort_permille) -> Search."""
+
+from collections.abc import Callable, Mapping
+
+from mindswap.plan.solvers import fast
+from mindswap.plan.solvers.search import Progress, Search
+from mindswap.plan.space import Space
+
+__all__ = ["SOLVERS", "Solver"]
+
+Solver = Callable[[Space, Progress, int], Search]
+
+SOLVERS: Mapping[str, Solver] = {"fast": fast.solve}

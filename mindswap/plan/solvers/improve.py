@@ -1,0 +1,178 @@
+"""Changes a choice step by step as long as the simulator finds it better. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.plan.solvers.search import Search
+from mindswap.plan.space import KEEP, Figures
+
+__all__ = ["improve"]
+
+# Most simulations of one round before the next begins from the best found.
+MAX_TRIALS = 60
+SMALL_SPACE_CELLS = 24
+
+
+@dataclass(frozen=True, eq=False)
+class _Move:
+    """Cells of a choice that get other values.
+
+    Attributes:
+        mask: bool, shape of the choice.
+        value: what they get; one number.
+        freed_bytes: more memory free, as far as known; negative for less.
+        time_ns: more time, as far as known.
+    """
+
+    mask: np.ndarray
+    value: int
+    freed_bytes: int
+    time_ns: int
+
+    def apply(self, choice: np.ndarray) -> np.ndarray:
+        changed = choice.copy()
+        if self.mask[:, 0].any() and self.value < KEEP:
+            changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
+        changed[self.mask] = self.value
+        return changed
+
+
+def improve(search: Search, forward_ns: int) -> None:
+    """Looks for better choices around the best of a search until its simulations are used up.
+
+    Args:
+        search: has simulated something.
+        forward_ns: time of forward per micro-batch, in which copies out can hide.
+    """
+    while not search.is_exhausted:
+        before = search.best_score
+        _retune(search)
+        _change(search, forward_ns)
+        if search.best_score == before:
+            return
+
+
+def _retune(search: Search) -> None:
+    """The distances that the timeline of the best choice asks for: one for each item, or a few."""
+    assert search.best is not None
+    choice = search.best
+    is_swapped = choice > KEEP
+    if not is_swapped.any():
+        return
+    needed = search.space.smallest_distances(search.space.timeline(choice))
+    largest = np.broadcast_to(needed.max(axis=0), choice.shape)
+    doubling = 1 << np.ceil(np.log2(np.maximum(needed, 1))).astype(np.int64)
+    for distances in (largest, np.minimum(doubling, largest)):
+        for permille in (1000, 700, 500, 1400):
+            scaled = np.maximum(1, distances * permille // 1000)
+            search.score(np.where(is_swapped, scaled, choice))
+
+
+def _change(search: Search, forward_ns: int) -> None:
+    """Single and paired moves, those first that promise most."""
+    assert search.best is not None and search.best_score is not None
+    choice, figures = search.best, search.space.figures
+    moves = list(_moves(choice, figures))
+    if not moves:
+        return
+    in_flight = figures.num_in_flight
+    freed = np.array([move.freed_bytes for move in moves], np.int64) * in_flight
+    time = np.array([move.time_ns for move in moves], np.int64)
+    link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
+    used_ns = int(figures.copy_ns[choice > KEEP].sum())
+    spare = search.space.budget_bytes - search.best_score.peak_bytes
+
+    def exposed(link_ns: np.ndarray) -> np.ndarray:
+        return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
+
+    single = time + exposed(link)
+    gain, first, second = [], [], []
+    fits = np.flatnonzero(freed + spare >= 0)
+    gain.append(-single[fits])
+    first.append(fits)
+    second.append(np.full(len(fits), -1))
+    both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
+    ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
+    a, b = np.nonzero(ok)
+    gain.append(-both_ns[a, b])
+    first.append(a)
+    second.append(b)
+    gains, firsts, seconds = map(np.concatenate, (gain, first, second))
+    if search.best_score.excess_bytes:
+        firsts = np.arange(len(moves))
+        gains, seconds = freed, np.full(len(moves), -1)
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    trials = 0
+    for index in np.lexsort((seconds, firsts, -gains)):
+        if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
+            return
+        if gains[index] < 0 and not is_small:
+            return
+        one = moves[firsts[index]]
+        if seconds[index] >= 0:
+            other = moves[seconds[index]]
+            if (one.mask & other.mask).any():
+                continue
+            changed = other.apply(one.apply(choice))
+        else:
+            changed = one.apply(choice)
+        before = search.best_score
+        trials += 1
+        search.score(changed)
+        if search.best_score < before:
+            return
+
+
+def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:
+    was = int(figures.copy_ns[move.mask & (choice > KEEP)].sum())
+    return (int(figures.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
+
+
+def _moves(choice: np.ndarray, figures: Figures) -> Iterator[_Move]:
+    """For each item and each value that it has: some of its layers, first or last ones, get another value."""
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    usual = int(np.median(choice[choice > KEEP])) if (choice > KEEP).any() else 8
+    freed_now, time_now = figures.freed_by(choice), figures.time_of(choice)
+    for item in range(figures.num_items):
+        column = choice[:, item]
+        distances = np.unique(column[column > KEEP])
+        own = int(np.median(distances)) if len(distances) else usual
+        targets = [KEEP, *(-w for w in range(1, figures.freed_bytes.shape[2]))]
+        targets += [1, 2, 3, 4, 6, 8, own] if is_small else [own]
+        for value in np.unique(column):
+            for target in dict.fromkeys(targets):
+                if target == value:
+                    continue
+                if value > KEEP and target > KEEP and not is_small:
+                    continue
+                way = max(-target, 0)
+                possible = (column == value) & ((target == KEEP) | (figures.freed_bytes[:, item, way] > 0))
+                if item and target != KEEP:
+                    possible &= choice[:, 0] == KEEP
+                for layers in _parts(np.flatnonzero(possible)):
+                    mask = np.zeros(choice.shape, bool)
+                    mask[layers, item] = True
+                    freed = np.zeros(len(layers), np.int64)
+                    if target != KEEP:
+                        freed = figures.freed_bytes[layers, item, way]
+                    time = figures.recompute_ns[layers, item, way]
+                    before_bytes, before_ns = freed_now[layers, item], time_now[layers, item]
+                    if item == 0 and target < KEEP:
+                        before_bytes, before_ns = freed_now[layers].sum(axis=1), time_now[layers].sum(axis=1)
+                    yield _Move(mask, int(target), int((freed - before_bytes).sum()), int((time - before_ns).sum()))
+
+
+def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
+    """First and last layers, one, two, four and so on; all of them."""
+    size = 1
+    while size < len(layers):
+        yield layers[:size]
+        yield layers[-size:]
+        size *= 2
+    if len(layers):
+        yield layers
+    if 2 < len(layers) <= 6:
+        for layer in layers[1:-1]:
+            yield np.array([layer])

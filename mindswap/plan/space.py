@@ -1,0 +1,169 @@
+"""What a solver chooses from, and what a choice costs: one pipeline stage, its layers, their items. Pure.
+
+A choice is an integer array of shape (num_layers, num_items): `KEEP`, a positive number to swap with that
+`backward_prefetch`, or a negative number, -w, to recompute in way w. A solver sees this and nothing of MindSpore.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.simulate.blocks import Block
+from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.engine import simulate
+from mindswap.simulate.host import peak_host_bytes
+from mindswap.simulate.memory import peak_memory
+from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.timeline import Timeline
+
+__all__ = ["KEEP", "Figures", "Score", "Space"]
+
+KEEP = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Figures:
+    """What each decision is worth, taken alone. First axes are layers and items.
+
+    Attributes:
+        freed_bytes: int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by
+            swap at 0, by recompute in way w at w; 0 where it cannot be done.
+        recompute_ns: int64, same shape: time to run operators again, per micro-batch.
+        copy_ns: int64, shape (num_layers, num_items): time on the link, the slower direction.
+        num_in_flight: micro-batches whose activations are there at the peak.
+    """
+
+    freed_bytes: np.ndarray
+    recompute_ns: np.ndarray
+    copy_ns: np.ndarray
+    num_in_flight: int = 1
+
+    @property
+    def num_layers(self) -> int:
+        """Layers to decide about."""
+        return self.freed_bytes.shape[0]
+
+    @property
+    def num_items(self) -> int:
+        """Items of a layer."""
+        return self.freed_bytes.shape[1]
+
+    def freed_by(self, choice: np.ndarray) -> np.ndarray:
+        """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
+        freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+        return np.where(choice == KEEP, 0, freed)
+
+    def time_of(self, choice: np.ndarray) -> np.ndarray:
+        """Time that each decision recomputes, shape (num_layers, num_items)."""
+        return np.take_along_axis(self.recompute_ns, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+
+
+@dataclass(frozen=True, order=True)
+class Score:
+    """What a choice comes to; less is better.
+
+    Attributes:
+        excess_bytes: device and host memory over the budgets; 0 where it fits.
+        cost_ns: step time, and what a solver adds for every entry that the policy needs.
+        step_time_ns: simulated.
+        peak_bytes: simulated device memory.
+    """
+
+    excess_bytes: int
+    cost_ns: int
+    step_time_ns: int
+    peak_bytes: int
+
+    @property
+    def fits(self) -> bool:
+        """Within the budgets."""
+        return self.excess_bytes == 0
+
+
+class Space(ABC):
+    """One pipeline stage.
+
+    Attributes:
+        figures: of the decisions.
+        budget_bytes: for activations.
+        host_budget_bytes: for what is swapped, one card.
+        items: labels of tensors -> item; layers are numbered within the stage.
+        layers: index in the model of each layer.
+    """
+
+    figures: Figures
+    budget_bytes: int
+    host_budget_bytes: int
+    items: Mapping[str, int]
+    layers: Sequence[int]
+
+    def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
+        self.transfers = transfers
+        self.layout = layout
+        self.stage = stage
+
+    @abstractmethod
+    def blocks(self, choice: np.ndarray) -> Sequence[Block]:
+        """The whole step, with the layers of this stage as chosen."""
+
+    def timeline(self, choice: np.ndarray) -> Timeline:
+        """The stage alone."""
+        program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
+        return simulate(program, check=False)
+
+    def score(self, timeline: Timeline) -> Score:
+        """What a timeline of this stage comes to."""
+        peak_bytes = int(peak_memory(timeline)[0])
+        host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
+        excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
+        return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
+
+    def evaluate(self, choice: np.ndarray) -> Score:
+        """Simulates a choice."""
+        return self.score(self.timeline(choice))
+
+    def smallest_distances(self, timeline: Timeline) -> np.ndarray:
+        """The least `backward_prefetch` with which no copy would delay an operator that has its time in a timeline.
+
+        Returns:
+            int64, shape (num_layers, num_items): the largest over micro-batches; 0 where nothing is copied.
+        """
+        program, copies = timeline.program, timeline.program.copies
+        found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
+        if not len(copies):
+            return found
+        needed = np.maximum(_release_distances(timeline), _prefetch_distances(timeline))
+        layer_of = np.full(max(self.layers) + 1, -1)
+        layer_of[list(self.layers)] = np.arange(len(self.layers))
+        item_of = np.array([self.items.get(label, -1) for label in program.labels])
+        layer, item = layer_of[copies.layer], item_of[copies.label]
+        known = (layer >= 0) & (item >= 0)
+        np.maximum.at(found, (layer[known], item[known]), np.maximum(needed[known], 1))
+        return found
+
+
+def _release_distances(timeline: Timeline) -> np.ndarray:
+    """Places, copies counted, from each copy out to the last operator that starts before the copy has ended."""
+    copies = timeline.program.copies
+    producers = np.sort(copies.producer_op)
+    last = np.searchsorted(np.maximum.accumulate(timeline.op_start_ns), timeline.out_end_ns, side="left") - 1
+    last = np.maximum(last, copies.producer_op + 1)
+    copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, copies.producer_op)
+    return last - copies.producer_op - 1 + copies_before
+
+
+def _prefetch_distances(timeline: Timeline) -> np.ndarray:
+    """Operators from the start of each copy in to its first user, if every copy came in as late as it can."""
+    copies = timeline.program.copies
+    order = np.argsort(copies.first_user_op, kind="stable")
+    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[order]
+    user_ns = timeline.op_start_ns[copies.first_user_op[order]]
+    # They come in one after another: the time left before each user, least over all that come later.
+    total_ns = np.cumsum(duration_ns)
+    latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
+    ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns), latest_ns, side="right") - 1
+    distance = np.empty(len(copies), np.int64)
+    distance[order] = copies.first_user_op[order] - np.maximum(ended, 0) - 1
+    return distance
