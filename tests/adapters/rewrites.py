@@ -68,7 +68,7 @@ def describe(graph):
     """Bytes of each layer, and kernels that backward runs again, as things that JSON can write.
 
     Without what all layers share: it is made outside of them. The cell of a kernel is not compared, because the
-    compiler drops the scopes of some.
+    compiler drops the scopes of some, and the mark of a copy from some.
     """
     kept, copied = Counter(), Counter()
     for entry in classify_saved(graph):
@@ -78,9 +78,13 @@ def describe(graph):
     again = Counter(
         f"{node.layer_index} {node.op}"
         for node in graph.backward
-        if node.is_duplicate and is_kernel(node.op) and node.layer_index is not None
+        if is_again(node) and is_kernel(node.op) and node.layer_index is not None
     )
     return {"kept": +kept, "copied": +copied, "again": again}
+
+
+def is_again(node):
+    return node.is_duplicate or (node.is_recomputed and "Gradients/" not in node.scope)
 
 
 def compare_assembled(config):
