@@ -38,7 +38,7 @@ def read_saved_step(path: Path) -> SavedStep | None:
     try:
         with path.open("rb") as file:
             values = read(file, path.stat().st_size)
-    except (OSError, ValueError, KeyError, TypeError, struct.error, RecursionError, _Incomplete):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error, RecursionError, _Incomplete):
         return None
     return SavedStep(values["step_num"], values["epoch_num"]) if len(values) == len(_NAMES) else None
 

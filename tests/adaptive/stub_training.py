@@ -28,7 +28,8 @@ STEP = (
 def main() -> None:
     stub = json.loads(os.environ["STUB"])
     if os.environ.get("MS_ROLE") == "MS_SCHED":
-        time.sleep(3600)
+        time.sleep(stub["num_steps"] * stub["step_s"] + 1)  # msrun waits for it
+        return
     if stub.get("ignore_term"):
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     rank = int(os.environ.get("RANK_ID", "0"))

@@ -1,0 +1,119 @@
+"""The loop around the real msrun with two workers; the training itself is a stub (stub_training.py)."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.adaptive.conftest import ROOT, finish, wait_for
+
+pytestmark = pytest.mark.mindspore
+
+
+def free_port():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.fixture
+def command():
+    return [
+        "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}", "--log_dir=ignored",
+        "python", "-m", "mindswap", "run", "--config", "c.yaml",
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def slow(place):
+    """Long enough to be hit in the middle."""
+    place.stub |= {"step_s": 0.2, "num_steps": 30}
+    return place
+
+
+def ranks(place):
+    """Process of each worker."""
+    return {int(env[b"RANK_ID"]): pid for pid, env in place.workers() if env.get(b"MS_ROLE") == b"MS_WORKER"}
+
+
+def in_the_middle(place):
+    wait_for(lambda: all("step:[    5" in place.log(worker=rank) for rank in (0, 1)))
+
+
+def test_one_worker_out_of_memory_stops_all_and_all_go_on(place, command):
+    place.stub["oom"] = {"recompute": 6}
+    code, out = place.run(command=command)
+    assert code == 0, out
+    assert "ran out of memory at step 5, 1.0 GiB were missing" in out
+    assert "attempt 2: from the checkpoint of step 4" in out
+    assert place.steps(2) == (5, 12) and "step:[   12" in place.log(2, worker=1)
+
+
+def test_one_worker_killed(slow, command):
+    process = slow.start(command=command)
+    in_the_middle(slow)
+    os.kill(ranks(slow)[1], signal.SIGKILL)
+    code, out = finish(process)
+    assert code == 0, out
+    assert "worker 1 was killed by SIGKILL" in out
+    assert slow.outcomes() == ["killed", "finished"] and slow.steps(2)[1] == 30
+
+
+def test_all_workers_killed(slow, command):
+    process = slow.start(command=command)
+    in_the_middle(slow)
+    for pid in ranks(slow).values():
+        os.kill(pid, signal.SIGKILL)
+    code, out = finish(process)
+    assert code == 0, out
+    assert slow.outcomes() == ["killed", "finished"]
+
+
+def test_msrun_itself_killed(slow, command):
+    process = slow.start(command=command)
+    in_the_middle(slow)
+    os.kill(next(pid for pid, env in slow.workers() if b"MS_ROLE" not in env), signal.SIGKILL)
+    code, out = finish(process)
+    assert code == 0, out
+    assert "msrun was killed by SIGKILL" in out
+    assert slow.outcomes() == ["killed", "finished"]
+
+
+def test_ctrl_c(slow, command):
+    process = slow.start(command=command)
+    in_the_middle(slow)
+    process.send_signal(signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert not slow.workers()
+
+
+def test_a_port_in_use_stops_before_anything_starts(place, command):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        code, out = place.run(command=[*command[:3], f"--master_port={port}", *command[4:]])
+    assert code == 1
+    assert f"mindswap: error: MASTER_PORT {port} of 127.0.0.1 is in use\n    fix:     " in out
+    assert not list(place.run_dir.glob("attempt_*"))
+
+
+def test_the_launcher_script_takes_the_flag(place):
+    """It finds the planner of the package, so this looks no further than to what is refused before it is asked."""
+    text = (place.folder / "c.yaml").read_text().replace("swap: False", "swap: True")
+    (place.folder / "c.yaml").write_text(text)
+    words = ["--adaptive-memory-optimization", "--memory", "4GiB", "--config c.yaml", "2", str(free_port()), "logs"]
+    result = subprocess.run(
+        ["bash", str(ROOT / "scripts/msrun_launch.sh"), *words, "True", "60"], cwd=place.folder, capture_output=True,
+        text=True, env={**os.environ, "PYTHON": sys.executable}, check=False,
+    )  # fmt: skip
+    assert result.returncode == 1
+    assert "c.yaml:9:21: error: swap_config.swap: True: set by hand" in result.stderr
+
+
+def test_a_run_directory_with_spaces(place, command):
+    place.run_dir = place.folder / "a run $(touch evil)"
+    code, out = place.run(command=command)
+    assert code == 0, out
+    assert place.steps() == (1, 12) and not Path(place.folder, "evil").exists()
