@@ -17,8 +17,8 @@ from mindswap.simulate.step_model import StepModel
 
 __all__ = ["knapsack"]
 
-# The search for the memory to reckon with ends at this width; the original ends at 1 MiB.
-SEARCH_WIDTH_BYTES = 2**24
+# The search for the memory to reckon with ends at this part of the budget; the original ends at 1 MiB.
+SEARCH_PARTS = 4096
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,9 @@ def knapsack(model: StepModel, budget_bytes: int) -> Policy:
     high = [budget_bytes] * len(stages)
     tried = list(high)
     best = [(settings[0],) * len(layers) for layers, _ in stages]
-    while any(most - least > SEARCH_WIDTH_BYTES for least, most in zip(low, high, strict=True)):
+    is_first = True
+    while is_first or any(most - least > budget_bytes // SEARCH_PARTS for least, most in zip(low, high, strict=True)):
+        is_first = False
         chosen = [
             fill_knapsack(settings, in_flight, memory - model.static[stage].total_bytes)
             for stage, ((_, in_flight), memory) in enumerate(zip(stages, tried, strict=True))

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
-from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses
 from mindswap.simulate.program import Program
 from mindswap.simulate.step_model import StepModel
@@ -39,7 +39,7 @@ class SavedTensor:
 
 
 def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]:
-    """The tensors of a layer that can be swapped, in order of production."""
+    """The tensors of a layer that leave the device if they are named, in order of production."""
     graph, names = model.captured.graph, model.names
     position = model.captured.sample.layer_map[layer_index]
     waiting: dict[tuple[str, int], list[SavedStorage]] = {}
@@ -47,11 +47,13 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
         if entry.storage.layer_index == position and entry.storage.producer is not None:
             label = names(graph.owner(entry.storage.producer))
             waiting.setdefault((label, entry.storage.size_bytes), []).append(entry)
+    swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
+    leaves = [tensor.num_copies > 0 and not tensor.is_held for tensor in swapped.tensors if tensor.is_forward]
     found = []
-    for tensor, uses in _kept_tensors(model, layer_index):
+    for number, tensor, uses in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
         keepers = [graph.owner(node) for node in entries.pop(0).keepers] if entries else []
-        if keepers and all(names.can_name(node) for node in keepers):
+        if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
             paths = dict.fromkeys(path for node in keepers for path in names(node).split("|"))
             assert uses.last_forward is not None and uses.first_backward is not None
             found.append(
@@ -62,22 +64,20 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
     return tuple(found)
 
 
-def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[BlockTensor, Uses]]:
-    """Tensors of a layer that backward reads, with their uses by the layer and the one behind it on its stage."""
+def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, Uses]]:
+    """Tensors of a layer that backward reads: number among those that forward makes, uses also by the next layer."""
     section = layer_index + 1  # section 0 is what is before the layers
     sections = model.blocks(Policy())
     block, behind = sections[section], sections[section + 1]
     is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
     reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
-    for tensor in block.tensors:
-        if not tensor.is_forward:
-            continue
+    for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
         uses = tensor.uses
         if tensor.role is not None and tensor.role in reads:
             uses = _join(block, behind, uses, reads[tensor.role])
         if uses.first_backward is not None:
             last = tensor.made_at if uses.last_forward is None else uses.last_forward
-            yield tensor, Uses(last, uses.first_backward, uses.last_backward)
+            yield number, tensor, Uses(last, uses.first_backward, uses.last_backward)
 
 
 def _join(block: Block, behind: Block, own: Uses, other: Uses) -> Uses:

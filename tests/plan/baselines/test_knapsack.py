@@ -1,0 +1,69 @@
+from dataclasses import replace
+
+import pytest
+
+from mindswap.cost.hardware import Link
+from mindswap.plan.baselines.knapsack import fill_knapsack, knapsack
+from mindswap.plan.baselines.layer_profile import LayerSetting, list_settings, lossless_modules
+from mindswap.policy.model import NO_LAYERS, Layers, OpSwap
+from tests.cost.builders import GENERIC
+from tests.plan.baselines.models import MB, small_model
+
+WHOLE = LayerSetting(1, 8, is_whole=True)
+NOTHING = LayerSetting(3)
+
+
+def linked(bytes_per_s: int):
+    """The small model, where a copy of 1 MB takes 1e15 / bytes_per_s ns."""
+    link = Link(bytes_per_s, 0)
+    return small_model(device=replace(GENERIC, offload=link, prefetch=link))
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "free", "chosen"),
+    [
+        ((1, 1, 1), 9, (NOTHING, NOTHING, NOTHING)),
+        ((1, 1, 1), 8, (WHOLE, NOTHING, NOTHING)),  # 1 + 3 + 3
+        ((1, 1, 1), 3, (WHOLE, WHOLE, WHOLE)),
+        ((2, 1, 1), 7, (WHOLE, WHOLE, NOTHING)),  # 2 + 1 + 3; with one layer it would be 2 + 3 + 3
+        ((1, 1, 1), 2, (WHOLE, WHOLE, WHOLE)),  # nothing fits
+    ],
+)
+def test_knapsack_of_one_stage(in_flight, free, chosen):
+    assert fill_knapsack((WHOLE, NOTHING), in_flight, free) == chosen
+
+
+def test_of_equally_quick_settings_the_later_one():
+    swap = LayerSetting(2, 0, swapped=("attn",))
+    assert fill_knapsack((WHOLE, NOTHING, swap), (1, 1), 6) == (swap, swap)
+
+
+def test_a_module_whose_copies_end_too_late_is_not_swapped():
+    # Forward takes 9 us; exp is made after 2, relu after 7, tanh after 9 us. With 1 us a copy the layer would end
+    # 1 us later, 11 %; with attn alone nothing is late. With 0.1 us it would be 1 %.
+    assert lossless_modules(linked(10**12)) == ("attn",)
+    assert lossless_modules(linked(10**13)) == ("attn", "mlp")
+    assert lossless_modules(linked(10**10)) == ()
+
+
+def test_settings_of_a_layer():
+    # Whole: exp, mul and relu run again (2 + 3 + 2 us), tanh only makes the output... and is read again by its own
+    # gradient, so the layer keeps it. Recompute of a module alone frees nothing: what it reads is kept instead.
+    whole, nothing, swap = list_settings(linked(10**12))
+    assert nothing == LayerSetting(3 * MB)
+    assert swap == LayerSetting(2 * MB, swapped=("attn",))
+    assert whole.is_whole
+    assert whole.kept_bytes == MB
+
+
+def test_swap_where_it_is_enough():
+    # exp of all four layers leaves: 14 - 4 MB. Copied out until the layer ends: 4 operators.
+    model = linked(10**12)
+    policy = knapsack(model, 12 * MB)
+    assert policy.op_swap == (OpSwap(r"attn\.exp", Layers((0, 1, 2, 3)), 4),)
+    assert policy.layer_recompute == NO_LAYERS
+    assert model.simulate(policy).peak_bytes <= 12 * MB
+
+
+def test_everything_recomputed_where_nothing_fits():
+    assert knapsack(linked(10**12), 1).layer_recompute == Layers((0, 1, 2, 3))

@@ -1,0 +1,33 @@
+"""All strategies on one model: what they give can be simulated, written, and read again."""
+
+import pytest
+
+from mindswap.plan.baselines import STRATEGIES
+from mindswap.plan.baselines.saved import saved_tensors, swap_policy
+from mindswap.policy.normalize import normalize
+from mindswap.policy.yaml_source import document_from_data
+from tests.plan.baselines.models import MB, small_model
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_gives_the_same_policy_again_and_no_more_memory(name):
+    model = small_model()
+    policy = STRATEGIES[name](model, 10 * MB)
+    assert STRATEGIES[name](small_model(), 10 * MB) == policy
+    assert model.simulate(policy).peak_bytes <= model.simulate(STRATEGIES["keep all"](model, 0)).peak_bytes
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_can_be_written(name):
+    policy = STRATEGIES[name](small_model(num_stages=2, num_micro_batches=3), 10 * MB)
+    assert normalize(document_from_data(policy.to_config(), "data"), 4).policy == policy
+
+
+@pytest.mark.mindspore
+def test_every_nameable_tensor_of_a_real_layer_leaves():
+    from mindswap.commands.stepping import load_step
+
+    model = load_step("tests/data/qwen3_small.yaml").model
+    chosen = [tensor for i in range(model.captured.num_layers) for tensor in saved_tensors(model, i)]
+    copies = model.program(swap_policy((tensor, 1) for tensor in chosen)).copies
+    assert sorted(copies.size_bytes) == sorted(tensor.size_bytes for tensor in chosen)
