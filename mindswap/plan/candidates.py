@@ -1,8 +1,8 @@
 """What can leave the device between forward and backward, and which operator names take it away. Pure.
 
 A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
-between it and what is kept anyway is recomputed. Names tie pieces together: `add` names both additions of a
-layer. What cannot be decided apart is one `Item`.
+between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
+additions of a layer. What is made under one name is one `Item`; a name that holds several items acts on all.
 """
 
 from collections.abc import Iterable, Iterator
@@ -28,7 +28,8 @@ class Item:
         label: operator that makes the first of them, for people.
         producers: labels of the tensors, as the simulator has them.
         sizes_bytes: of the tensors.
-        swap_names: operators that `op_swap` must name; empty where one has no name.
+        swap_names: operators that hold the tensors or make them, of which `op_swap` names those that do hold them;
+            empty where one has no name.
         recompute_names: ways to make some or all of the tensors again; each is the operators that
             `select_recompute` must name, back to what is kept anyway. Empty where there is none.
     """
@@ -60,16 +61,16 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[It
 
 
 def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
-    """Storages that share an operator name, directly or over others, in one group."""
+    """Storages whose makers share an operator name in one group."""
     groups: list[tuple[set[str], list[SavedStorage]]] = []
     for entry in saved:
-        keys = {walker.label(entry), *(walker.names(walker.graph.owner(node)) for node in entry.keepers)}
+        names = set(walker.label(entry).split("|"))
         members = [entry]
-        for group in [group for group in groups if group[0] & keys]:
+        for group in [group for group in groups if group[0] & names]:
             groups.remove(group)
-            keys |= group[0]
+            names |= group[0]
             members = group[1] + members
-        groups.append((keys, members))
+        groups.append((names, members))
     return [members for _, members in groups]
 
 
@@ -89,13 +90,15 @@ class _Walker:
 
     def item(self, group: list[SavedStorage]) -> Item:
         producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
+        keepers = [self.graph.owner(node) for entry in group for node in entry.keepers]
+        makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
         parts = [[entry] for entry in group] + [group]
         ways = dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
         return Item(
             label=producers[0],
             producers=producers,
             sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
-            swap_names=self._paths(self.graph.owner(node) for entry in group for node in entry.keepers),
+            swap_names=self._paths([*keepers, *makers]) if self._paths(keepers) else (),
             recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
         )
 

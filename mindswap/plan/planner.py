@@ -120,7 +120,7 @@ class Planner:
                 num_evaluations += search.num_evaluations
                 assert search.best is not None
                 choices[stage] = (tuple(space.layers), search.best)
-            policy = _with_settings(to_policy(self.catalog, choices), problem.settings)
+            policy = _with_settings(to_policy(self.model, self.catalog, choices), problem.settings)
             judged = evaluate_short(problem, policy, self.shorts)
             over = [peak - problem.budget_bytes for peak in judged.stage_peak_bytes]
             again = [stage for stage in range(num_stages) if over[stage] > 0 and stage in todo]

@@ -89,7 +89,7 @@ class Space(ABC):
         figures: of the decisions.
         budget_bytes: for activations.
         host_budget_bytes: for what is swapped, one card.
-        items: labels of tensors -> item; layers are numbered within the stage.
+        items: name of what makes a tensor -> item; layers are numbered within the stage.
         layers: index in the model of each layer.
     """
 
@@ -137,7 +137,7 @@ class Space(ABC):
         needed = np.maximum(_release_distances(timeline), _prefetch_distances(timeline))
         layer_of = np.full(max(self.layers) + 1, -1)
         layer_of[list(self.layers)] = np.arange(len(self.layers))
-        item_of = np.array([self.items.get(label, -1) for label in program.labels])
+        item_of = np.array([self.items.get(label.partition("|")[0], -1) for label in program.labels])
         layer, item = layer_of[copies.layer], item_of[copies.label]
         known = (layer >= 0) & (item >= 0)
         np.maximum.at(found, (layer[known], item[known]), np.maximum(needed[known], 1))

@@ -1,8 +1,7 @@
 """A captured model as something to choose from: items of its layers, blocks for a choice, and the way to a Policy."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
 
 import numpy as np
 import regex
@@ -20,31 +19,37 @@ from mindswap.simulate.step_model import StepModel
 
 __all__ = ["WHOLE_LAYER", "Catalog", "StepSpace", "collect_items", "to_policy"]
 
-# The first item of every model: the layer as a whole, which `recompute` names.
+# The first item of every layer: all of it, which `recompute` names.
 WHOLE_LAYER = Item("", (), (), (), ((),))
+# What a layer does not have.
+NO_ITEM = Item("", (), (), (), ())
 # What is smaller than this part of a layer is not worth a decision.
 SMALL_PERMILLE = 2
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Items of a model, and what each is worth.
+    """Items of a model, and what each is worth. First axis is by compiled layer.
 
     Attributes:
-        items: `WHOLE_LAYER` first, then the items of all layers, in order of production.
-        freed_bytes, recompute_ns, copy_ns: as `Figures` has them, first axis by compiled layer.
+        kinds: compiled layer that stands for each layer of the model.
+        items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
+        freed_bytes, recompute_ns, copy_ns: as `Figures` has them.
     """
 
-    items: tuple[Item, ...]
+    kinds: tuple[int, ...]
+    items: tuple[tuple[Item, ...], ...]
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
 
+    def item(self, layer_index: int, position: int) -> Item:
+        """An item of a layer of the model."""
+        return self.items[self.kinds[layer_index]][position]
+
 
 def collect_items(model: StepModel, allow_swap: bool = True, allow_recompute: bool = True) -> Catalog:
-    """The items of every compiled layer; equal ones once.
+    """The items of every compiled layer.
 
     Args:
         model: the step.
@@ -55,29 +60,42 @@ def collect_items(model: StepModel, allow_swap: bool = True, allow_recompute: bo
     for position in range(len(captured.trees)):
         every = find_items(captured.graph, model.names, position)
         least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
-        by_layer.append([item for item in every if item.size_bytes >= least_bytes])
-    items = (WHOLE_LAYER, *dict.fromkeys(item for found in by_layer for item in found))
-    num_ways = max((len(item.recompute_names) for item in items), default=0)
-    shape = (len(by_layer), len(items), 1 + num_ways)
-    freed_bytes, recompute_ns, copy_ns = np.zeros(shape, np.int64), np.zeros(shape, np.int64), np.zeros(shape[:2], int)
-    for position, found in enumerate(by_layer):
-        layer_index = captured.sample.layer_map.index(position)
-        plain = model.layer_block(Policy(), layer_index)
-        for i, item in enumerate(items):
-            if item not in found and item is not WHOLE_LAYER:
-                continue
-            if item.swap_names and allow_swap:
-                freed_bytes[position, i, 0] = item.size_bytes
-                out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
-                in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
-                copy_ns[position, i] = max(out_ns, in_ns)
-            for way in range(1, 1 + len(item.recompute_names) if allow_recompute else 1):
-                again = model.layer_block(_recompute_policy([(item, way)]), layer_index)
-                freed = _kept_bytes(plain) - _kept_bytes(again)
-                if freed > 0:
-                    freed_bytes[position, i, way] = freed
-                    recompute_ns[position, i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
-    return Catalog(items, freed_bytes, recompute_ns, copy_ns)
+        by_layer.append({item.label: item for item in every if item.size_bytes >= least_bytes})
+    labels = list(dict.fromkeys(label for found in by_layer for label in found))
+    items = tuple((WHOLE_LAYER, *(found.get(label, NO_ITEM) for label in labels)) for found in by_layer)
+    num_ways = max(len(item.recompute_names) for row in items for item in row)
+    shape = (len(items), len(labels) + 1)
+    catalog = Catalog(
+        captured.sample.layer_map,
+        items,
+        np.zeros((*shape, 1 + num_ways), np.int64),
+        np.zeros((*shape, 1 + num_ways), np.int64),
+        np.zeros(shape, np.int64),
+    )
+    for position, row in enumerate(items):
+        _measure(model, catalog, position, row if allow_recompute else (), row if allow_swap else ())
+    return catalog
+
+
+def _measure(
+    model: StepModel, catalog: Catalog, position: int, recomputed: Sequence[Item], swapped: Sequence[Item]
+) -> None:
+    """Fills in the figures of one compiled layer."""
+    layer_index = catalog.kinds.index(position)
+    plain = model.layer_block(Policy(), layer_index)
+    for i, item in enumerate(recomputed):
+        for way in range(1, 1 + len(item.recompute_names)):
+            again = model.layer_block(_recompute_policy([(item, way)]), layer_index)
+            freed_bytes = _kept_bytes(plain) - _kept_bytes(again)
+            if freed_bytes > 0:
+                catalog.freed_bytes[position, i, way] = freed_bytes
+                catalog.recompute_ns[position, i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
+    for i, item in enumerate(swapped):
+        if item.swap_names:
+            catalog.freed_bytes[position, i, 0] = item.size_bytes
+            out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
+            in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
+            catalog.copy_ns[position, i] = max(out_ns, in_ns)
 
 
 def _kept_bytes(block: Block) -> int:
@@ -102,6 +120,51 @@ def _pattern(path: str) -> str:
     return SEPARATOR.join(regex.escape(part) for part in path.split("."))
 
 
+class _Rows:
+    """What a row of a choice means for its layer: operator names, and the block that comes of it."""
+
+    def __init__(self, model: StepModel, catalog: Catalog):
+        self.model = model
+        self.catalog = catalog
+        self._keepers: dict[tuple, Mapping[str, tuple[tuple[str, ...], ...]]] = {}
+
+    def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
+        """What is recomputed."""
+        found = np.flatnonzero(row < KEEP)
+        return _recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
+
+    def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that hold something -> distance."""
+        named: dict[str, int] = {}
+        for i in np.flatnonzero(row > KEEP):
+            for name in self.catalog.item(layer_index, i).swap_names:
+                named[name] = max(named.get(name, 0), int(row[i]))
+        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
+        return {name: distance for name, distance in named.items() if name in holding}
+
+    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[str, tuple[tuple[str, ...], ...]]:
+        """By label of a tensor, the names under which it is held beside what the row recomputes."""
+        key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if key not in self._keepers:
+            self._keepers[key] = self.model.keepers(self.recompute(layer_index, row), layer_index)
+        return self._keepers[key]
+
+    def block(self, layer_index: int, row: np.ndarray) -> Block:
+        """The layer with what the row recomputes and swaps."""
+        block = self.model.layer_block(self.recompute(layer_index, row), layer_index)
+        if not (row > KEEP).any():
+            return block
+        named = self.swaps(layer_index, row)
+        copies = {}
+        for label, keepers in self.keepers(layer_index, row).items():
+            distances = [[named.get(name) for name in names] for names in keepers]
+            # Equal operators under one setting are one, and so is their copy.
+            moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
+            if moved:
+                copies[label] = (max(moved), len(moved), any(None in group for group in distances))
+        return with_copies(block, copies)
+
+
 class StepSpace(Space):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state."""
 
@@ -116,12 +179,19 @@ class StepSpace(Space):
         num_layers = model.captured.num_layers
         sections = sorted(section for chunk in layout.chunks[stage] for section in chunk)
         self.layers = tuple(section - 1 for section in sections if 1 <= section <= num_layers)
-        self.items = {label: i for i, item in enumerate(catalog.items) for label in item.producers}
-        kinds = [model.captured.sample.layer_map[layer] for layer in self.layers]
+        self.items = {
+            name: i
+            for row in catalog.items
+            for i, item in enumerate(row)
+            for label in item.producers
+            for name in label.split("|")
+        }
+        kinds = [catalog.kinds[layer] for layer in self.layers]
         self.figures = Figures(
             catalog.freed_bytes[kinds], catalog.recompute_ns[kinds], catalog.copy_ns[kinds], num_in_flight
         )
         self._kinds = kinds
+        self._rows = _Rows(model, catalog)
         self._plain = model.blocks(Policy())
         self._known: dict[tuple[int, bytes], Block] = {}
 
@@ -131,16 +201,9 @@ class StepSpace(Space):
         for layer_index, kind, row in zip(self.layers, self._kinds, choice, strict=True):
             key = (kind, row.tobytes())
             if key not in self._known:
-                self._known[key] = self._block(layer_index, row)
+                self._known[key] = self._rows.block(layer_index, row)
             blocks[1 + layer_index] = self._known[key]
         return blocks
-
-    def _block(self, layer_index: int, row: np.ndarray) -> Block:
-        items = self.catalog.items
-        ways = [(items[i], -int(row[i])) for i in np.flatnonzero(row < KEEP)]
-        block = self.model.layer_block(_recompute_policy(ways), layer_index)
-        prefetch = {label: int(row[i]) for i in np.flatnonzero(row > KEEP) for label in items[i].producers}
-        return with_copies(block, prefetch) if prefetch else block
 
 
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
@@ -156,37 +219,34 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     return min(layout.num_micro_batches, most + 1), most
 
 
-def to_policy(catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:
+def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:
     """The policy of the choices of all stages.
 
     Args:
-        catalog: the items.
+        model: the step.
+        catalog: its items.
         choices: for each stage the layers and the choice.
     """
-    rows = {layer: row for layers, choice in choices for layer, row in zip(layers, choice, strict=True)}
-    whole = [layer for layer, row in sorted(rows.items()) if row[0] < KEEP]
+    rows = _Rows(model, catalog)
+    whole: list[int] = []
     swaps: dict[tuple[str, int], list[int]] = {}
     again: dict[str, list[int]] = {}
-    for layer, row in sorted(rows.items()):
-        if layer in whole:
+    by_layer = {layer: row for layers, choice in choices for layer, row in zip(layers, choice, strict=True)}
+    for layer, row in sorted(by_layer.items()):
+        if row[0] < KEEP:
+            whole.append(layer)
             continue
-        for i in np.flatnonzero(row):
-            item, value = catalog.items[i], int(row[i])
-            if value > KEEP:
-                for name in item.swap_names:
-                    swaps.setdefault((name, value), []).append(layer)
-            else:
-                for name in item.recompute_names[-value - 1]:
-                    layers = again.setdefault(name, [])
-                    if layer not in layers:
-                        layers.append(layer)
+        for entry in rows.recompute(layer, row).select_recompute:
+            again.setdefault(entry.pattern, []).append(layer)
+        for name, distance in rows.swaps(layer, row).items():
+            swaps.setdefault((_pattern(name), distance), []).append(layer)
 
     def layers_of(indices: list[int]) -> Layers:
-        return ALL_LAYERS if len(indices) == len(rows) else Layers(tuple(sorted(indices)))
+        return ALL_LAYERS if len(indices) == len(by_layer) else Layers(tuple(indices))
 
     return Policy(
         True,
-        op_swap=tuple(OpSwap(_pattern(name), layers_of(where), p) for (name, p), where in swaps.items()),
+        op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
         layer_recompute=layers_of(whole),
-        select_recompute=tuple(OpRecompute(_pattern(name), layers_of(where)) for name, where in again.items()),
+        select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
     )

@@ -68,18 +68,21 @@ def arrays_of(block: Block) -> BlockArrays:
     return known
 
 
-def with_copies(block: Block, prefetch: Mapping[str, int]) -> Block:
-    """The block with tensors swapped that stay in it; its operators are those of the block.
+def with_copies(block: Block, copies: Mapping[str, tuple[int, int, bool]]) -> Block:
+    """The block with some of its tensors swapped; its operators stay as they are.
 
     Args:
         block: without any swap.
-        prefetch: label of a tensor -> `backward_prefetch` of its copies. Every name of the tensor is swapped.
+        copies: label of a tensor -> `prefetch`, `num_copies` and `is_held` as `BlockTensor` has them.
     """
     arrays = arrays_of(block)
-    distance = np.array([prefetch.get(label, 0) for label in arrays.labels], np.int64)[arrays.own.label]
-    own = replace(arrays.own, prefetch=distance, num_copies=(distance > 0).astype(np.int64))
+    by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
+    prefetch, num_copies, is_held = by_label[arrays.own.label].T
+    own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
     handed = tuple(
-        replace(tensor, prefetch=prefetch[tensor.label], num_copies=1) if tensor.label in prefetch else tensor
+        replace(tensor, **dict(zip(("prefetch", "num_copies", "is_held"), copies[tensor.label], strict=True)))
+        if tensor.label in copies
+        else tensor
         for tensor in arrays.handed
     )
     copied = Block(block.forward, block.backward, block.tensors, block.reads)

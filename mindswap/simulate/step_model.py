@@ -24,6 +24,7 @@ from mindswap.cost.table import CostTable
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
+from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.simulate.blocks import Block, Collective, StepBlocks, cut_blocks
@@ -144,6 +145,23 @@ class StepModel:
         """One layer under a policy, as `blocks` has it."""
         position = self.captured.sample.layer_map[layer_index]
         return self._step_blocks(replace(policy, is_swap_enabled=True), layer_index).layers[position]
+
+    def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
+        """Names under which backward holds what a layer makes, under the recompute of a policy.
+
+        Returns:
+            Label of a tensor -> for each of its names the operator paths that stand for it.
+        """
+        policy = replace(policy, is_swap_enabled=True, op_swap=(), layer_swap=())
+        actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
+        graph = rewrite_graph(self._graph, settings_of_actions(self._graph, self._names, actions), self._tag)
+        position = self.captured.sample.layer_map[layer_index]
+        found: dict[str, dict[tuple[str, ...], None]] = {}
+        for entry in classify_saved(graph):
+            if entry.storage.producer is not None and entry.storage.layer_index == position:
+                names = found.setdefault(self.names(entry.storage.producer), {})
+                names.update(dict.fromkeys(tuple(self.names(graph.owner(node)).split("|")) for node in entry.keepers))
+        return {label: tuple(names) for label, names in found.items()}
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
