@@ -112,6 +112,7 @@ class Planner:
         effort = 1000 if num_stages == 1 else max(200, 2000 // num_stages)
         choices: list[tuple[tuple[int, ...], np.ndarray]] = [((), np.empty((0, 0)))] * num_stages
         todo = list(range(num_stages))
+        has_plan = [False] * num_stages
         policy, num_evaluations = Policy(), 0
         for _ in range(NUM_REPAIRS):
             for stage in todo:
@@ -120,11 +121,12 @@ class Planner:
                 num_evaluations += search.num_evaluations
                 assert search.best is not None
                 choices[stage] = (tuple(space.layers), search.best)
+                has_plan[stage] = search.best_score is not None and search.best_score.fits
             policy = _with_settings(to_policy(self.model, self.catalog, choices), problem.settings)
             judged = evaluate_short(problem, policy, self.shorts)
             over = [peak - problem.budget_bytes for peak in judged.stage_peak_bytes]
-            again = [stage for stage in range(num_stages) if over[stage] > 0 and stage in todo]
-            if not again or progress.is_stopped:
+            again = [stage for stage in range(num_stages) if over[stage] > 0 and has_plan[stage]]
+            if not again or not all(has_plan) or progress.is_stopped:
                 break
             for stage in again:
                 budgets[stage] -= over[stage]

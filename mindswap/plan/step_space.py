@@ -130,13 +130,13 @@ class _Rows:
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
         """What is recomputed."""
-        found = np.flatnonzero(row < KEEP)
+        found = np.flatnonzero(row < KEEP).tolist()
         return _recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
 
     def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
         """Names to swap that hold something -> distance."""
         named: dict[str, int] = {}
-        for i in np.flatnonzero(row > KEEP):
+        for i in np.flatnonzero(row > KEEP).tolist():
             for name in self.catalog.item(layer_index, i).swap_names:
                 named[name] = max(named.get(name, 0), int(row[i]))
         holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}

@@ -80,14 +80,15 @@ def with_copies(block: Block, copies: Mapping[str, tuple[int, int, bool]]) -> Bl
     prefetch, num_copies, is_held = by_label[arrays.own.label].T
     own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
     handed = tuple(
-        replace(tensor, **dict(zip(("prefetch", "num_copies", "is_held"), copies[tensor.label], strict=True)))
-        if tensor.label in copies
-        else tensor
-        for tensor in arrays.handed
+        _with_copies(tensor, *copies[tensor.label]) if tensor.label in copies else tensor for tensor in arrays.handed
     )
     copied = Block(block.forward, block.backward, block.tensors, block.reads)
     copied.__dict__["_arrays"] = replace(arrays, own=own, handed=handed)
     return copied
+
+
+def _with_copies(tensor: BlockTensor, prefetch: int, num_copies: int, is_held: bool) -> BlockTensor:
+    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_held=is_held)
 
 
 def _make(block: Block) -> BlockArrays:
