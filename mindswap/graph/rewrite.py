@@ -67,7 +67,7 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
             prefetch[node.name] = distance
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
-        is_chosen = users and all(reader.name in recomputed for reader in users)
+        is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
         if is_chosen and node.op != "TupleGetItem" and _is_of_compiler(node, names):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch)

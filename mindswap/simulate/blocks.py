@@ -243,21 +243,24 @@ class _Cutter:
     def _backward_sections(self) -> list[int]:
         """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
 
-        A duplicate that the compiler made of its own cast belongs where it is read.
+        What runs again belongs where it is needed first.
         """
         sections = []
         current = self.num_layers
-        nodes = self.graph.forward_nodes
         for node in self.graph.backward:
-            origin = nodes.get(node.origin)
-            scope = origin.scope if origin is not None else node.scope
-            is_stray = node.is_duplicate and "-" not in scope.rpartition("/")[0]
-            if is_kernel(node.op) and not is_stray:
+            if is_kernel(node.op) and not node.is_duplicate:
                 if node.layer_index is not None:
                     current = min(current, node.layer_index)
-                elif current == 0 and not node.is_duplicate:
+                elif current == 0:
                     current = -1
             sections.append(current)
+        needed: dict[str, int] = {}
+        for position in range(len(sections) - 1, -1, -1):
+            node = self.graph.backward[position]
+            if node.is_duplicate or node.op == "MoveTo" or not is_kernel(node.op):
+                sections[position] = needed.get(node.name, sections[position])
+            for name in node.inputs:
+                needed[name] = max(needed.get(name, -1), sections[position])
         return sections
 
     # -- operators and uses -----------------------------------------------------------------------

@@ -21,6 +21,7 @@ from mindswap.cost.static_memory import (
     find_optimizer,
 )
 from mindswap.cost.table import CostTable
+from mindswap.errors import SimulationError
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
@@ -128,11 +129,18 @@ class StepModel:
 
         Args:
             policy: in layer indices of the model; what it sets counts also where `is_swap_enabled` is off.
+
+        Raises:
+            SimulationError: if it computes several layers again at once, which no block can express.
         """
         return build_program(self.blocks(policy), self.transfers, self.layout)
 
     def blocks(self, policy: Policy) -> list[Block]:
         """What is before the layers, every layer under the policy, what is behind them."""
+        if policy.output_recompute:
+            raise SimulationError(
+                "mindswap.output_recompute is not simulated: backward has several layers at once then"
+            )
         acting = replace(policy, is_swap_enabled=True)
         plain = self._blocks_of(None, (LayerActions(0),) * len(self.captured.trees))
         layers = [

@@ -63,8 +63,8 @@ def hand_graph(num_layers: int = 3) -> Graph:
     """The step; the names are those above."""
     forward = [
         node("weight", "Load", "▸CR_embedding.table", layer=None),
-        node("embed", "Gather", "ids weight", layer=None, cell_path="embedding"),
-        node("mask", "Less", "ids", layer=None, cell_path="mask"),
+        placed("embed", "Gather", "ids weight", None, "embedding"),
+        placed("mask", "Less", "ids", None, "mask"),
     ]
     source = "embed"
     for i in range(num_layers):
@@ -75,7 +75,7 @@ def hand_graph(num_layers: int = 3) -> Graph:
             placed("add", "Add", f"mul{i} {source}", i, ""),
         ]
         source = f"add{i}"
-    forward.append(node("loss", "ReduceSum", source, layer=None, cell_path="loss"))
+    forward.append(placed("loss", "ReduceSum", source, None, "loss"))
     backward = [node("loss_grad", "LossGrad", f"{source}_b", layer=None, cell_path="loss")]
     gradient = "loss_grad"
     for i in reversed(range(num_layers)):
@@ -93,8 +93,9 @@ def hand_graph(num_layers: int = 3) -> Graph:
 
 
 def placed(name, op, inputs, index, cell):
-    made = node(f"{name}{index}", op, inputs, layer=index, cell_path=cell)
-    return replace(made, scope=f"Default/{index}-Layer/{cell}-Cell/{op}-{name}{index}")
+    name = name if index is None else f"{name}{index}"
+    made = node(name, op, inputs, layer=index, cell_path=cell)
+    return replace(made, scope=f"Default/{index}-Layer/{cell}-Cell/{op}-{name}")
 
 
 def gradient_of(name, op, inputs, index, origin):

@@ -9,7 +9,7 @@ from mindswap.errors import SimulationError
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
-from mindswap.simulate.blocks import Collective, Source, Uses, cut_blocks
+from mindswap.simulate.blocks import Source, Uses, cut_blocks
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind
@@ -100,15 +100,6 @@ def test_copies():
     copied = {t.label: (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.matmul": (3, 1, False), "mlp.gelu": (3, 1, False)}
     assert labels(block.forward) == ["mlp.matmul", "mlp.gelu", "mul", "add"]  # a copy is no operator
-
-
-def test_a_collective_follows_its_operator():
-    collectives = {f"matmul{i}": Collective("AllReduce", KIB, 8) for i in range(3)}
-    block = cut(collectives=collectives, collective_ns=lambda collective: 77).layers[1]
-    assert labels(block.forward) == ["mlp.matmul", "mlp.matmul AllReduce", "mlp.gelu", "mul", "add"]
-    assert [op.kind for op in block.forward][:2] == [OpKind.FORWARD, OpKind.COLLECTIVE]
-    assert (block.forward[1].duration_ns, block.forward[1].wait_op) == (77, 0)
-    assert block.forward[2].wait_op == 1  # gelu reads what the collective gives
 
 
 def test_what_ties_distant_layers_together_is_an_error():
