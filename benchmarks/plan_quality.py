@@ -1,0 +1,243 @@
+"""Plans next to what others do: simulated step time and peak memory at several budgets, and what planning takes.
+
+    python benchmarks/plan_quality.py                    # all models, about 5 minutes
+    python benchmarks/plan_quality.py llama2_7b          # one
+
+Everything is simulated on the figures of one card, Atlas 800T A2. Each model is captured by a process of its own
+(needs MindFormers; kept in the cache), then planned for by another, whose time and memory are shown. Exit code 1
+if a plan is slower than a strategy that fits as well, or if a target is missed.
+"""
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.commands.stepping import LoadedStep, load_step
+from mindswap.plan.baselines import STRATEGIES
+from mindswap.plan.evaluate import Evaluation, evaluate_short, short_model
+from mindswap.plan.planner import make_plan
+from mindswap.plan.problem import Problem
+from mindswap.plan.result import Plan
+from mindswap.report.tables import format_table
+from mindswap.units import format_bytes
+
+MODELS = Path(__file__).resolve().parent / "models"
+GIB = 2**30
+MAX_RSS_BYTES = 10**9
+OURS = "mindswap plan"
+
+
+@dataclass(frozen=True)
+class Published:
+    """What MindSpeed's adaptive memory is said to gain over full recompute (spec/mindspeed-adaptive-memory.zh.txt).
+
+    Attributes:
+        config: the model that was recomputed; a smaller one where the whole one does not fit.
+        gain_percent: of TFLOPS per card.
+        recompute_tflops, adaptive_tflops: per card.
+    """
+
+    config: str
+    gain_percent: float
+    recompute_tflops: float
+    adaptive_tflops: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model.
+
+    Attributes:
+        config: name of the file in `models`.
+        budgets_gib: device memory; the first is what MindSpore can use of the card.
+        max_plan_s: target for one plan; None for none.
+        published: a figure to compare with.
+    """
+
+    config: str
+    budgets_gib: tuple[int, ...]
+    max_plan_s: float | None = None
+    published: Published | None = None
+
+
+CASES = (
+    Case("llama2_7b", (58, 50, 40, 30), 3),
+    Case("llama2_13b", (58, 46, 34)),
+    Case("llama2_70b", (58, 46, 36), 30),
+    Case("llama2_70b_tp8", (58, 40, 24), 8),
+    Case("gpt_175b_tp8", (58, 54), None, Published("gpt_175b_tp8_3l", 13.68, 145.93, 165.90)),
+    Case("gpt_175b_tp2_pp4", (58, 54), None, Published("gpt_175b_tp2_pp4", 14.17, 66.50, 76.30)),
+    Case("gpt_175b_tp2_pp4_vpp2", (58, 54), None, Published("gpt_175b_tp2_pp4_vpp2", 14.65, 75.10, 86.10)),
+)
+
+
+def main() -> int:
+    """Print a table for each model and what was missed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", help=", ".join(case.config for case in CASES))
+    parser.add_argument("--capture", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--plan", action="store_true", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    cases = [case for case in CASES if not args.models or case.config in args.models]
+    if args.capture:
+        for config in args.models:
+            load_step(config_path(config))
+        return 0
+    if args.plan:
+        print(json.dumps(measure(cases[0])))
+        return 0
+    missed = []
+    for case in cases:
+        configs = {case.config, case.published.config if case.published else case.config}
+        run_self("--capture", *configs)
+        result = json.loads(run_self("--plan", case.config).splitlines()[-1])
+        print(result["text"], flush=True)
+        missed += [f"{case.config}: {text}" for text in result["missed"]]
+    print("Missed: " + ("\n        ".join(missed) or "nothing"))
+    return 1 if missed else 0
+
+
+def run_self(*arguments: str) -> str:
+    """Output of this script in a process of its own."""
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}:\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
+    return done.stdout
+
+
+def config_path(name: str) -> str:
+    """The YAML of a model."""
+    return str(MODELS / f"{name}.yaml")
+
+
+def measure(case: Case) -> dict:
+    """Text about a model, and what it missed."""
+    loaded = load_step(config_path(case.config))
+    model, device = loaded.model, loaded.device
+    shorts = short_model(model)
+    problems = [
+        Problem(model, gib * GIB, device.host_memory_bytes, device.num_cards_per_node) for gib in case.budgets_gib
+    ]
+    plans, seconds = [], []
+    for problem in problems:
+        started = time.perf_counter()
+        plans.append(make_plan(problem))
+        seconds.append(time.perf_counter() - started)
+    rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    others = {
+        name: [evaluate_short(problem, strategy(model, problem.budget_bytes), shorts) for problem in problems]
+        for name, strategy in STRATEGIES.items()
+    }
+    missed = compare(case, problems, plans, others)
+    if case.max_plan_s and max(seconds) > case.max_plan_s:
+        missed.append(f"planning took {max(seconds):.1f} s, target {case.max_plan_s:.0f} s")
+    if rss_bytes > MAX_RSS_BYTES:
+        missed.append(f"planning took {rss_bytes / 1e9:.2f} GB, target {MAX_RSS_BYTES / 1e9:.0f} GB")
+    lines = [
+        f"## {case.config}: step time / peak memory, simulated; in brackets: above the budget",
+        "",
+        format_table(
+            ("strategy", *(f"{gib} GiB" for gib in case.budgets_gib)),
+            [(name, *map(describe, judged)) for name, judged in others.items()]
+            + [(OURS, *(describe_plan(plan) for plan in plans))]
+            + [("  above all kept", *(f"{100 * plan.slowdown:+.1f} %" for plan in plans))]
+            + [("  best of the others", *(best_other(others, i) for i in range(len(plans))))]
+            + [("  planning", *(f"{value:.1f} s" for value in seconds))],
+        ),
+        "",
+        f"static memory {format_bytes(max(plans[0].stage_static_bytes))}; all kept {describe_plan_keep(plans[0])}; "
+        f"planning and simulator took {rss_bytes / 1e9:.2f} GB at most",
+    ]
+    lines += [explain(plan) for plan in plans if not plan.fits]
+    if case.published:
+        text, gain = gain_text(case.published, loaded, plans[0])
+        lines.append(text)
+        if gain < case.published.gain_percent:
+            missed.append(f"gain {gain:.1f} %, published {case.published.gain_percent} %")
+    return {"text": "\n".join([*lines, ""]), "missed": missed}
+
+
+def compare(case: Case, problems: list[Problem], plans: list[Plan], others: dict[str, list[Evaluation]]) -> list[str]:
+    """Strategies that fit a budget and are quicker than the plan."""
+    missed = []
+    for i, (problem, plan) in enumerate(zip(problems, plans, strict=True)):
+        for name, judged in others.items():
+            if judged[i].fits and (not plan.fits or judged[i].step_time_ns < plan.step_time_ns):
+                at = format_bytes(problem.budget_bytes)
+                missed.append(f"{name} at {at}: {describe(judged[i])}, plan {describe_plan(plan)}")
+    return missed
+
+
+def describe(judged: Evaluation) -> str:
+    """`9.063 s / 56.3`, in brackets where it does not fit."""
+    return in_brackets(judged.step_time_ns, judged.peak_bytes, judged.fits)
+
+
+def describe_plan(plan: Plan) -> str:
+    """The same of a plan."""
+    return in_brackets(plan.step_time_ns, plan.peak_bytes, plan.fits)
+
+
+def in_brackets(step_time_ns: int, peak_bytes: int, fits: bool) -> str:
+    """Seconds and GiB."""
+    text = f"{step_time_ns / 1e9:.3f} s / {peak_bytes / GIB:.1f}"
+    return text if fits else f"({text})"
+
+
+def describe_plan_keep(plan: Plan) -> str:
+    """What keeping everything comes to."""
+    keep = next(one for one in plan.compared if one.name == "keep all")
+    return f"{keep.step_time_ns / 1e9:.3f} s / {keep.peak_bytes / GIB:.1f}"
+
+
+def best_other(others: dict[str, list[Evaluation]], i: int) -> str:
+    """The quickest of the others that fits."""
+    fitting = {name: judged[i].step_time_ns for name, judged in others.items() if judged[i].fits}
+    return min(fitting, key=lambda name: fitting[name]) if fitting else "none fits"
+
+
+def explain(plan: Plan) -> str:
+    """Why nothing fits."""
+    holders = ", ".join(f"{name} {format_bytes(size)}" for name, size in plan.holders[:5])
+    return (
+        f"Nothing was found for {format_bytes(plan.budget_bytes)}; the least known is "
+        f"{format_bytes(plan.smallest_budget_bytes)}, which is held by: {holders}"
+    )
+
+
+def gain_text(published: Published, loaded: LoadedStep, plan: Plan) -> tuple[str, float]:
+    """Our gain over full recompute next to the published one, both in TFLOPS per card, and ours in percent."""
+    base = load_step(config_path(published.config))
+    recompute = base.model.simulate(STRATEGIES["full recompute"](base.model, 0))
+    base_tflops = tflops(base, recompute.step_time_ns)
+    own_tflops = tflops(loaded, plan.step_time_ns)
+    keep_tflops = tflops(loaded, plan.unconstrained_ns)
+    gain = 100 * (own_tflops / base_tflops - 1) if plan.fits else 0.0
+    most = 100 * (keep_tflops / base_tflops - 1)
+    usable = base.device.usable_memory_bytes
+    fits = "" if recompute.peak_bytes <= usable else f", above the {format_bytes(usable)} that can be used"
+    rows = [
+        ("full recompute", f"{base_tflops:.1f}", f"{published.recompute_tflops:.1f}"),
+        ("planned", f"{own_tflops:.1f}", f"{published.adaptive_tflops:.1f}"),
+        ("gain", f"{gain:.1f} %", f"{published.gain_percent:.2f} %"),
+    ]
+    table = format_table(("TFLOPS per card", "simulated", "published (MindSpeed)"), rows)
+    return (
+        f"\n{table}\nFull recompute is that of {published.config} ({format_bytes(recompute.peak_bytes)}{fits}). "
+        f"With all kept, if it could be, the gain were {most:.1f} %.",
+        gain,
+    )
+
+
+def tflops(loaded: LoadedStep, step_time_ns: int) -> float:
+    """Floating point operations of the model, without recompute, per second and card."""
+    return loaded.model.model_flops() / loaded.model.settings.num_cards / step_time_ns / 1000
+
+
+if __name__ == "__main__":
+    sys.exit(main())
