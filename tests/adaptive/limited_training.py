@@ -31,10 +31,12 @@ def grow_cache(folder: Path, size_bytes: int) -> None:
         os._exit(1)
 
 
-if os.environ.get("MS_ROLE") == "MS_WORKER":
+if os.environ.get("MS_ROLE") != "MS_SCHED":
     limit = int(os.environ["LIMIT_BYTES"])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    checkpoints = Path(sys.argv[sys.argv.index("--output_dir") + 1], "checkpoint", f"rank_{os.environ['RANK_ID']}")
+    checkpoints = Path(
+        sys.argv[sys.argv.index("--output_dir") + 1], "checkpoint", f"rank_{os.environ.get('RANK_ID', 0)}"
+    )
     threading.Thread(target=grow_cache, args=(checkpoints, int(os.environ["CACHE_BYTES"])), daemon=True).start()
 from mindswap.adapters.entry import train  # noqa: E402 after the limit
 
