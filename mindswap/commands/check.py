@@ -8,9 +8,11 @@ import sys
 from dataclasses import dataclass, replace
 
 from mindswap.adapters.quiet import quiet
+from mindswap.cost.settings import read_cost_settings
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import MODEL_RULES, CheckResult, check_document
 from mindswap.policy.document import Document
+from mindswap.policy.problem import sort_problems
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_counts, format_problems, problem_to_data
@@ -49,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     """
     document = load_document(args.config)
     outcome = _check(document, args.config, args.num_layers, use_table=args.table)
+    outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
@@ -81,6 +84,13 @@ def _check(document: Document, path: str, num_layers: int | None, use_table: boo
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
     return _Outcome(result, tuple(notes))
+
+
+def _with_device_problems(result: CheckResult, document: Document) -> CheckResult:
+    """Also what is wrong with the figures of the simulated device, which rules of policies do not know."""
+    known = {(problem.location, problem.rule) for problem in result.problems}
+    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
+    return replace(result, problems=sort_problems([*result.problems, *found]))
 
 
 def has_mindformers() -> bool:

@@ -10,7 +10,7 @@ from mindswap.report.chrome_trace import write_trace
 from mindswap.report.device_figures import device_figures
 from mindswap.report.simulation_build import build_report
 from mindswap.report.simulation_html import write_html
-from mindswap.report.simulation_model import SimulationReport, Term
+from mindswap.report.simulation_model import SimulationReport
 from mindswap.report.simulation_text import format_simulation, simulation_to_json
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import SimulatedStep
@@ -80,6 +80,6 @@ def report_step(loaded: LoadedStep, policy: Policy, title: str, step: SimulatedS
         num_cards=settings.num_cards,
         num_cards_per_node=device.num_cards_per_node,
         budget_bytes=device.usable_memory_bytes,
-        terms=[Term(term.name, term.duration_ns) for term in step.terms],
+        terms=step.terms,
         notes=model.captured.notes,
     )

@@ -37,7 +37,7 @@ STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorT
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
 FIGURE_PREFIX = "figure_"
-# Sections that do not change the step without swap and recompute.
+# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
@@ -138,4 +138,14 @@ def _capture(config: str, document: Document, num_layers: int, use_cache: bool) 
 
             return capture_step(path, num_layers, placement)
 
-    return cached_result(document, Policy(), STEP_CLASSES, make, use_cache, without=POLICY_SECTIONS, ask="step")
+    stand_ins = document.get("mindswap", "cpu_stand_ins")
+    return cached_result(
+        document,
+        Policy(),
+        STEP_CLASSES,
+        make,
+        use_cache,
+        without=POLICY_SECTIONS,
+        ask="step",
+        stand_ins=stand_ins is not None and stand_ins.value is True,
+    )

@@ -13,11 +13,10 @@ from mindswap.report.simulation_model import (
     Moment,
     SimulationReport,
     StageReport,
-    Term,
 )
 from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
 from mindswap.simulate.program import MemoryKind, OpKind
-from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
+from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
 __all__ = ["build_report"]
 
@@ -38,7 +37,7 @@ def build_report(
     num_cards: int = 1,
     num_cards_per_node: int = 8,
     budget_bytes: int | None = None,
-    terms: Sequence[Term] = (),
+    terms: Sequence[StepTerm] = (),
     notes: Sequence[str] = (),
 ) -> SimulationReport:
     """Everything that is said about a simulated step.

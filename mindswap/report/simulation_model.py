@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from mindswap.simulate.program import MemoryKind
-from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
+from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
-__all__ = ["Cause", "DeviceFigure", "Holder", "LayerRow", "Moment", "SimulationReport", "StageReport", "Term"]
+__all__ = ["Cause", "DeviceFigure", "Holder", "LayerRow", "Moment", "SimulationReport", "StageReport"]
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,6 @@ class DeviceFigure:
     value: str
     source: str
     is_main: bool = True
-
-
-@dataclass(frozen=True)
-class Term:
-    """A part of the step outside the simulated operators, such as the optimizer."""
-
-    name: str
-    duration_ns: int
 
 
 @dataclass(frozen=True)
@@ -198,7 +190,7 @@ class SimulationReport:
     stages: tuple[StageReport, ...]
     layers: tuple[LayerRow, ...]
     causes: tuple[Cause, ...]
-    terms: tuple[Term, ...]
+    terms: tuple[StepTerm, ...]
     num_tokens: int
     num_cards: int
     model_flops: int

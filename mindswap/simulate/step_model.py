@@ -37,20 +37,12 @@ from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import OpKind, Program
 from mindswap.simulate.step_settings import StepSettings
-from mindswap.simulate.timeline import Timeline
+from mindswap.simulate.timeline import StepTerm, Timeline
 
-__all__ = ["SimulatedStep", "StepModel", "StepTerm"]
+__all__ = ["SimulatedStep", "StepModel"]
 
 # Bytes of an element that the parallel optimizer gathers: weights are cast before.
 COMPUTE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-
-
-@dataclass(frozen=True)
-class StepTerm:
-    """A part of the step behind the simulated operators."""
-
-    name: str
-    duration_ns: int
 
 
 @dataclass(frozen=True, eq=False)

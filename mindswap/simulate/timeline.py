@@ -10,7 +10,7 @@ import numpy as np
 
 from mindswap.simulate.program import OpKind, Program
 
-__all__ = ["MemoryProfile", "StallCause", "Timeline"]
+__all__ = ["MemoryProfile", "StallCause", "StepTerm", "Timeline"]
 
 
 class StallCause(IntEnum):
@@ -67,6 +67,14 @@ class Timeline:
         """Time that compute streams stood still for copies, all stages together."""
         is_copy = (self.stall_cause == StallCause.COPY_OUT) | (self.stall_cause == StallCause.COPY_IN)
         return int(self.stall_ns[is_copy & (self.program.ops.kind < OpKind.COLLECTIVE)].sum())
+
+
+@dataclass(frozen=True)
+class StepTerm:
+    """A part of the step time behind the simulated operators: the optimizer, gradients that nothing hides."""
+
+    name: str
+    duration_ns: int
 
 
 @dataclass(frozen=True, eq=False)

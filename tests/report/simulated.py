@@ -14,10 +14,11 @@ import numpy as np
 
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.report.simulation_build import build_report
-from mindswap.report.simulation_model import DeviceFigure, SimulationReport, Term
+from mindswap.report.simulation_model import DeviceFigure, SimulationReport
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind, OpKind, Program
+from mindswap.simulate.timeline import StepTerm
 from tests.simulate.builders import Copy, Op, Span, program_of
 
 MS = 10**6
@@ -70,7 +71,7 @@ def report_of(program: Program, **changes) -> SimulationReport:
 def small_report(**changes) -> SimulationReport:
     settings = {
         "budget_bytes": 5 * GIB,
-        "terms": (Term("optimizer", 5 * MS), Term("gradients of data parallel", 0)),
+        "terms": (StepTerm("optimizer", 5 * MS), StepTerm("gradients of data parallel", 0)),
         "notes": ("layer 1 was not compiled",),
     }
     return report_of(small_program(), **{**settings, **changes})

@@ -9,8 +9,9 @@ import pytest
 
 from mindswap.errors import DataError
 from mindswap.report.simulation_html import FILES, format_html, write_html
-from mindswap.report.simulation_model import DeviceFigure, Term
+from mindswap.report.simulation_model import DeviceFigure
 from mindswap.report.simulation_page_data import page_data
+from mindswap.simulate.timeline import StepTerm
 from tests.report.simulated import MIB, MS, large_program, pipeline_report, report_of, small_program, small_report
 
 VOID = {"meta", "link", "br", "img", "input", "hr"}
@@ -75,7 +76,7 @@ def test_names_cannot_become_elements():
             device_title=HOSTILE,
             notes=(HOSTILE,),
             figures=(DeviceFigure(HOSTILE, HOSTILE, HOSTILE),),
-            terms=(Term(HOSTILE, MS),),
+            terms=(StepTerm(HOSTILE, MS),),
         )
     )
     page = Page(text)
