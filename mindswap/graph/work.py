@@ -57,7 +57,8 @@ def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     forward_types = {**_types(graph.types), **{node.name: node.outputs for node in graph.forward}}
     # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
     saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
-    backward_types = {**_types(graph.types), **saved, **{node.name: node.outputs for node in graph.backward}}
+    # Operators that `graph.rewrite` lets run again read weights under their names in forward.
+    backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
     return (
         tuple(_measure(graph, node, forward_types) for node in graph.forward),
         tuple(_measure(graph, node, backward_types) for node in graph.backward),

@@ -13,6 +13,7 @@ from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import TensorType
 from mindswap.graph.rewrite import NodeSettings, rewrite_graph, settings_of_actions
 from mindswap.graph.storage import Fate, classify_saved
+from mindswap.graph.work import measure_work
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.builders import layer
 from tests.graph.builders import KIB, graph, node
@@ -320,3 +321,13 @@ def test_an_operator_without_a_name_in_the_model_is_not_swapped():
     forward = [op("matmul", "Matmul", "x"), op("strange", "Sqrt", "matmul")]
     asked = settings(graph(forward, saved="matmul strange"), layer_swap=(LayerSwap(ALL_LAYERS, 1),))
     assert asked.prefetch == {"matmul": 1}
+
+
+def test_an_operator_that_runs_again_does_the_same_work():
+    # float32, 1 KiB each: reads x, which has no type here, and the weight; writes its output.
+    forward = [node("load", "Load", "w"), op("matmul", "MatMul", "x load"), op("gelu", "Gelu", "matmul")]
+    step = graph(forward, [node("reader", "Grad", "matmul_b")], saved="matmul")
+    again = rewrite_graph(step, NodeSettings(frozenset({"matmul"})))
+    of_forward, of_backward = measure_work(again)
+    assert of_backward[0] == of_forward[1]
+    assert (of_backward[0].read_bytes, of_backward[0].written_bytes) == (KIB, KIB)
