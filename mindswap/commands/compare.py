@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.writing import require_folders
 from mindswap.errors import SimulationError
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.report.tables import format_table
@@ -14,7 +15,7 @@ from mindswap.units import format_bytes, format_time
 
 HELP = "Compare simulated step time and peak memory of several configurations and baselines; no device."
 EXAMPLES = f"""\
-  mindswap compare a.yaml b.yaml
+  mindswap compare a.yaml b.yaml --d2h 20GB/s
   mindswap compare llama2_7b.yaml none full-recompute default-swap --plot compare.png
   mindswap compare --json llama2_7b.yaml select-recompute | jq '.[].step_time_ns'
 
@@ -37,6 +38,10 @@ def run(args: argparse.Namespace) -> int:
     """Simulate all of them."""
     if args.configs[0] in BASELINES:
         raise SimulationError(f"'{args.configs[0]}' is a baseline: name a configuration before it")
+    for name in args.configs:
+        if name not in BASELINES and not Path(name).exists():
+            raise SimulationError(f"'{name}' is no file and no baseline; baselines are {', '.join(BASELINES)}")
+    require_folders(args.plot)
     first: LoadedStep | None = None
     steps: list[tuple[str, LoadedStep, SimulatedStep]] = []
     for name in args.configs:

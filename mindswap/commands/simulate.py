@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.writing import require_folders
 from mindswap.policy.model import Policy
 from mindswap.report.chrome_trace import write_trace
 from mindswap.report.device_figures import device_figures
@@ -41,6 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate one configuration."""
+    require_folders(args.trace, args.plot, args.html)
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     report = report_step(loaded, loaded.policy, Path(args.config).stem)
     if args.trace:

@@ -5,8 +5,20 @@ import shutil
 from pathlib import Path
 
 from mindswap.datasets.staged_file import refuse_existing, staged
+from mindswap.errors import DataError
 
-__all__ = ["write_new"]
+__all__ = ["require_folders", "write_new"]
+
+
+def require_folders(*paths: Path | None) -> None:
+    """Refuse a file that cannot be written because its folder is missing, before the work that fills it.
+
+    Raises:
+        DataError: names the first such file.
+    """
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise DataError(f"cannot write {path}: there is no folder {path.parent}")
 
 
 def write_new(path: str | os.PathLike, text: str, overwrite: bool = False) -> None:
