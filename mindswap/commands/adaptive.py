@@ -29,6 +29,9 @@ DEFAULT_DEVICE_MEMORY = "58GiB"
 # Share of the free memory of a machine without cards that its workers may take.
 HOST_SHARE_PERCENT = 80
 
+_SWITCHES = (FLAG, "--replace")
+_VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps")
+
 
 def find_planner() -> Planner:
     """The planner of the package.
@@ -93,17 +96,22 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def split_words(words: list[str]) -> tuple[list[str], list[str]]:
-    """Options of the adaptive run, and the training command."""
-    if "--" in words and FLAG in words[: words.index("--")]:
-        cut = words.index("--")
-        return words[:cut], words[cut + 1 :]
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    add_options(parser)
-    rest = parser.parse_known_args(words)[1]
-    own = list(words)
-    for word in rest:
-        own.remove(word)
-    return own, rest
+    """Options of the adaptive run, and the training command, with or without `--` between them."""
+    own: list[str] = []
+    rest: list[str] = []
+    queue = list(words)
+    while queue and queue[0] != "--":
+        word = queue.pop(0)
+        name, equals, _ = word.partition("=")
+        if name not in (*_SWITCHES, *_VALUES):
+            rest.append(word)
+            continue
+        own.append(word)
+        if name in _VALUES and not equals and queue:
+            own.append(queue.pop(0))
+    if queue and own and (not rest or rest[0].startswith("--") and words[0] == own[0]):
+        return [*own, *rest], queue[1:]  # whatever is wrong before `--` is an option of mindswap
+    return own, [*rest, *queue]
 
 
 def _parse(words: list[str]) -> argparse.Namespace:

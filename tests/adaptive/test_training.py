@@ -118,10 +118,12 @@ def test_a_failed_allocation_is_survived_and_the_loss_goes_on_where_it_was(folde
 
 
 def test_an_allocation_that_mindspore_fails_to_make(folder):
-    """One process without msrun, under a limit that leaves no room for recompute: MindSpore's own pool fails."""
+    """One process without msrun: 4345 MiB with recompute, 3909 without, 4170 allowed. MindSpore itself fails."""
     script = [str(Path(__file__).with_name("limited_training.py"))]
     words = [*training(folder, "single", script), "--use_parallel", "False", "--num_samples", "32"]
     code, out = adaptive(folder, "single", words, LIMIT_BYTES=str(4170 * MIB), CACHE_BYTES="0")
     assert code == 0, out
     assert "ran out of memory at step 0" in out
-    assert re.search(r"alloc failed|Allocate memory failed|malloc memory failed|Memory not enough", out)
+    # Where the limit is met first, in the pool, an actor or a C++ container, differs from run to run.
+    assert re.search(r"alloc failed|Allocate memory failed|malloc memory failed|Memory not enough|std::bad_alloc", out)
+    assert "attempt 2: from the beginning" in out

@@ -1,0 +1,64 @@
+"""`mindswap run --adaptive-memory-optimization` up to the start of the loop; the loop is in tests/adaptive."""
+
+import pytest
+
+from mindswap import cli
+from mindswap.commands import adaptive
+from mindswap.errors import LaunchError
+from tests.builders import document
+
+GIB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "size", "source"),
+    [
+        ("seed: 0", "54GiB", 54 * GIB, "--memory"),
+        ("context: {device_target: Ascend}", "auto", 58 * GIB, "MindFormers' default of context.max_device_memory"),
+        ("context: {max_device_memory: '60GB'}", "auto", 60 * GIB, "context.max_device_memory, <test>:1:30"),
+    ],
+)
+def test_memory(text, words, size, source):
+    found = adaptive._memory(words, document(text), 8)
+    assert found[0] == size and found[1].split(",")[0] == source.split(",")[0]
+
+
+def test_memory_of_a_machine_without_cards_is_shared_by_its_workers(monkeypatch):
+    """80 % of 100 GiB for 8 workers: 10 GiB each."""
+    monkeypatch.setattr(adaptive, "_free_host_memory", lambda: 100 * GIB)
+    assert adaptive._memory("auto", document("context: {device_target: CPU}"), 8)[0] == 10 * GIB
+
+
+@pytest.mark.parametrize(("text", "words"), [("seed: 0", "54"), ("context: {max_device_memory: much}", "auto")])
+def test_memory_that_cannot_be_read(text, words):
+    with pytest.raises(LaunchError, match="write a number with its unit"):
+        adaptive._memory(words, document(text), 8)
+
+
+@pytest.mark.parametrize(
+    ("words", "own", "rest"),
+    [
+        ("F --memory 1GiB -- msrun --x python", "F --memory 1GiB", "msrun --x python"),
+        ("--config c F --memory=1GiB --seed 1", "F --memory=1GiB", "--config c --seed 1"),
+        ("F --memroy 1 -- msrun", "F --memroy 1", "msrun"),
+        ("F --replace msrun --worker_num=2 -- python --max", "F --replace", "msrun --worker_num=2 -- python --max"),
+    ],
+)
+def test_options_of_mindswap_and_of_the_training(words, own, rest):
+    flag = adaptive.FLAG
+    found = adaptive.split_words(words.replace("F", flag).split())
+    assert found == (own.replace("F", flag).split(), rest.split())
+
+
+@pytest.mark.parametrize("words", [["--max-restarts", "x", "--"], ["--memroy", "1GiB", "--"], ["--"], ["--", "msrun"]])
+def test_wrong_calls_are_messages(words, capsys, monkeypatch):
+    monkeypatch.delenv("MS_ROLE", raising=False)
+    assert cli.main(["run", adaptive.FLAG, *words]) == 1
+    error = capsys.readouterr().err
+    assert "Traceback" not in error and "a bug" not in error and error
+
+
+def test_inside_a_worker_it_says_where_it_belongs(capsys, monkeypatch):
+    monkeypatch.setenv("MS_ROLE", "MS_WORKER")
+    assert cli.main(["run", "--config", "c.yaml", adaptive.FLAG]) == 1
+    assert "(in front of msrun)" in capsys.readouterr().err
