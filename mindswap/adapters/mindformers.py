@@ -2,8 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import mindspore as ms
 from mindformers.core.context import build_context
@@ -28,6 +28,7 @@ from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.errors import GraphError
+from mindswap.graph.collectives import Collective, find_collectives
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
@@ -115,12 +116,14 @@ class Capture:
         layers: tree of each compiled layer.
         graph: forward and backward as the compiler leaves them; `layer_index` counts compiled layers.
         notes: where the compiled network differs from the one that trains, in words.
+        collectives: tensor parallel communication, by name of the operator that it belongs to.
     """
 
     sample: LayerSample
     layers: tuple[CellNode, ...]
     graph: Graph
     notes: tuple[str, ...]
+    collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
 def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> LayerSample:
@@ -191,7 +194,9 @@ def capture(
 def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     """The sizes of one rank, and nothing that is on another stage only."""
     sharding = shard_graph(whole.graph)
-    graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(sharding.unresolved)]
+    collectives = find_collectives(sharding)
+    unresolved = (*sharding.unresolved, *collectives.unresolved)
+    graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(unresolved)]
     if any(node.op in COMMUNICATION_OPS and node.layer_index is not None for node in graph.forward):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
@@ -206,7 +211,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     if not placement.is_last_stage:
         graph = drop_head(graph)
         notes.append("head and loss are on another stage; their part is left out")
-    return replace(whole, graph=graph, notes=tuple(notes))
+    return replace(whole, graph=graph, notes=tuple(notes), collectives=collectives.by_node)
 
 
 def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:

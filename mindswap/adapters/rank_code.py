@@ -62,8 +62,10 @@ def _turn_row_linear(cell: nn.Cell) -> None:
 
 
 def _keep_local(cell: nn.Cell) -> None:
-    """A reshape inside a Morph is of what a rank has."""
+    """A reshape inside a Morph is of what a rank has; so is one that a product inside it reads."""
     cell.reshape.add_prim_attr(LOCAL_MARK, True)
+    if hasattr(cell, "matmul"):
+        cell.matmul.add_prim_attr(LOCAL_MARK, True)
 
 
 # Class of a cell -> what it takes; names of mindformers 1.9.0.

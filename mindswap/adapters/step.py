@@ -30,4 +30,6 @@ def capture_step(config_path: str, num_layers: int, placement: RankPlacement | N
         )
     sample = choose_layers(config_path, plain, placement)
     found = capture(config_path, plain, sample, placement=placement, with_all_tags=True)
-    return CapturedStep(found.sample, found.layers, found.graph, PATH_TAG, notes=found.notes, has_all_tags=True)
+    return CapturedStep(
+        found.sample, found.layers, found.graph, PATH_TAG, found.collectives, found.notes, has_all_tags=True
+    )

@@ -15,6 +15,7 @@ from mindswap.cost.hardware import Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.errors import GraphError, PolicyError
+from mindswap.graph.collectives import Collective
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
@@ -25,7 +26,6 @@ from mindswap.policy.placement import place_rank
 from mindswap.policy.problem import Level
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_source import load_document
-from mindswap.simulate.blocks import Collective
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import read_step_settings

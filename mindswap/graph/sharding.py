@@ -6,14 +6,22 @@ without a strategy of their own, as MindSpore's step_parallel.cc does, and backw
 cannot be followed counts as whole on every rank and is listed.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split
+from mindswap.graph.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split, summed_parts
 from mindswap.graph.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
-__all__ = ["COMMUNICATION_OPS", "Redistribution", "Sharding", "Unresolved", "shard_graph"]
+__all__ = [
+    "COMMUNICATION_OPS",
+    "PartialSum",
+    "Redistribution",
+    "Sharding",
+    "Unresolved",
+    "name_communication",
+    "shard_graph",
+]
 
 # Handed on as they are: MindSpore gives them no operator info of their own (step_parallel_utils.cc, IsParallelCareNode;
 # a Cast without strategy is looked through).
@@ -45,12 +53,27 @@ class Redistribution:
         producer: name of the value.
         consumer: operator that reads it; a `Reshape` communicates itself.
         before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own.
+        index: which output of the producer.
     """
 
     producer: str
     consumer: Node
     before: Split
     after: Split
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """What an operator makes is a part of a sum on each rank.
+
+    Attributes:
+        num_ranks: ranks that have the parts.
+        is_scattered: `out_strategy` has each rank keep a part of the result.
+    """
+
+    num_ranks: int
+    is_scattered: bool = False
 
 
 @dataclass(frozen=True)
@@ -65,11 +88,13 @@ class Sharding:
         redistributions: where tensors change their cut in forward. A `Reshape` that does so is memory of
             its own: in `graph` its operator is `AllGather`, `AllToAll` or `Slice`, unless the model has this
             communication run again in backward (`recompute_comm_op`).
+        sums: operators of forward that leave each rank a part of a sum, by name.
     """
 
     graph: Graph
     unresolved: tuple[Unresolved, ...]
     redistributions: tuple[Redistribution, ...]
+    sums: Mapping[str, PartialSum] = field(default_factory=dict)
 
 
 def shard_graph(graph: Graph) -> Sharding:
@@ -82,7 +107,7 @@ def shard_graph(graph: Graph) -> Sharding:
         return Sharding(graph, (), ())
     tracer = _Tracer(graph)
     sharded = tracer.trace()
-    return Sharding(sharded, tuple(tracer.unresolved), tuple(tracer.redistributions))
+    return Sharding(sharded, tuple(tracer.unresolved), tuple(tracer.redistributions), tracer.sums)
 
 
 @dataclass(frozen=True)
@@ -104,6 +129,7 @@ class _Tracer:
         self.splits: dict[str, tuple[Split | None, ...]] = {}
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
+        self.sums: dict[str, PartialSum] = {}
         self.users: dict[str, list[Node]] = {}
         # Backward reads what forward saved under the name of a parameter of its own.
         self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
@@ -219,9 +245,12 @@ class _Tracer:
             is_made = operand.split is not None and len(operand.split) == len(asked) and operand.name in self.nodes
             if is_made and operand.split != asked and node.op not in ONE_HOT_OPS:
                 assert operand.split is not None
-                self.redistributions.append(Redistribution(operand.name, node, operand.split, asked))
-        splits = output_splits(self._call(node, used, list(strategy)))
+                self.redistributions.append(Redistribution(operand.name, node, operand.split, asked, operand.index))
+        call = self._call(node, used, list(strategy))
+        splits = output_splits(call)
         asked_outputs = read_out_strategy(node.attributes)
+        is_scattered = bool(splits is not None and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0]))
+        self._note_sum(node, call, is_scattered)
         if asked_outputs and len(asked_outputs) <= len(node.outputs):
             rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
             return [*asked_outputs, *rest]
@@ -239,11 +268,13 @@ class _Tracer:
             if carried is None and own is not None and num_parts(own) > 1:
                 self.unresolved.append(Unresolved(node, f"{own} of {source.type.shape} is no regular cut of {target}"))
             return [carried]
-        is_local = LOCAL_MARK in node.attributes and own is not None and num_parts(own) == num_parts(asked)
+        # The compiler may make one of two reshapes, of which it keeps the attributes of the first only.
+        has_mark = any(LOCAL_MARK in other.attributes for other in (node, *self.users.get(node.name, ())))
+        is_local = has_mark and own is not None and num_parts(own) == num_parts(asked)
         if own is not None and carried != asked and source.name in self.nodes and not is_local:
-            self.redistributions.append(Redistribution(source.name, node, own, asked))
+            self.redistributions.append(Redistribution(source.name, node, own, asked, source.index))
             if not self._is_communicated_again(source.name):
-                self.communications[node.name] = _communication(own, asked)
+                self.communications[node.name] = name_communication(own, asked)
         return [asked]
 
     def _is_communicated_again(self, name: str) -> bool:
@@ -274,7 +305,10 @@ class _Tracer:
     def _split_by_operands(self, node: Node, operands: list[_Operand], has_note: bool) -> "list[Split | None] | None":
         """Outputs as the operands come; what is not known counts as whole."""
         splits = [operand.split or (1,) * len(operand.type.shape) for operand in operands]
-        outputs = output_splits(self._call(node, operands, splits)) if operands else None
+        call = self._call(node, operands, splits)
+        outputs = output_splits(call) if operands else None
+        if has_note:
+            self._note_sum(node, call)
         if has_note and any(_num_elements(known) > 1 for known in node.outputs) and outputs is not None:
             # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
@@ -282,6 +316,11 @@ class _Tracer:
                 reason = "is in no cell and has no strategy; here it follows its operands"
             self.unresolved.append(Unresolved(node, reason))
         return list(outputs) if outputs is not None else None
+
+    def _note_sum(self, node: Node, call: Call, is_scattered: bool = False) -> None:
+        num_ranks = summed_parts(call)
+        if num_ranks > 1:
+            self.sums[node.name] = PartialSum(num_ranks, is_scattered)
 
     def _note_kept_copies(self) -> None:
         """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
@@ -406,7 +445,8 @@ class _Tracer:
             name = node.inputs[0]
 
 
-def _communication(before: Split, after: Split) -> str:
+def name_communication(before: Split, after: Split) -> str:
+    """What gives a rank its part of a tensor under another cut: one of `COMMUNICATION_OPS`."""
     if num_parts(before) > num_parts(after):
         return "AllGather"
     return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"

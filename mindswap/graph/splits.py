@@ -8,7 +8,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["ONE_HOT_OPS", "Call", "Split", "Shape", "combine_splits", "num_parts", "output_splits", "reshape_split"]
+__all__ = [
+    "ONE_HOT_OPS",
+    "Call",
+    "Shape",
+    "Split",
+    "combine_splits",
+    "num_parts",
+    "output_splits",
+    "reshape_split",
+    "summed_parts",
+]
 
 # The strategy is that of the output, so it does not fit the operands.
 ONE_HOT_OPS = ("OneHot", "OneHotExt")
@@ -59,6 +69,25 @@ def output_splits(call: Call) -> list[Split] | None:
         for size, parts in zip(shape, split, strict=True)
     )
     return splits if is_divisible else None
+
+
+def summed_parts(call: Call) -> int:
+    """Ranks that each have a part of the sums that the operator makes: it sums (looks up, takes the largest) over a
+    dimension that is cut. 1 where every rank has the whole sum.
+    """
+    if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
+        return 1
+    first = call.splits[0]
+    if call.op in PRODUCTS and len(first) > 1:
+        return first[-2] if _transpose_flags(call)[0] else first[-1]
+    if call.op == "Gather" and len(call.splits) > 1:
+        return first[_look_up_axis(call)]
+    if call.op == "Embedding" and len(call.splits) > 1:
+        return call.splits[1][0]
+    if call.op in REDUCTIONS:
+        splits = output_splits(call)
+        return num_parts(first) // num_parts(splits[0]) if splits else 1
+    return 1
 
 
 def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split]) -> Split:
@@ -154,15 +183,20 @@ def _matmul(call: Call) -> list[Split] | None:
     """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
     if len(call.splits) < 2 or min(map(len, call.shapes[:2])) < 2:
         return None
-    attributes = call.attributes or {}
-    flags = [bool(flag) for flag in call.integers[:2]]
-    if len(flags) < 2:
-        flags = [bool(attributes.get(name, False)) for name in ("transpose_a", "transpose_b")]
+    flags = _transpose_flags(call)
     left, right = call.splits[:2]
     rows = left[-1] if flags[0] else left[-2]
     columns = right[-2] if flags[1] else right[-1]
     batch = combine_splits(call.outputs[0][:-2], [call.shapes[0][:-2], call.shapes[1][:-2]], [left[:-2], right[:-2]])
     return [(*batch, rows, columns)]
+
+
+def _transpose_flags(call: Call) -> list[bool]:
+    """Whether each side of a product is transposed."""
+    if len(call.integers) >= 2:
+        return [bool(flag) for flag in call.integers[:2]]
+    attributes = call.attributes or {}
+    return [bool(attributes.get(name, False)) for name in ("transpose_a", "transpose_b")]
 
 
 def _reduce(call: Call) -> list[Split] | None:
@@ -192,9 +226,13 @@ def _gather(call: Call) -> list[Split] | None:
     """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
     if len(call.splits) < 2:
         return None
-    axis = (call.integers[0] if call.integers else 0) % len(call.splits[0])
+    axis = _look_up_axis(call)
     num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
     return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
+
+
+def _look_up_axis(call: Call) -> int:
+    return (call.integers[0] if call.integers else 0) % len(call.splits[0])
 
 
 def _one_hot(call: Call) -> list[Split]:
@@ -282,12 +320,12 @@ REDUCTIONS = (
     "ArgMaxWithValue", "MeanExt", "ReduceAll", "ReduceAny", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
     "SumExt",
 )  # fmt: skip
+PRODUCTS = ("BatchMatMul", "BatchMatMulExt", "MatMul", "MatMulExt")
 RULES: dict[str, Callable[[Call], list[Split] | None]] = {
     **dict.fromkeys(ELEMENTWISE, _elementwise),
     **dict.fromkeys(LIKE_FIRST, _like_first),
     **dict.fromkeys(REDUCTIONS, _reduce),
-    "BatchMatMul": _matmul,
-    "BatchMatMulExt": _matmul,
+    **dict.fromkeys(PRODUCTS, _matmul),
     "BroadcastTo": _tile,
     "DropoutExt": _dropout,
     "Embedding": _embedding,
@@ -298,8 +336,6 @@ RULES: dict[str, Callable[[Call], list[Split] | None]] = {
     "Gather": _gather,
     "LayerNormGrad": _like(0, 4, 4),
     "LayerNormGradV3": _like(1, 4, 4),
-    "MatMul": _matmul,
-    "MatMulExt": _matmul,
     "OneHot": _one_hot,
     "OneHotExt": _one_hot,
     "Outer": _outer,

@@ -6,7 +6,8 @@ from mindswap.graph.splits import Split
 
 __all__ = ["LOCAL_MARK", "read_out_strategy", "read_strategy"]
 
-# Attribute of a Reshape that each rank does with its own part: it never communicates to keep the number of parts.
+# Attribute of a Reshape that each rank does with its own part, and of what reads one: it never communicates to keep
+# the number of parts.
 LOCAL_MARK = "mindswap_local"
 
 

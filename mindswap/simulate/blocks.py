@@ -12,13 +12,14 @@ from enum import Enum
 
 from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.errors import SimulationError
+from mindswap.graph.collectives import Collective
 from mindswap.graph.fusion import fuse_work
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.program import OpKind
 
-__all__ = ["Block", "BlockOp", "BlockTensor", "Collective", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
+__all__ = ["Block", "BlockOp", "BlockTensor", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,6 @@ class Source(Enum):
     BEFORE = "the block before it in forward order"
     BEHIND = "the block behind it in forward order"
     SHARED = "made before the layers, read by all of them"
-
-
-@dataclass(frozen=True)
-class Collective:
-    """Tensor parallel communication that follows an operator.
-
-    Attributes:
-        kind: AllReduce, AllGather, ReduceScatter or AllToAll.
-        size_bytes: of the whole tensor.
-        num_ranks: ranks that take part.
-    """
-
-    kind: str
-    size_bytes: int
-    num_ranks: int
 
 
 @dataclass(frozen=True)
@@ -148,7 +134,7 @@ def cut_blocks(
     graph: Graph,
     operator_ns: Callable[[Node, Work], int],
     label: Callable[[Node], str],
-    collectives: Mapping[str, Collective] | None = None,
+    collectives: Mapping[str, tuple[Collective, ...]] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
 ) -> StepBlocks:
@@ -158,7 +144,7 @@ def cut_blocks(
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite`.
         operator_ns: time of an operator.
         label: what to call a forward operator.
-        collectives: communication that follows a node, by its name.
+        collectives: communication that belongs to a node, by its name.
         collective_ns: time of one.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
 
@@ -198,7 +184,9 @@ class _Cutter:
     Sections are numbered in forward order: -1 before the layers, 0 to n - 1 the layers, n behind them.
     """
 
-    def __init__(self, graph: Graph, operator_ns, label, collectives: Mapping[str, Collective], collective_ns):
+    def __init__(
+        self, graph: Graph, operator_ns, label, collectives: Mapping[str, tuple[Collective, ...]], collective_ns
+    ):
         self.graph = graph
         self.operator_ns = operator_ns
         self.label = label
@@ -282,8 +270,13 @@ class _Cutter:
     def _run(self, node: Node, section: int, is_forward: bool, work: Work) -> None:
         ops = self.ops.setdefault((section, is_forward), [])
         kind = OpKind.FORWARD if is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-        position = len(ops)
+        label = self._label(node, is_forward)
         waits = []
+        collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
+        for collective in collectives:
+            if collective.is_before:
+                waits.append(self._communicate(ops, label, collective.kind, collective))
+        position = len(ops)
         for name in node.inputs:
             for index in self.values.get(name, ()):
                 if index is None:
@@ -292,13 +285,9 @@ class _Cutter:
                 self._use(tensor, section, position, is_forward)
                 if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
                     waits.append(tensor.collective)
-        label = self._label(node, is_forward)
-        collective = self.collectives.get(node.origin if node.is_duplicate else node.name)
-        is_communication = node.op in COMMUNICATION_OPS
-        if is_communication:  # the compiler has it as an operator of its own
-            duration = self.collective_ns(collective) if collective and self.collective_ns else 0
-            before = position - 1 if position else None
-            ops.append(BlockOp(f"{label} {node.op}", OpKind.COLLECTIVE, duration, before))
+        after = [collective for collective in collectives if not collective.is_before]
+        if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
+            self._communicate(ops, label, node.op, after.pop() if after else None)
         else:
             ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None)))
         outputs = []
@@ -308,13 +297,21 @@ class _Cutter:
                 again = node.is_duplicate and not is_forward
                 self.tensors.append(_Tensor(label, known, is_forward, again, section, position))
         self.values[node.name] = tuple(outputs)
-        if collective is not None and not is_communication and self.collective_ns is not None:
-            name = f"{label} {collective.kind}"
-            ops.append(BlockOp(name, OpKind.COLLECTIVE, self.collective_ns(collective), position))
+        for collective in after:
+            self._communicate(ops, label, collective.kind, collective)
         if ops[-1].kind is OpKind.COLLECTIVE:
             for index in outputs:
                 if index is not None:
                     self.tensors[index].collective = len(ops) - 1
+
+    def _communicate(self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None) -> int:
+        """Appends communication that begins when the operator before it has ended; its position.
+
+        Without `collective` it takes no time: another one has the tensor already.
+        """
+        duration = self.collective_ns(collective) if collective is not None and self.collective_ns is not None else 0
+        ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, len(ops) - 1 if ops else None))
+        return len(ops) - 1
 
     def _label(self, node: Node, is_forward: bool) -> str:
         if is_forward:

@@ -156,6 +156,8 @@ class _Builder:
         size = len(part.duration_ns)
         wait_op = _shift(part.wait_op, self.position)
         wait_op[:1] = np.maximum(wait_op[:1], receive)
+        if size and part.kind[0] == OpKind.COLLECTIVE:  # of what the section before has made
+            wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops.add(
             duration_ns=part.duration_ns,
             kind=part.kind,

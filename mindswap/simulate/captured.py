@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindswap.cost.static_memory import Parameter
+from mindswap.graph.collectives import Collective
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-from mindswap.simulate.blocks import Collective
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
 
@@ -26,7 +26,7 @@ class CapturedStep:
         trees: tree of each compiled layer.
         graph: the step; sizes are those of one rank.
         tag: attribute of primitives that carries their path.
-        collectives: tensor parallel communication that follows a node, by its name.
+        collectives: tensor parallel communication, by name of the node that it belongs to.
         notes: where the step differs from the one that trains, in words.
         has_all_tags: every primitive carries its path, so `graph` has some operators several times that the
             compiler runs once.
@@ -36,7 +36,7 @@ class CapturedStep:
     trees: tuple[CellNode, ...]
     graph: Graph
     tag: str
-    collectives: Mapping[str, Collective] = field(default_factory=dict)
+    collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     has_all_tags: bool = False
 

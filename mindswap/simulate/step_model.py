@@ -22,13 +22,14 @@ from mindswap.cost.static_memory import (
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
+from mindswap.graph.collectives import Collective
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
-from mindswap.simulate.blocks import Block, Collective, StepBlocks, cut_blocks
+from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
 from mindswap.simulate.engine import simulate
