@@ -6,8 +6,9 @@ from typing import Any
 
 __all__ = ["CodecError", "from_plain", "to_plain"]
 
-# JSON knows no tuples and no dataclasses: both are written as an object with one of these keys.
-TUPLE, KIND = "tuple", "kind"
+# JSON knows no tuples and no dataclasses: both are written as an object with one of these keys. No field of a
+# dataclass can be called `class`.
+TUPLE, KIND = "tuple", "class"
 
 
 class CodecError(ValueError):

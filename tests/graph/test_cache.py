@@ -8,6 +8,7 @@ import pytest
 from mindswap.graph.cache import cached, make_key
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.simulate.blocks import Collective
 from tests.graph.builders import copy_in, copy_out, graph, node
 
 CLASSES = {cls.__name__: cls for cls in (Graph, Node, Saved, TensorType)}
@@ -30,7 +31,12 @@ def test_a_graph_comes_back_equal():
     assert as_tuple(from_plain(json.loads(json.dumps(to_plain(step()))), CLASSES)) == as_tuple(step())
 
 
-@pytest.mark.parametrize("data", [[1], {"kind": "Path"}, {"kind": "Node"}, {"kind": "Saved", "a": 1}, {}])
+def test_a_field_may_be_called_kind():
+    collective = Collective("AllReduce", 1024, 8)
+    assert from_plain(to_plain(collective), {"Collective": Collective}) == collective
+
+
+@pytest.mark.parametrize("data", [[1], {"class": "Path"}, {"class": "Node"}, {"class": "Saved", "a": 1}, {}])
 def test_foreign_data_is_refused(data):
     with pytest.raises(CodecError):
         from_plain(data, CLASSES)
@@ -51,7 +57,7 @@ def test_a_value_is_made_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"kind": "os.system"}')]
+    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"class": "os.system"}')]
 )
 def test_a_broken_file_is_ignored_and_replaced(tmp_path, content):
     (tmp_path / "key.json.gz").write_bytes(content)
