@@ -37,9 +37,13 @@ class Evaluation:
         return max(self.stage_peak_bytes)
 
 
+# A step of more operators than this is replayed with fewer micro-batches and carried on: memory of the simulator.
+MAX_OPERATORS = 600_000
+
+
 def evaluate(problem: Problem, policy: Policy) -> Evaluation:
-    """A policy on the full step: all stages, layers and micro-batches."""
-    return _judge(problem, problem.model.simulate(policy))
+    """A policy on the full step: all stages and layers, and all micro-batches that go into `MAX_OPERATORS`."""
+    return evaluate_short(problem, policy, short_model(problem.model, MAX_OPERATORS))
 
 
 def evaluate_short(problem: Problem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
@@ -62,14 +66,24 @@ def evaluate_short(problem: Problem, policy: Policy, shorts: Sequence[StepModel]
     return replace(judged, step_time_ns=judged.step_time_ns + round(left * per_batch_ns))
 
 
-def short_model(model: StepModel) -> tuple[StepModel, ...]:
-    """The model with as few micro-batches as show a full pipeline; two of them, to see what one more takes."""
+def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ...]:
+    """The model with fewer micro-batches, enough to show a full pipeline.
+
+    Args:
+        model: the step.
+        max_operators: take so many micro-batches that the step has about as many operators; least by default.
+
+    Returns:
+        Two models, to see what one more micro-batch takes; the model itself where it is as short.
+    """
     layout = model.layout
-    num_rounds = max(len(chunks) for chunks in layout.chunks)
-    first = layout.num_stages * (num_rounds if num_rounds > 1 else 1) + 1
-    if num_rounds > 1:  # interleaved schedules go in rounds of as many micro-batches as stages
-        first = layout.num_stages * (num_rounds + 1)
-    second = first + (layout.num_stages if num_rounds > 1 else 2)
+    num_chunks = max(len(chunks) for chunks in layout.chunks)
+    # Interleaved schedules go in rounds of as many micro-batches as stages.
+    first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + 1
+    size = layout.num_stages if num_chunks > 1 else 1
+    ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy()))
+    first = max(first, max_operators // ops // size * size)
+    second = first + max(2, size)
     if second >= layout.num_micro_batches:
         return (model,)
     return (model.with_micro_batches(first), model.with_micro_batches(second))

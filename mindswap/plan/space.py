@@ -91,6 +91,7 @@ class Space(ABC):
         host_budget_bytes: for what is swapped, one card.
         items: name of what makes a tensor -> item; layers are numbered within the stage.
         layers: index in the model of each layer.
+        is_additive: what several items recompute takes the sum of their times, never less.
     """
 
     figures: Figures
@@ -98,6 +99,7 @@ class Space(ABC):
     host_budget_bytes: int
     items: Mapping[str, int]
     layers: Sequence[int]
+    is_additive: bool = False
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
         self.transfers = transfers

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from mindswap.plan.solvers import fast
+from mindswap.plan.solvers import exact, fast
 from mindswap.plan.solvers.search import Progress, Search
 from mindswap.plan.space import Space
 
@@ -10,4 +10,8 @@ __all__ = ["SOLVERS", "Solver"]
 
 Solver = Callable[[Space, Progress, int], Search]
 
-SOLVERS: Mapping[str, Solver] = {"fast": fast.solve}
+SOLVERS: Mapping[str, Solver] = {
+    "fast": fast.solve,
+    "exact": exact.enumerate_all,
+    "relaxed": exact.solve_relaxed,
+}

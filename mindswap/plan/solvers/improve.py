@@ -89,13 +89,15 @@ def _change(search: Search, forward_ns: int) -> None:
 
     single = time + exposed(link)
     gain, first, second = [], [], []
-    fits = np.flatnonzero(freed + spare >= 0)
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
+    fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
     gain.append(-single[fits])
     first.append(fits)
     second.append(np.full(len(fits), -1))
     both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
     ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
-    a, b = np.nonzero(ok)
+    a, b = np.nonzero(ok | is_small)
     gain.append(-both_ns[a, b])
     first.append(a)
     second.append(b)
@@ -103,7 +105,6 @@ def _change(search: Search, forward_ns: int) -> None:
     if search.best_score.excess_bytes:
         firsts = np.arange(len(moves))
         gains, seconds = freed, np.full(len(moves), -1)
-    is_small = choice.size <= SMALL_SPACE_CELLS
     trials = 0
     for index in np.lexsort((seconds, firsts, -gains)):
         if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):

@@ -1,0 +1,141 @@
+"""References for small cases: every choice there is, and an integer programme of the additive relaxation. Pure.
+
+They serve tests of the fast solver, and whoever wants to know how good it is; no size but a small one ends.
+"""
+
+import contextlib
+import itertools
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.errors import SimulationError
+from mindswap.plan.solvers.search import Progress, Search, Stop
+from mindswap.plan.space import KEEP, Figures, Space
+
+__all__ = ["DISTANCES", "count_choices", "enumerate_all", "solve_relaxed"]
+
+# Distances that are tried for a swap; those between differ little.
+DISTANCES = (1, 2, 3, 4, 6, 8)
+MAX_CHOICES = 2_000_000
+
+
+def enumerate_all(
+    space: Space, progress: Progress = lambda: None, effort_permille: int = 1000, distances: Sequence[int] = DISTANCES
+) -> Search:
+    """The best of all choices.
+
+    Where recompute adds up, step time never falls below that of keeping everything plus what is recomputed, and
+    choices that are over the best so far by this alone are not simulated.
+
+    Raises:
+        SimulationError: there are more than a few million.
+    """
+    if count_choices(space.figures, distances) > MAX_CHOICES:
+        raise SimulationError("too many choices to try them all: use the solver 'fast'")
+    search = Search(space, MAX_CHOICES, progress)
+    options = _options(space.figures, distances)
+    shape = (space.figures.num_layers, space.figures.num_items)
+    with contextlib.suppress(Stop):
+        keep_score = search.score(np.zeros(shape, np.int64))
+        if keep_score.fits:
+            return search
+        times = [[_recompute_ns(space.figures, cell, value) for value in values] for cell, values in options.items()]
+        micro_batches = space.layout.num_micro_batches
+        for picked in itertools.product(*(range(len(values)) for values in options.values())):
+            again_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
+            best = search.best_score
+            if space.is_additive and best is not None and best.fits and keep_score.step_time_ns + again_ns > best.step_time_ns:
+                continue
+            values = [column[index] for column, index in zip(options.values(), picked, strict=True)]
+            choice = np.array(values, np.int64).reshape(shape)
+            if not _is_redundant(choice):
+                search.score(choice)
+    return search
+
+
+def count_choices(figures: Figures, distances: Sequence[int] = DISTANCES) -> int:
+    """How many choices there are."""
+    return math.prod(len(values) for values in _options(figures, distances).values())
+
+
+def _options(figures: Figures, distances: Sequence[int]) -> dict[tuple[int, int], tuple[int, ...]]:
+    """Values of each cell, row after row."""
+    found = {}
+    for layer, item in np.ndindex(figures.num_layers, figures.num_items):
+        freed = figures.freed_bytes[layer, item]
+        ways = tuple(-way for way in range(1, len(freed)) if freed[way] > 0)
+        found[layer, item] = (KEEP, *ways, *(distances if freed[0] > 0 else ()))
+    return found
+
+
+def _recompute_ns(figures: Figures, cell: tuple[int, int], value: int) -> int:
+    return int(figures.recompute_ns[cell][-value]) if value < KEEP else 0
+
+
+def _is_redundant(choice: np.ndarray) -> bool:
+    """A layer that is recomputed whole has no items to decide."""
+    return bool((choice[choice[:, 0] < KEEP, 1:] != KEEP).any())
+
+
+def solve_relaxed(space: Space, progress: Progress = lambda: None, effort_permille: int = 1000) -> Search:
+    """An integer programme in which bytes and times add up, with HiGHS; its answer is then simulated.
+
+    One variable for each cell and value: 1 if the cell has it. At most one per cell; what is freed covers what
+    keeping everything is over the budget; copies take no longer than forward, or what is longer counts as time.
+
+    Source:
+        The formulation follows Beaumont et al., "Efficient combination of rematerialization and offloading for
+        training DNNs" (NeurIPS 2021), without its order of operations in time.
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import coo_array
+
+    search = Search(space, 40, progress)
+    figures = space.figures
+    shape = (figures.num_layers, figures.num_items)
+    with contextlib.suppress(Stop):
+        score, timeline = search.run(np.zeros(shape, np.int64))
+        if score.fits:
+            return search
+        cells = [(layer, item, way) for layer, item, way in zip(*np.nonzero(figures.freed_bytes > 0), strict=True)]
+        freed = np.array([figures.freed_bytes[cell] for cell in cells], float)
+        again_ns = np.array([figures.recompute_ns[cell] for cell in cells], float)
+        copy_ns = np.array([figures.copy_ns[layer, item] if way == 0 else 0 for layer, item, way in cells], float)
+        num = len(cells)
+        ops = timeline.program.ops
+        forward_ns = float(ops.duration_ns[ops.kind == 0].sum()) / space.layout.num_micro_batches
+        # [Constraint] One value per cell. A layer that is recomputed whole has no items: its row counts for all.
+        rows = [layer * figures.num_items + item for layer, item, _ in cells]
+        whole = [(layer, j) for j, (layer, item, _) in enumerate(cells) if item == 0]
+        entries = [(row, j) for j, row in enumerate(rows)]
+        entries += [(layer * figures.num_items + item, j) for layer, j in whole for item in range(1, figures.num_items)]
+        at, of = zip(*entries, strict=True)
+        once = coo_array((np.ones(len(at)), (at, of)), shape=(shape[0] * shape[1], num + 1)).tocsr()
+        needed = -(-score.excess_bytes // figures.num_in_flight)
+        for _ in range(8):
+            # [Variables] cells, and the time of copies that forward does not hide.
+            found = milp(
+                np.append(again_ns, 1.0),
+                integrality=np.append(np.ones(num), 0),
+                bounds=Bounds(0, np.append(np.ones(num), np.inf)),
+                constraints=[
+                    LinearConstraint(once, -np.inf, 1),
+                    LinearConstraint(np.append(freed, 0)[None, :], needed, np.inf),
+                    LinearConstraint(np.append(copy_ns, -1)[None, :], -np.inf, forward_ns),
+                ],
+            )
+            if found.x is None:
+                break
+            choice = np.zeros(shape, np.int64)
+            for (layer, item, way), value in zip(cells, found.x[:num], strict=True):
+                if value > 0.5:
+                    choice[layer, item] = -way if way else len(ops)
+            now, line = search.run(choice)
+            distances = space.smallest_distances(line)
+            now = min(now, search.score(np.where(choice > KEEP, np.maximum(distances, 1), choice)))
+            if now.fits:
+                break
+            needed += -(-now.excess_bytes // figures.num_in_flight)
+    return search
