@@ -237,7 +237,13 @@ class _Supervisor:
         self.watch = self._watch_attempt(number)
         self.is_measured, self.startup_s, self.started_s = False, 0.0, time.monotonic()
         environment = {**self.run.environment, MARKER: str(self.run.run_dir)}
-        self.workers.start(words, environment, folder, has_msrun=self.run.command.msrun_options is not None)
+        self.workers.start(
+            words,
+            environment,
+            folder,
+            self.run.command.num_workers,
+            has_msrun=self.run.command.msrun_options is not None,
+        )
 
     def _wait(self, *, for_checkpoint: bool) -> Event:
         checkpoints = self._checkpoints()

@@ -33,15 +33,18 @@ class Workers:
         self._output = LogFollower(Path())
         self._ranks: dict[int, int] = {}
         self._num_oom_kills = 0
+        self._num_workers = 1
 
-    def start(self, words: list[str], environment: Mapping[str, str], folder: Path, *, has_msrun: bool) -> None:
+    def start(
+        self, words: list[str], environment: Mapping[str, str], folder: Path, num_workers: int, *, has_msrun: bool
+    ) -> None:
         """Start them; what msrun prints goes to `msrun.log`, without msrun the training writes `worker_0.log`.
 
         Raises:
             LaunchError: it cannot be started.
         """
         self.step, self._folder, self._has_msrun = 0, folder, has_msrun
-        self._ranks, self._printed = {}, b""
+        self._ranks, self._printed, self._num_workers = {}, b"", num_workers
         self._num_oom_kills = count_oom_kills()
         log = folder / ("msrun.log" if has_msrun else "worker_0.log")
         self._output = LogFollower(log)
@@ -92,9 +95,10 @@ class Workers:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
                 return OutOfMemory(worker, step, None, "killed by the system, whose memory ran out (oom_kill)")
             return Killed(step, f"{name} was killed by {signal.Signals(-exit_code).name}")
-        ranks = sorted(set(self._ranks.values())) or [0]
         crash = f"{name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
-        return Failed(step, crash + failure_report(self._folder, ranks), exit_code if exit_code > 0 else 1)
+        return Failed(
+            step, crash + failure_report(self._folder, range(self._num_workers)), exit_code if exit_code > 0 else 1
+        )
 
     def stop_all(self) -> None:
         """End all of them."""
