@@ -52,26 +52,43 @@ def build_program(
     return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
 
 
-class _Table:
-    """Columns of a table that is put together from pieces; a row is a piece of length one."""
-
-    def __init__(self) -> None:
-        self.pieces: dict[str, list[np.ndarray]] = {}
-        self.rows: list[tuple[int, ...]] = []
-
-    def add(self, **columns: np.ndarray) -> None:
-        for key, values in columns.items():
-            self.pieces.setdefault(key, []).append(values)
-
-    def column(self, key: str) -> np.ndarray:
-        return np.concatenate(self.pieces[key]) if key in self.pieces else np.empty(0, np.int64)
-
-
 # Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
     "micro_batch", "prefetch", "num_copies", "is_held",
 )  # fmt: skip
+OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
+
+
+class _Table:
+    """Columns of a table that is put together from pieces of several rows, and from single rows behind them.
+
+    A number in a piece stands for all its rows. An array for every little piece would cost more than all the rest.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.names = names
+        self.pieces: dict[str, list[np.ndarray | int]] = {name: [] for name in names}
+        self.sizes: list[int] = []
+        self.rows: list[tuple[int, ...]] = []
+
+    def add(self, num_rows: int, **columns: np.ndarray | int) -> None:
+        self.sizes.append(num_rows)
+        for name, values in columns.items():
+            self.pieces[name].append(values)
+
+    def columns(self) -> dict[str, np.ndarray]:
+        """Arrays of shape (num_rows,)."""
+        rows = np.array(self.rows, np.int64).reshape(-1, len(self.names))
+        return {
+            name: np.concatenate([*self._joined(self.pieces[name]), rows[:, index]])
+            for index, name in enumerate(self.names)
+        }
+
+    def _joined(self, pieces: Sequence[np.ndarray | int]) -> Sequence[np.ndarray]:
+        if pieces and not isinstance(pieces[0], np.ndarray):
+            return [np.repeat(np.array(pieces, np.int64), self.sizes)]
+        return pieces  # type: ignore[return-value]
 
 
 class _Builder:
@@ -85,27 +102,32 @@ class _Builder:
         self.label_maps: dict[int, np.ndarray] = {}
         self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
         self.position = 0
-        self.ops = _Table()
-        self.tensors = _Table()
+        self.ops = _Table(OP_COLUMNS)
+        self.tensors = _Table(TENSOR_COLUMNS)
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
         self.receives: dict[int, tuple[int, int, bool]] = {}
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
         for stage in stages:
-            self.tensors = _Table()
+            self.tensors = _Table(TENSOR_COLUMNS)
             self._lay_out(stage)
             tables.append(self.tensors)
             starts.append(self.position)
+        columns = self.ops.columns()
         ops = Ops(
-            *(self.ops.column(key) for key in ("duration_ns", "kind", "wait_op", "layer", "micro_batch", "label"))
+            columns["duration_ns"],
+            columns["kind"].astype(np.int8),
+            columns["wait_op"],
+            *(columns[name].astype(np.int32) for name in ("layer", "micro_batch", "label")),
         )
         for position, key in self.receives.items():
             ops.wait_op[position] = self.sends.get(key, NO_OP)
         num_copies, parts = 0, []
         for stage, table in enumerate(tables):
-            tensors = {key: table.column(key) for key in TENSOR_COLUMNS}
-            parts.append(place_memory(tensors, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
+            parts.append(
+                place_memory(table.columns(), ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies)
+            )
             num_copies += len(parts[-1][0])
         copies, intervals = zip(*parts, strict=True)
         return Program(
@@ -159,24 +181,26 @@ class _Builder:
         if size and part.kind[0] == OpKind.COLLECTIVE:  # of what the section before has made
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops.add(
+            size,
             duration_ns=part.duration_ns,
             kind=part.kind,
             wait_op=wait_op,
             label=self.label_maps[id(block)][part.label],
-            layer=np.full(size, self.layers[section], np.int32),
-            micro_batch=np.full(size, turn.micro_batch, np.int32),
+            layer=self.layers[section],
+            micro_batch=turn.micro_batch,
         )
         self.position += size
 
     def _add_transfer(self, kind: OpKind, size_bytes: int, wait_op: int, micro_batch: int) -> int:
         duration = self.costs.send_ns(size_bytes) if kind is OpKind.SEND else 0
         self.ops.add(
+            1,
             duration_ns=np.array([duration], np.int64),
             kind=np.array([kind], np.int8),
             wait_op=np.array([wait_op], np.int64),
             label=np.array([self._label(kind.name.lower())], np.int32),
-            layer=np.array([NO_OP], np.int32),
-            micro_batch=np.array([micro_batch], np.int32),
+            layer=NO_OP,
+            micro_batch=micro_batch,
         )
         self.position += 1
         return self.position - 1
@@ -221,6 +245,7 @@ class _Builder:
         own = arrays_of(block).own
         forward, backward = places.both(section, micro_batch)
         self.tensors.add(
+            len(own.size_bytes),
             size_bytes=own.size_bytes,
             is_forward=own.is_forward,
             begin=own.made_at + np.where(own.is_forward, forward, backward),
@@ -229,8 +254,8 @@ class _Builder:
             last_backward=_shift(own.last_backward, backward),
             kind=own.kind,
             label=self.label_maps[id(block)][own.label],
-            layer=np.full(len(own.size_bytes), self.layers[section], np.int32),
-            micro_batch=np.full(len(own.size_bytes), micro_batch, np.int32),
+            layer=self.layers[section],
+            micro_batch=micro_batch,
             prefetch=own.prefetch,
             num_copies=own.num_copies,
             is_held=own.is_held,
@@ -269,7 +294,7 @@ class _Builder:
     ) -> None:  # fmt: skip
         kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
         row = (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, micro_batch, *copies)
-        self.tensors.add(**{key: np.array([value]) for key, value in zip(TENSOR_COLUMNS, row, strict=True)})
+        self.tensors.rows.append(row)
 
 
 class _Places:
