@@ -24,6 +24,7 @@ COMMANDS = (
     "verify",
     "inspect",
     "simulate",
+    "plan",
     "compare",
     "calibrate",
     "prepare-data",

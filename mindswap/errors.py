@@ -13,6 +13,7 @@ __all__ = [
     "DataError",
     "LaunchError",
     "LogError",
+    "PlanError",
 ]
 
 
@@ -58,3 +59,7 @@ class LaunchError(MindswapError):
 
 class LogError(MindswapError):
     """The logs of a training run could not be read."""
+
+
+class PlanError(MindswapError):
+    """A plan cannot be made, or not be written."""

@@ -46,7 +46,12 @@ def enumerate_all(
         for picked in itertools.product(*(range(len(values)) for values in options.values())):
             again_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
             best = search.best_score
-            if space.is_additive and best is not None and best.fits and keep_score.step_time_ns + again_ns > best.step_time_ns:
+            if (
+                space.is_additive
+                and best is not None
+                and best.fits
+                and keep_score.step_time_ns + again_ns > best.step_time_ns
+            ):
                 continue
             values = [column[index] for column, index in zip(options.values(), picked, strict=True)]
             choice = np.array(values, np.int64).reshape(shape)

@@ -1,18 +1,25 @@
 """Changes a choice step by step as long as the simulator finds it better. Pure."""
 
+import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindswap.plan.solvers.search import Search
-from mindswap.plan.space import KEEP, Figures
+from mindswap.plan.space import KEEP, Figures, Score
 
 __all__ = ["improve"]
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
+# A space of no more cells is searched cell by cell, and again from other starts.
 SMALL_SPACE_CELLS = 24
+NUM_KICKS = 12
+NUM_KICKED_CELLS = 3
+
+# A choice with its score.
+_Start = tuple[np.ndarray, Score]
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,49 +47,79 @@ class _Move:
 
 
 def improve(search: Search, forward_ns: int) -> None:
-    """Looks for better choices around the best of a search until its simulations are used up.
+    """Looks for better choices around the best of a search, until there is none or its simulations are used up.
+
+    In a small space, where a single cell matters much, it goes on from changed choices.
 
     Args:
         search: has simulated something.
         forward_ns: time of forward per micro-batch, in which copies out can hide.
     """
-    while not search.is_exhausted:
-        before = search.best_score
-        _retune(search)
-        _change(search, forward_ns)
-        if search.best_score == before:
-            return
-
-
-def _retune(search: Search) -> None:
-    """The distances that the timeline of the best choice asks for: one for each item, or a few."""
     assert search.best is not None
-    choice = search.best
+    _climb(search, search.best, forward_ns)
+    if search.best.size > SMALL_SPACE_CELLS:
+        return
+    chance = random.Random(0)
+    for _ in range(NUM_KICKS):
+        if search.is_exhausted:
+            return
+        _climb(search, _kicked(search.best, search.space.figures, chance), forward_ns)
+
+
+def _kicked(choice: np.ndarray, figures: Figures, chance: random.Random) -> np.ndarray:
+    """The choice with a few cells changed at random."""
+    kicked = choice.copy()
+    cells = [(int(layer), int(item)) for layer, item in np.argwhere(figures.freed_bytes.max(axis=2) > 0)]
+    for layer, item in chance.sample(cells, min(NUM_KICKED_CELLS, len(cells))):
+        ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0)
+        kicked[layer, item] = chance.choice([KEEP, *(-int(way) if way else chance.choice((1, 4)) for way in ways)])
+    kicked[kicked[:, 0] < KEEP, 1:] = KEEP
+    return kicked
+
+
+def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
+    """From a choice to a better one as long as there is one near."""
+    score = search.score(choice)
+    while not search.is_exhausted:
+        found = _change(search, _retune(search, (choice, score)), forward_ns)
+        if found[1] >= score:
+            return
+        choice, score = found
+
+
+def _retune(search: Search, start: _Start) -> _Start:
+    """The distances that the timeline of a choice asks for: one for each item, or a few."""
+    choice = start[0]
     is_swapped = choice > KEEP
     if not is_swapped.any():
-        return
+        return start
     needed = search.space.smallest_distances(search.space.timeline(choice))
     largest = np.broadcast_to(needed.max(axis=0), choice.shape)
     doubling = 1 << np.ceil(np.log2(np.maximum(needed, 1))).astype(np.int64)
     for distances in (largest, np.minimum(doubling, largest)):
         for permille in (1000, 700, 500, 1400):
-            scaled = np.maximum(1, distances * permille // 1000)
-            search.score(np.where(is_swapped, scaled, choice))
+            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
+            start = min(start, (scaled, search.score(scaled)), key=_score_of)
+    return start
 
 
-def _change(search: Search, forward_ns: int) -> None:
-    """Single and paired moves, those first that promise most."""
-    assert search.best is not None and search.best_score is not None
-    choice, figures = search.best, search.space.figures
+def _score_of(start: _Start) -> Score:
+    return start[1]
+
+
+def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
+    """The first single or paired move that is better, those first that promise most."""
+    choice, score = start
+    figures = search.space.figures
     moves = list(_moves(choice, figures))
     if not moves:
-        return
+        return start
     in_flight = figures.num_in_flight
     freed = np.array([move.freed_bytes for move in moves], np.int64) * in_flight
     time = np.array([move.time_ns for move in moves], np.int64)
     link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
     used_ns = int(figures.copy_ns[choice > KEEP].sum())
-    spare = search.space.budget_bytes - search.best_score.peak_bytes
+    spare = search.space.budget_bytes - score.peak_bytes
 
     def exposed(link_ns: np.ndarray) -> np.ndarray:
         return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
@@ -102,15 +139,15 @@ def _change(search: Search, forward_ns: int) -> None:
     first.append(a)
     second.append(b)
     gains, firsts, seconds = map(np.concatenate, (gain, first, second))
-    if search.best_score.excess_bytes:
+    if score.excess_bytes:
         firsts = np.arange(len(moves))
         gains, seconds = freed, np.full(len(moves), -1)
     trials = 0
     for index in np.lexsort((seconds, firsts, -gains)):
         if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
-            return
+            return start
         if gains[index] < 0 and not is_small:
-            return
+            return start
         one = moves[firsts[index]]
         if seconds[index] >= 0:
             other = moves[seconds[index]]
@@ -119,11 +156,11 @@ def _change(search: Search, forward_ns: int) -> None:
             changed = other.apply(one.apply(choice))
         else:
             changed = one.apply(choice)
-        before = search.best_score
         trials += 1
-        search.score(changed)
-        if search.best_score < before:
-            return
+        found = search.score(changed)
+        if found < score:
+            return changed, found
+    return start
 
 
 def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:

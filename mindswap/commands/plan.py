@@ -1,0 +1,208 @@
+"""`mindswap plan`: the swap and recompute settings that train fastest within a memory budget, without a device."""
+
+import argparse
+import json
+import signal
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from tqdm import tqdm
+
+from mindswap.commands.simulate import report_step
+from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.writing import write_new
+from mindswap.errors import PlanError
+from mindswap.plan.evaluate import evaluate
+from mindswap.plan.explain import explain_plan
+from mindswap.plan.planner import Planner
+from mindswap.plan.problem import Objective, Problem
+from mindswap.plan.result import Plan
+from mindswap.plan.solvers import SOLVERS
+from mindswap.plan.solvers.search import Progress, Stop
+from mindswap.plan.sweep import sweep_budgets
+from mindswap.plan.write import compact_policy, write_plan
+from mindswap.policy.check import check_document
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_parser import parse_document
+from mindswap.report.plan_text import format_plan, plan_to_json
+from mindswap.report.problems import format_problems
+
+HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
+EXAMPLES = """\
+  mindswap plan llama2_7b.yaml --memory 54GiB
+  mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
+  mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --objective memory          least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   step time against memory, with common settings as points
+  mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
+
+All times and sizes are simulated. Exit code 1 if nothing fits; then the least memory that would is named.
+"""
+# A search that takes longer shows how far it is.
+PATIENCE_S = 2.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("-o", "--output", metavar="FILE", help="write the configuration with the plan here")
+    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    parser.add_argument(
+        "--allow", metavar="swap,recompute", default="swap,recompute", help="what the plan may do; default is both"
+    )
+    parser.add_argument(
+        "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
+    )
+    parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
+    parser.add_argument("--explain", action="store_true", help="say in words why these operators")
+    parser.add_argument(
+        "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
+    )
+    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
+    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
+    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
+    parser.add_argument("--json", action="store_true", help="for machines")
+    add_device_arguments(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Plan one configuration.
+
+    Returns:
+        0, or 1 if nothing fits.
+    """
+    allowed = _allowed(args.allow)
+    if args.sweep and (args.output or args.in_place):
+        raise PlanError("--sweep makes many plans: choose one with --memory to write it")
+    loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
+    problem = _problem(loaded, allowed, Objective(args.objective))
+    planner = Planner(loaded.model, *allowed)
+    with _Bar() as bar:
+        if args.sweep:
+            return _sweep(args, loaded, planner, problem, bar)
+        plan = planner.plan(problem, args.solver, bar)
+    plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
+    if plan.fits and (args.output or args.in_place):
+        _write(args, loaded, plan)
+    if args.html or (args.plot and plan.fits):
+        _draw(args, loaded, problem, plan)
+    if args.json:
+        print(json.dumps(plan_to_json(plan, loaded.device.name), indent=1))
+    else:
+        settings = loaded.model.settings
+        print(format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards))
+        if args.explain:
+            print("\n" + "\n".join(explain_plan(loaded.model, plan)))
+    return 0 if plan.fits else 1
+
+
+def _allowed(text: str) -> tuple[bool, bool]:
+    """Whether swap and recompute may be used.
+
+    Raises:
+        PlanError: the text names something else, or nothing.
+    """
+    names = {name.strip() for name in text.split(",") if name.strip()}
+    if not names or names - {"swap", "recompute"}:
+        raise PlanError(f"--allow {text}: write swap, recompute, or swap,recompute")
+    return "swap" in names, "recompute" in names
+
+
+def _problem(loaded: LoadedStep, allowed: tuple[bool, bool], objective: Objective) -> Problem:
+    device = loaded.device
+    return Problem(
+        loaded.model,
+        device.usable_memory_bytes,
+        device.host_memory_bytes,
+        device.num_cards_per_node,
+        *allowed,
+        objective,
+        loaded.policy,
+    )
+
+
+def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
+    """The configuration with the plan, after it has been read back.
+
+    Raises:
+        PlanError: what is read back is another policy, or has errors.
+        DataError: the file cannot be written.
+    """
+    target = args.output or args.config
+    num_layers = loaded.model.captured.num_layers
+    text = Path(args.config).read_bytes().decode("utf-8", "surrogatepass")
+    text = write_plan(text, loaded.document, plan, num_layers, loaded.device.title)
+    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target))
+    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
+    if errors or checked.policy != plan.policy:
+        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")
+    write_new(target, text, overwrite=args.overwrite or args.in_place)
+
+
+def _draw(args: argparse.Namespace, loaded: LoadedStep, problem: Problem, plan: Plan) -> None:
+    report = report_step(loaded, plan.policy, f"{Path(args.config).stem}, planned", evaluate(problem, plan.policy).step)
+    if args.html:
+        from mindswap.report.simulation_html import write_html
+
+        write_html(report, args.html)
+    if args.plot:
+        from mindswap.report.simulation_plots import plot_simulation
+
+        plot_simulation(report, args.plot)
+
+
+def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, problem: Problem, progress: Progress) -> int:
+    """Plans for many budgets, as a table and a picture."""
+    from mindswap.report.plan_text import format_sweep, sweep_to_json
+
+    plans = sweep_budgets(planner, problem, progress)
+    if args.plot:
+        from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
+
+        curve = [TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans]
+        points = [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared]
+        plot_pareto(
+            curve,
+            points,
+            args.plot,
+            title="Step time against peak memory",
+            caption=loaded.device.title,
+            budget_bytes=loaded.device.usable_memory_bytes,
+        )
+    print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, loaded.device.title))
+    return 0
+
+
+class _Bar:
+    """Counts simulations on the terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
+
+    def __init__(self) -> None:
+        self.begin_s = time.monotonic()
+        self.bar: tqdm | None = None
+        self.is_interrupted = False
+
+    def __enter__(self) -> "_Bar":
+        self.handler = signal.signal(signal.SIGINT, self._interrupt)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        signal.signal(signal.SIGINT, self.handler)
+        if self.bar is not None:
+            self.bar.close()
+
+    def _interrupt(self, number: int, frame: object) -> None:
+        if self.is_interrupted:
+            raise KeyboardInterrupt
+        self.is_interrupted = True
+
+    def __call__(self) -> None:
+        if self.is_interrupted:
+            raise Stop
+        if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
+            self.bar = tqdm(desc="planning", unit=" simulations", file=sys.stderr, leave=False)
+        if self.bar is not None:
+            self.bar.update()

@@ -1,0 +1,142 @@
+"""A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
+
+from collections.abc import Sequence
+
+from mindswap.plan.result import Compared, Plan
+from mindswap.policy.wording import format_layers as _layers
+from mindswap.report.tables import format_table
+from mindswap.units import format_bytes, format_time
+
+__all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
+
+HEADER = ("simulated", "step time", "tokens/s/card", "against keep all", "peak memory", "fits")
+NUM_HOLDERS = 6
+
+
+def format_plan(plan: Plan, device_title: str, tokens_per_card: float) -> str:
+    """The plan and what it is compared with.
+
+    Args:
+        plan: what was found.
+        device_title: for which device.
+        tokens_per_card: of a step.
+    """
+    budget = format_bytes(plan.budget_bytes)
+    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated", ""]
+    if plan.fits:
+        lines += [
+            f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
+            f"             {_percent(plan.gap)} over the lower bound (compute, communication and optimizer alone)",
+            f"peak memory  {format_bytes(plan.peak_bytes)} of {budget}{_stages(plan)}",
+            f"host memory  {format_bytes(plan.host_bytes)} of a node",
+            f"found with   {plan.num_evaluations} simulations{', then interrupted' if plan.is_interrupted else ''}",
+            "",
+            *_policy_lines(plan),
+        ]
+    else:
+        lines += [
+            f"nothing fits; the least found needs {format_bytes(plan.smallest_budget_bytes)}",
+            "    at its peak the memory holds",
+            *(f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]),
+            f"    fix: --memory {_round_up(plan.smallest_budget_bytes)}",
+        ]
+    rows = [_row(one, plan.unconstrained_ns, tokens_per_card) for one in plan.compared]
+    if plan.fits:
+        ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
+        rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card))
+    return "\n".join([*lines, "", format_table(HEADER, rows)])
+
+
+def plan_to_json(plan: Plan, device: str) -> dict:
+    """The same for machines."""
+    config = plan.policy.to_config()
+    return {
+        "simulated": True,
+        "device": device,
+        "status": plan.status.value,
+        "step_time_ns": plan.step_time_ns,
+        "unconstrained_ns": plan.unconstrained_ns,
+        "lower_bound_ns": plan.lower_bound_ns,
+        "slowdown": plan.slowdown,
+        "gap": plan.gap,
+        "budget_bytes": plan.budget_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "stage_peak_bytes": list(plan.stage_peak_bytes),
+        "stage_static_bytes": list(plan.stage_static_bytes),
+        "host_bytes_per_node": plan.host_bytes,
+        "smallest_budget_bytes": plan.smallest_budget_bytes,
+        "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
+        "num_evaluations": plan.num_evaluations,
+        "is_interrupted": plan.is_interrupted,
+        "compared": [
+            {"name": c.name, "step_time_ns": c.step_time_ns, "peak_bytes": c.peak_bytes, "fits": c.fits}
+            for c in plan.compared
+        ],
+        **config,
+    }
+
+
+def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
+    """The curve as a table, least memory first."""
+    rows = [
+        (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _how(plan))
+        for plan in plans
+    ]
+    head = ("peak memory", "step time", "against keep all", "swap entries, recompute entries")
+    return f"simulated on {device_title}\n\n{format_table(head, rows)}"
+
+
+def sweep_to_json(plans: Sequence[Plan]) -> list[dict]:
+    """The curve for machines."""
+    return [
+        {
+            "simulated": True,
+            "peak_bytes": plan.peak_bytes,
+            "step_time_ns": plan.step_time_ns,
+            "slowdown": plan.slowdown,
+            **plan.policy.to_config(),
+        }
+        for plan in plans
+    ]
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f} %"
+
+
+def _stages(plan: Plan) -> str:
+    if len(plan.stage_peak_bytes) == 1:
+        return ""
+    return "; stages " + ", ".join(format_bytes(size, "GiB") for size in plan.stage_peak_bytes)
+
+
+def _round_up(size_bytes: int) -> str:
+    """A size that can be typed, not below the given one."""
+    return f"{-(-size_bytes * 10 // 2**30) / 10:.1f}GiB"
+
+
+def _policy_lines(plan: Plan) -> list[str]:
+    policy = plan.policy
+    lines = [f"swap       {e.pattern}  prefetch {e.num_prefetch_ops}  {_layers(e.layers)}" for e in policy.op_swap]
+    lines += [f"swap       whole layers  prefetch {e.num_prefetch_ops}  {_layers(e.layers)}" for e in policy.layer_swap]
+    lines += [f"recompute  {e.pattern}  {_layers(e.layers)}" for e in policy.select_recompute]
+    if policy.layer_recompute:
+        lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
+    return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
+
+
+def _how(plan: Plan) -> str:
+    policy = plan.policy
+    again = len(policy.select_recompute) + bool(policy.layer_recompute)
+    return f"{len(policy.op_swap) + len(policy.layer_swap)}, {again}"
+
+
+def _row(one: Compared, keep_ns: int, tokens_per_card: float) -> tuple[str, ...]:
+    return (
+        one.name,
+        format_time(one.step_time_ns),
+        f"{tokens_per_card * 1e9 / one.step_time_ns:.0f}",
+        f"{100 * (one.step_time_ns / keep_ns - 1):+.2f} %",
+        format_bytes(one.peak_bytes),
+        "yes" if one.fits else "no",
+    )
