@@ -3,22 +3,31 @@
     python benchmarks/simulate_speed.py
 
 A layer has 130 operators, forward and backward together, of which 8 are collectives; 10 tensors of it are
-copied out and back. Durations are made up: they decide the simulated step time, not the speed. Exit code 1 if
-a target is missed.
+copied out and back. Durations are made up: they decide the simulated step time, not the speed. Then the layers of
+Llama2-7B are captured, which needs MindFormers, and put together to models that are simulated under policies:
+program, engine and peak, as the planner asks for them. Exit code 1 if a target is missed.
 """
 
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
+from mindswap.adapters.installed import require_mindformers
+from mindswap.commands.stepping import load_step
+from mindswap.errors import MindswapError
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
 from mindswap.simulate.bounds import lower_bound_ns
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory, profile_memory
 from mindswap.simulate.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program
+from mindswap.simulate.step_model import StepModel
 
 NUM_FORWARD = 50  # operators of a layer
 NUM_BACKWARD = 80
@@ -68,8 +77,41 @@ def main() -> int:
     print(format_table(headings, rows))
     print(f"\nTimes in ms, best of {NUM_RUNS}; whole: check, simulate and peak. First call: {first_s:.2f} s (compiles,")
     print("or reads what an earlier process has compiled).")
+    try:
+        require_mindformers()
+        rows = step_model_rows()
+        missed += [row[0] for row in rows if float(row[-2]) > float(row[-1])]
+        print("\n" + format_table(("StepModel", "operators", "copies", "first time", "again", "target"), rows) + "\n")
+    except MindswapError as error:
+        print(f"\nno StepModel: {error}\n")
     print("Targets missed: " + (", ".join(missed) or "none"))
     return 1 if missed else 0
+
+
+def step_model_rows() -> list[tuple[str, ...]]:
+    """Policies on models of 32 and 80 layers of Llama2-7B: first time, and when their layers are known."""
+    known = load_step(str(Path(__file__).parent / "models" / "llama2_7b.yaml")).model
+    settings = replace(known.settings, num_micro_batches=1)
+    policies = {
+        "keep all": Policy(True),
+        "swap all": Policy(True, layer_swap=(LayerSwap(ALL_LAYERS, 5),)),
+        "recompute all": Policy(True, layer_recompute=ALL_LAYERS),
+    }
+    rows = []
+    for num_layers, target_ms in ((32, 10), (80, 30)):
+        sample = LayerSample((0, 1, num_layers - 1), (0, *(1,) * (num_layers - 2), 2))
+        model = StepModel(replace(known.captured, sample=sample), known.costs, settings)
+        for name, policy in policies.items():
+            begin = time.perf_counter()
+            step = model.simulate(policy)
+            first_ms = 1000 * (time.perf_counter() - begin)
+            whole_ms = best_ms(lambda model=model, policy=policy: model.simulate(policy))
+            program = step.timeline.program
+            rows.append(
+                (f"{num_layers} layers, {name}", f"{len(program.ops):,}", f"{len(program.copies):,}",
+                 f"{first_ms:.1f}", f"{whole_ms:.2f}", str(target_ms))
+            )  # fmt: skip
+    return rows
 
 
 def simulate_and_measure(program: Program, check: bool) -> np.ndarray:
