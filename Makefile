@@ -37,7 +37,7 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
 
-bench: $(VENV)/.installed  ## speed: reading, checking, applying, logs, capture
+bench: $(VENV)/.installed  ## speed of all parts, and plans next to what others do (10 min)
 	for file in benchmarks/*.py; do $(VENV)/bin/python $$file || exit 1; done
 
 tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormers

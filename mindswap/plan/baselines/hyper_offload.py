@@ -23,23 +23,27 @@ class DistanceOptions:
         select_distance: a tensor leaves if more operators than this lie between two of its uses.
         select_num: no more tensors than this, the first in execution order.
         prefetch_distance: operators before the next use at which the copy in starts.
-        is_adaptive: take for `prefetch_distance` the time of the copy in, in kernels.
-        h2d_bytes_per_s: bandwidth that this assumes.
+        release_distance: operators behind the last use in forward at which the memory is freed.
+        is_adaptive: take for these distances the time of the copies, in kernels.
+        d2h_bytes_per_s, h2d_bytes_per_s: bandwidths that this assumes.
         kernel_ns: time of a kernel that this assumes.
     """
 
     select_distance: int = 100
     select_num: int = 100
     prefetch_distance: int = 50
+    release_distance: int = 0
     is_adaptive: bool = False
+    d2h_bytes_per_s: int = 20 * 10**9
     h2d_bytes_per_s: int = 55 * 10**9
     kernel_ns: int = 400_000
 
     def distance(self, size_bytes: int) -> int:
-        """Operators between the start of a copy in and the use."""
+        """The longer of both distances, in operators: `backward_prefetch` is one number for both."""
         if not self.is_adaptive:
-            return self.prefetch_distance
-        return max(1, -(-size_bytes * 10**9 // (self.h2d_bytes_per_s * self.kernel_ns)))
+            return max(1, self.prefetch_distance, self.release_distance)
+        slower = min(self.d2h_bytes_per_s, self.h2d_bytes_per_s)
+        return max(1, -(-size_bytes * 10**9 // (slower * self.kernel_ns)))
 
 
 def hyper_offload(options: DistanceOptions, model: StepModel, budget_bytes: int) -> Policy:
@@ -50,7 +54,9 @@ def hyper_offload(options: DistanceOptions, model: StepModel, budget_bytes: int)
     alike, so the first micro-batch decides, and `select_num` counts tensors of one micro-batch on each pipeline
     stage. Tensors outside the layers have no name and stay. HyperOffload frees right after the last use in
     forward (release distance 0), which stalls until the copy has ended; `backward_prefetch` frees as many
-    operators later as it prefetches earlier, so the distance of the prefetch is taken for both.
+    operators later as it prefetches earlier, so the longer distance is taken for both. Adaptive distances are of
+    its second strategy, which offloads around the peak; how that scores tensors is not published, so they are
+    tried with this one.
     """
     program = model.program(Policy())
     chosen: list[SavedTensor] = []
