@@ -1,0 +1,38 @@
+"""Tensor parallel communication of the captured steps of several configurations, as JSON.
+
+python -m tests.adapters.step_collectives CONFIG...
+MindFormers builds the legacy and the newer models only in different processes.
+"""
+
+import json
+import sys
+
+from mindswap.adapters.quiet import quiet
+from mindswap.policy.check import check_document
+from mindswap.policy.placement import place_rank
+from mindswap.policy.yaml_source import load_document
+
+
+def main():
+    json.dump([communication(config) for config in sys.argv[1:]], sys.stdout)
+
+
+def communication(config):
+    """Rows [layer, "forward", "again" or "backward", kind, bytes, ranks] in order of execution, and the notes."""
+    document = load_document(config)
+    num_layers = check_document(document).num_layers
+    with quiet():
+        from mindswap.adapters.step import capture_step
+
+        step = capture_step(config, num_layers, place_rank(document, 0, num_layers))
+    rows = []
+    for node in (*step.graph.forward, *step.graph.backward):
+        which = "forward" if node.name in step.graph.forward_nodes else "again" if node.is_duplicate else "backward"
+        name = node.origin if node.is_duplicate else node.name
+        for one in step.collectives.get(name, ()):
+            rows.append([node.layer_index, which, one.kind, one.size_bytes, one.num_ranks])
+    return {"rows": rows, "notes": list(step.notes)}
+
+
+if __name__ == "__main__":
+    main()
