@@ -1,12 +1,14 @@
 """The command line: this module parses and dispatches, `mindswap.commands` does the work."""
 
 import argparse
+import ast
 import importlib
 import logging
 import os
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 
 from mindswap import __version__
 from mindswap.errors import MindswapError, PolicyError
@@ -33,26 +35,48 @@ COMMANDS = (
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser with every command."""
+def build_parser(asked: str | None) -> argparse.ArgumentParser:
+    """The parser of one command line.
+
+    Args:
+        asked: only this command is imported and has its options: some take as long to import as others to run.
+            None lists all of them.
+    """
     parser = argparse.ArgumentParser(
         prog="mindswap", description="Fine-grained activation SWAP and recomputation for MindSpore and MindFormers."
     )
     parser.add_argument("--version", action="version", version=f"mindswap {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name in COMMANDS:
-        module = importlib.import_module(f"mindswap.commands.{name.replace('-', '_')}")
-        command = subparsers.add_parser(
-            name,
-            help=module.HELP,
-            description=module.HELP,
-            epilog="examples:\n" + module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
+    if asked is None:
+        for name in COMMANDS:
+            subparsers.add_parser(name, help=_read_help(name))
+        return parser
+    module = importlib.import_module(f"mindswap.commands.{_module_name(asked)}")
+    command = subparsers.add_parser(
+        asked,
+        description=module.HELP,
+        epilog="examples:\n" + module.EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    module.add_arguments(command)
+    command.set_defaults(run=module.run)
     return parser
+
+
+def _module_name(command: str) -> str:
+    return command.replace("-", "_")
+
+
+def _read_help(command: str) -> str:
+    """`HELP` of the module of a command, from its text."""
+    path = Path(__file__).parent / "commands" / f"{_module_name(command)}.py"
+    statements = ast.parse(path.read_text("utf-8")).body
+    return next(
+        ast.literal_eval(statement.value)
+        for statement in statements
+        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HELP"
+    )
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -67,7 +91,7 @@ def main(argv: list[str] | None = None) -> int:
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
-        args = build_parser().parse_args(argv)
+        args = build_parser(argv[0] if argv[:1] and argv[0] in COMMANDS else None).parse_args(argv)
         return args.run(args)
     except SystemExit as stop:  # argparse leaves with 2 on wrong options, a training script as it likes
         if stop.code in (None, 0):

@@ -1,0 +1,42 @@
+"""What the command line imports, and what it lists."""
+
+import argparse
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+from mindswap import cli
+
+# Half a second and more to import, for the commands that simulate.
+SLOW = {"numpy", "numba", "scipy", "mindspore"}
+
+
+def imported(*words):
+    """Names of the modules that a command line has imported in the end."""
+    code = f"import sys; from mindswap.cli import main; main({list(words)}); print(*sys.modules, file=sys.stderr)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(result.stderr.split())
+
+
+@pytest.mark.parametrize("words", [["--help"], ["check", "--help"], ["convert", "--help"]])
+def test_what_needs_no_simulator_does_not_import_it(words):
+    assert imported(*words) & SLOW == set()
+
+
+def test_what_simulates_does():
+    assert "numba" in imported("simulate", "--help")
+
+
+@pytest.mark.parametrize("name", cli.COMMANDS)
+def test_help_is_that_of_the_module(name):
+    module = importlib.import_module(f"mindswap.commands.{name.replace('-', '_')}")
+    parser = cli.build_parser(None)
+    (choices,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    assert {choice.dest: choice.help for choice in choices._choices_actions}[name] == module.HELP
+
+
+def test_an_unknown_command_names_the_known_ones(capsys):
+    assert cli.main(["chek"]) == 1
+    assert "invalid choice: 'chek' (choose from 'check'" in capsys.readouterr().err
