@@ -28,8 +28,17 @@ def order_turns(stage: int, num_stages: int, num_chunks: int, num_micro_batches:
         stage: pipeline stage, from 0.
         num_stages: pipeline stages.
         num_chunks: virtual chunks per stage.
-        num_micro_batches: micro-batches of a step; with chunks a multiple of `num_stages` is best.
+        num_micro_batches: micro-batches of a step. With chunks they go in groups of `num_stages`; where the last
+            group is not full, the order is that of a full one without those that are missing. Any other order can
+            have stages wait for each other.
     """
+    group = num_stages if num_chunks > 1 else 1
+    num_full = -(-num_micro_batches // group) * group
+    turns = _order_full(stage, num_stages, num_chunks, num_full)
+    return tuple(turn for turn in turns if turn.micro_batch < num_micro_batches)
+
+
+def _order_full(stage: int, num_stages: int, num_chunks: int, num_micro_batches: int) -> list[Turn]:
     total = num_micro_batches * num_chunks
     if num_chunks == 1:
         num_warm_up = min(num_stages - stage - 1, total)
@@ -41,13 +50,15 @@ def order_turns(stage: int, num_stages: int, num_chunks: int, num_micro_batches:
     for i in range(num_warm_up, total):
         turns += [Turn(*forward[i], True), Turn(*backward[i - num_warm_up], False)]
     turns += [Turn(*backward[i], False) for i in range(total - num_warm_up, total)]
-    return tuple(turns)
+    return turns
 
 
 def _deal(num_stages: int, num_chunks: int, num_micro_batches: int) -> list[tuple[int, int]]:
     """(chunk, micro-batch) in forward order: groups of as many micro-batches as stages go through chunk after chunk."""
-    dealt = []
-    for first in range(0, num_micro_batches, num_stages if num_chunks > 1 else 1):
-        group = range(first, min(first + (num_stages if num_chunks > 1 else 1), num_micro_batches))
-        dealt += [(chunk, micro_batch) for chunk in range(num_chunks) for micro_batch in group]
-    return dealt
+    size = num_stages if num_chunks > 1 else 1
+    return [
+        (chunk, micro_batch)
+        for first in range(0, num_micro_batches, size)
+        for chunk in range(num_chunks)
+        for micro_batch in range(first, first + size)
+    ]

@@ -42,6 +42,11 @@ def test_interleaved_order_of_megatron(stage, expected):
     assert order(stage, 2, 2, 4) == expected
 
 
+def test_a_group_that_is_not_full_goes_as_a_full_one():
+    # As above for four micro-batches, without the last one.
+    assert order(0, 2, 2, 3) == "F0a F1a F0b F1b F2a B0b B1b F2b B0a B1a B2b B2a"
+
+
 @given(st.integers(1, 5), st.integers(1, 3), st.integers(1, 9), st.data())
 def test_every_pass_runs_once_and_backward_after_forward(num_stages, num_chunks, num_micro_batches, data):
     stage = data.draw(st.integers(0, num_stages - 1))

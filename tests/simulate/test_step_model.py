@@ -206,6 +206,13 @@ def test_pipelines_run_to_their_end(num_stages, num_chunks, num_micro_batches, d
     assert needed_bytes(program) == needed_bytes(alone)
 
 
+@pytest.mark.parametrize("num_stages,num_chunks,num_micro_batches", [(4, 3, 5), (5, 2, 7), (5, 3, 12)])
+def test_interleaved_pipelines_whose_last_group_is_not_full(num_stages, num_chunks, num_micro_batches):
+    pipeline = Pipeline(num_stages, num_chunks)
+    own = model(num_stages * num_chunks, pipeline=pipeline, num_micro_batches=num_micro_batches)
+    assert own.simulate(KEEP_ALL).step_time_ns > 0
+
+
 def needed_bytes(program):
     """What backward needs, on the device or on the host; without the mask, which every chunk has."""
     own = (program.intervals.kind == MemoryKind.KEPT) & (
