@@ -73,9 +73,9 @@ class Planner:
         policy, best = found, evaluate(problem, found)
         rivals = sorted((name for name in judged if self._is_allowed(policies[name])), key=lambda n: _rank(judged[n]))
         for name in rivals[:1]:
-            if _rank(judged[name]) < _rank(evaluate_short(problem, found, self.shorts)):
+            if _rank(judged[name])[:2] < _rank(evaluate_short(problem, found, self.shorts))[:2]:
                 replayed = evaluate(problem, policies[name])
-                if _rank(replayed) < _rank(best):
+                if _rank(replayed)[:2] < _rank(best)[:2]:
                     policy, best = policies[name], replayed
         keep = judged["keep all"]
         return Plan(

@@ -54,6 +54,10 @@ class ToySpace(Space):
         sections = tuple(range(len(layers) + 2))
         super().__init__(costs, StageLayout(((sections,),), num_micro_batches), 0)
         self.tensors = layers
+        self.known: dict[tuple[int, bytes], Block] = {}
+        self.ends = [
+            Block((BlockOp("end", OpKind.FORWARD, 1),), (BlockOp("end", OpKind.BACKWARD, 1),), (), ()) for _ in range(2)
+        ]
         self.budget_bytes = budget_bytes
         self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(range(len(layers)))
@@ -73,11 +77,13 @@ class ToySpace(Space):
 
     def blocks(self, choice):
         """What is before and behind the layers takes 1 ns in each pass."""
-        ends = [
-            Block((BlockOp("end", OpKind.FORWARD, 1),), (BlockOp("end", OpKind.BACKWARD, 1),), (), ())
-            for _ in range(2)
-        ]
-        return [ends[0], *(self._block(*pair) for pair in zip(self.tensors, choice, strict=True)), ends[1]]
+        blocks = [self.ends[0]]
+        for layer, row in enumerate(choice):
+            key = (layer, row.tobytes())
+            if key not in self.known:
+                self.known[key] = self._block(self.tensors[layer], row)
+            blocks.append(self.known[key])
+        return [*blocks, self.ends[1]]
 
     def _block(self, tensors: Sequence[Tensor], row: np.ndarray) -> Block:
         forward = tuple(BlockOp(f"t{i}", OpKind.FORWARD, tensor.forward_ns) for i, tensor in enumerate(tensors))
