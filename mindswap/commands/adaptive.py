@@ -12,7 +12,8 @@ from mindswap.adaptive.command import FLAG, TrainingCommand, checkpoint_folder, 
 from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.summary import format_summary
-from mindswap.adaptive.supervise import AdaptiveRun, supervise
+from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
+from mindswap.commands.adaptive_planner import planner_in_child
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.launch.msrun import plain_name, worker_environment
@@ -33,17 +34,9 @@ _SWITCHES = (FLAG, "--replace")
 _VALUES = ("--memory", "--run-dir", "--max-restarts", "--measured-steps")
 
 
-def find_planner() -> Planner:
-    """The planner of the package.
-
-    Raises:
-        LaunchError: there is none yet.
-    """
-    try:
-        from mindswap.plan.adaptive import plan
-    except ImportError:
-        raise LaunchError(f"{FLAG}: this version of mindswap has no planner") from None
-    return plan
+def find_planner(run_dir: Path) -> Planner:
+    """The planner of the package; what it starts is marked as part of the run in this folder."""
+    return planner_in_child({**os.environ, MARKER: str(run_dir)})
 
 
 def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
@@ -80,7 +73,7 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
             _environment(),
             args.measured_steps,
         )
-        code, state = supervise(run, planner or find_planner(), _say)
+        code, state = supervise(run, planner or find_planner(run_dir), _say)
     _print(format_summary(state))
     return code
 

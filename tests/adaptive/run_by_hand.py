@@ -23,5 +23,5 @@ if __name__ == "__main__":
         return plan(*arguments)
 
     adaptive.AdaptiveRun = partial(adaptive.AdaptiveRun, poll_s=float(os.environ.get("POLL_S", "1")))
-    adaptive.find_planner = lambda: plan_slowly
+    adaptive.find_planner = lambda run_dir: plan_slowly
     sys.exit(cli.main(["run", *sys.argv[2:]]))

@@ -1,0 +1,204 @@
+"""The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
+
+Plans are made in a child process: it takes the memory of MindSpore with it when it ends, and a compiler that
+crashes does not end the run.
+"""
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
+from mindswap.commands.stepping import LoadedStep, load_step
+from mindswap.cost.device_file import DEFAULT_DEVICE
+from mindswap.cost.hardware import Device, Link, Network
+from mindswap.cost.settings import read_cost_settings
+from mindswap.cost.table import CostTable
+from mindswap.errors import MindswapError, PlanError
+from mindswap.graph.codec import from_plain, to_plain
+from mindswap.plan import planner
+from mindswap.plan.evaluate import evaluate
+from mindswap.plan.problem import Problem
+from mindswap.plan.result import Plan as FoundPlan
+from mindswap.plan.write import compact_policy, write_plan
+from mindswap.policy.check import check_document
+from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_parser import parse_document
+from mindswap.policy.yaml_source import load_document
+from mindswap.report.problems import format_problems
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["corrected_device", "make_plan", "planner_in_child"]
+
+_CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
+_MODULE = "mindswap.commands.adaptive_planner"
+CPU_DEVICE = "cpu"
+# Of what a child prints before it crashes.
+NUM_LAST_LINES = 5
+
+
+def planner_in_child(environment: dict[str, str]) -> Planner:
+    """`make_plan` in a process of its own.
+
+    Args:
+        environment: of that process.
+    """
+
+    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
+        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
+        try:
+            # A session of its own: Ctrl-C is for this process, which then ends the child.
+            done = subprocess.run(
+                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
+            )  # fmt: skip
+        except OSError as error:
+            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
+        lines = done.stdout.splitlines()
+        if done.returncode == 1 and lines:
+            raise PlanError(json.loads(lines[-1])["error"])
+        if done.returncode != 0:
+            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
+            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
+        answer = from_plain(json.loads(lines[-1]), _CLASSES)
+        assert isinstance(answer, Plan | NothingFits)
+        return answer
+
+    return plan
+
+
+def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
+    """The fastest plan within a budget.
+
+    Args:
+        config_path: MindFormers YAML.
+        budget_bytes: device memory of each card.
+        corrections: of the model.
+
+    Raises:
+        MindswapError: the step cannot be captured, or the plan not be written.
+    """
+    loaded = _corrected(load_step(str(config_path), _device(config_path)), corrections)
+    device, offset = loaded.device, corrections.static_offset_bytes
+    problem = Problem(
+        loaded.model,
+        max(budget_bytes - offset, 1),
+        device.host_memory_bytes,
+        device.num_cards_per_node,
+        settings=loaded.policy,
+    )
+    found = planner.make_plan(problem)
+    if not found.fits:
+        # Within the memory of the device, it is the host's that is too small.
+        return NothingFits(found.smallest_budget_bytes + offset if found.peak_bytes > problem.budget_bytes else None)
+    policy = compact_policy(found.policy, loaded.model.captured.trees)
+    found = replace(
+        found,
+        policy=policy,
+        budget_bytes=budget_bytes,
+        stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
+    )
+    return Plan(
+        _key(policy),
+        _write(config_path, loaded, found),
+        budget_bytes,
+        found.peak_bytes,
+        found.step_time_ns,
+        _exposed_copy_ns(problem, found),
+        corrections,
+    )
+
+
+def corrected_device(device: Device, corrections: Corrections) -> Device:
+    """The device as the measurements show it: all but the links to the host at one speed, those at another."""
+    speed, link = corrections.compute_permille, corrections.link_permille
+
+    def network(old: Network) -> Network:
+        bandwidth = old.bandwidth_bytes_per_s * speed // 1000
+        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // speed)
+
+    def host_link(old: Link) -> Link:
+        bandwidth = old.bandwidth_bytes_per_s * link // 1000
+        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // link)
+
+    return replace(
+        device,
+        compute_permille=max(device.compute_permille * speed // 1000, 1),
+        memory_permille=max(device.memory_permille * speed // 1000, 1),
+        op_latency_ns={kind: ns * 1000 // speed for kind, ns in device.op_latency_ns.items()},
+        offload=host_link(device.offload),
+        prefetch=host_link(device.prefetch),
+        host_bandwidth_bytes_per_s=device.host_bandwidth_bytes_per_s * link // 1000,
+        intranode=network(device.intranode),
+        internode=network(device.internode),
+    )
+
+
+def _device(config_path: Path) -> str | None:
+    """What a configuration that names no device runs on; None where it names one."""
+    document = load_document(str(config_path))
+    target = document.get("context", "device_target")
+    if read_cost_settings(document).device is not None:
+        return None
+    return CPU_DEVICE if target is not None and target.value == "CPU" else DEFAULT_DEVICE
+
+
+def _corrected(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
+    if corrections.compute_permille == corrections.link_permille == 1000:
+        return loaded
+    device = corrected_device(loaded.device, corrections)
+    measured = {key: ns * 1000 // corrections.compute_permille for key, ns in loaded.model.costs.measured.items()}
+    model = StepModel(loaded.model.captured, CostTable(device, measured), loaded.model.settings)
+    return replace(loaded, model=model, device=device)
+
+
+def _key(policy: Policy) -> str:
+    """Says what the policy does, in short."""
+    does_swap = policy.default_prefetch is not None or policy.layer_swap or policy.op_swap
+    does_recompute = policy.layer_recompute != NO_LAYERS or policy.select_recompute
+    name = "-".join(["swap"] * bool(does_swap) + ["recompute"] * bool(does_recompute)) or "keep-all"
+    return f"{name}-{hashlib.sha256(repr(policy).encode()).hexdigest()[:6]}"
+
+
+def _write(config_path: Path, loaded: LoadedStep, found: FoundPlan) -> str:
+    """The configuration with the plan, read back.
+
+    Raises:
+        PlanError: what is read back is another policy, or has errors.
+    """
+    text = config_path.read_bytes().decode("utf-8", "surrogatepass")
+    text = write_plan(text, loaded.document, found, loaded.model.captured.num_layers, loaded.device.title)
+    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), str(config_path)))
+    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
+    if errors or checked.policy != found.policy:
+        raise PlanError(f"the plan cannot be written into {config_path}\n{format_problems(errors)}")
+    return text
+
+
+def _exposed_copy_ns(problem: Problem, found: FoundPlan) -> int:
+    """Time in which copies keep the computation waiting, of the mean stage, carried on to all micro-batches."""
+    step = evaluate(problem, found.policy).step
+    exposed = step.timeline.exposed_copy_ns * found.step_time_ns // step.step_time_ns
+    return exposed // len(found.stage_peak_bytes)
+
+
+def _main() -> int:
+    """The child: what was asked is the only word, the answer is JSON."""
+    config, budget_bytes, corrections = json.loads(sys.argv[1])
+    try:
+        answer = make_plan(Path(config), budget_bytes, from_plain(corrections, _CLASSES))
+    except MindswapError as error:
+        print(json.dumps({"error": str(error)}))
+        return 1
+    print(json.dumps(to_plain(answer)))
+    return 0
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    sys.exit(_main())
