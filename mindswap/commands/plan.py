@@ -23,6 +23,7 @@ from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import sweep_budgets
 from mindswap.plan.write import compact_policy, write_plan
+from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import check_document
 from mindswap.policy.problem import Level
 from mindswap.policy.yaml_parser import parse_document
@@ -136,7 +137,9 @@ def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
     num_layers = loaded.model.captured.num_layers
     text = Path(args.config).read_bytes().decode("utf-8", "surrogatepass")
     text = write_plan(text, loaded.document, plan, num_layers, loaded.device.title)
-    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target))
+    captured = loaded.model.captured
+    trees = LayerTrees(tuple(captured.trees[kind] for kind in captured.sample.layer_map), {}, "the captured network")
+    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), trees=trees)
     errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
     if errors or checked.policy != plan.policy:
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")

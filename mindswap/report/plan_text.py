@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.wording import format_layers as _layers
 from mindswap.report.tables import format_table
-from mindswap.units import format_bytes, format_time
+from mindswap.units import UNITS, format_bytes, format_time
 
 __all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
 
@@ -112,7 +112,8 @@ def _stages(plan: Plan) -> str:
 
 def _round_up(size_bytes: int) -> str:
     """A size that can be typed, not below the given one."""
-    return f"{-(-size_bytes * 10 // 2**30) / 10:.1f}GiB"
+    unit = "GiB" if size_bytes >= UNITS["GiB"] else "MiB"
+    return f"{-(-size_bytes * 10 // UNITS[unit]) / 10:.1f}{unit}"
 
 
 def _policy_lines(plan: Plan) -> list[str]:
