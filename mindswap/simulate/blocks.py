@@ -55,12 +55,14 @@ class BlockOp:
         kind: forward, backward, recompute or collective.
         duration_ns: on the device.
         wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
+        op: name of the primitive.
     """
 
     label: str
     kind: OpKind
     duration_ns: int
     wait_op: int | None = None
+    op: str = ""
 
 
 @dataclass(frozen=True)
@@ -289,7 +291,7 @@ class _Cutter:
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
             self._communicate(ops, label, node.op, after.pop() if after else None)
         else:
-            ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None)))
+            ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None), node.op))
         outputs = []
         for known in node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
@@ -310,7 +312,8 @@ class _Cutter:
         Without `collective` it takes no time: another one has the tensor already.
         """
         duration = self.collective_ns(collective) if collective is not None and self.collective_ns is not None else 0
-        ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, len(ops) - 1 if ops else None))
+        wait_op = len(ops) - 1 if ops else None
+        ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind))
         return len(ops) - 1
 
     def _label(self, node: Node, is_forward: bool) -> str:

@@ -1,0 +1,18 @@
+"""The simulated step of Llama2-7B against the published one, with the device as it comes."""
+
+import json
+
+import pytest
+
+from mindswap.cli import main
+from tests.adapters.graphs import ROOT
+
+pytestmark = pytest.mark.mindspore
+
+PUBLISHED = 4160  # tokens per second and card on Atlas 800T A2: MindFormers v1.3.0, docs/model_cards/llama2.md
+
+
+def test_tokens_per_second_of_7b_are_within_15_percent(capsys):
+    assert main(["simulate", "--json", str(ROOT / "benchmarks" / "models" / "llama2_7b.yaml")]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert abs(report["tokens_per_s"] / PUBLISHED - 1) < 0.15
