@@ -37,7 +37,8 @@ def knapsack(model: StepModel, budget_bytes: int) -> Policy:
     layer as often as micro-batches are in flight. What this leaves out shows when the job runs out of memory;
     then it tries less, by halving. Here the simulated peak of the stage says whether it does.
 
-    How it is mapped: modules are cells; swap of a module moves the tensors that its operators make. The original
+    How it is mapped: modules are cells; swap of a module moves the tensors that its operators save, also those that
+    are made before it, the last of them by the layer before. The original
     waits for copies out at the end of the layer's forward and starts copies in at the begin of its backward;
     the prefetch distance of each tensor is the longer of these two ways, so neither comes sooner than there. The
     allocator's rescue of tensors when memory runs out, in the middle of a step, cannot be written; it is the

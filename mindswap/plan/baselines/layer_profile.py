@@ -53,11 +53,12 @@ class LayerSetting:
 
 
 def tensors_of(module: str, tensors: Iterable[SavedTensor]) -> list[SavedTensor]:
-    """The tensors that swap of a module moves: those that its operators make."""
+    """The tensors that swap of a module moves: those that its operators save for their gradients."""
     return [
         tensor
         for tensor in tensors
-        if tensor.size_bytes >= SMALL_TENSOR_BYTES and all(path.startswith(f"{module}.") for path in tensor.operators)
+        if tensor.size_bytes >= SMALL_TENSOR_BYTES
+        and any(f"{cell}.".startswith(f"{module}.") for cell in tensor.saved_in)
     ]
 
 
@@ -78,11 +79,16 @@ def lossless_modules(model: StepModel) -> tuple[str, ...]:
 
 
 def _overhead_permille(model: StepModel, modules: Sequence[str], tensors: Sequence[SavedTensor]) -> int:
-    """How much later forward of the layer ends if it waits for the copies out."""
+    """How much later forward of the layer ends if it waits for the copies out.
+
+    What the layer behind saves stands for what this one saves of its own input: it is there from the begin.
+    """
     forward_ends = list(accumulate(op.duration_ns for op in model.layer_block(Policy(), 0).forward))
+    moved = {tensor for module in modules for tensor in tensors_of(module, tensors)}
+    ready = [(0 if t.last_forward >= len(forward_ends) else forward_ends[t.made_at], t.size_bytes) for t in moved]
     copied_ns = 0
-    for tensor in sorted((t for module in modules for t in tensors_of(module, tensors)), key=lambda t: t.made_at):
-        copied_ns = max(copied_ns, forward_ends[tensor.made_at]) + model.transfers.copy_out_ns(tensor.size_bytes)
+    for ready_ns, size_bytes in sorted(ready):
+        copied_ns = max(copied_ns, ready_ns) + model.transfers.copy_out_ns(size_bytes)
     return max(0, copied_ns - forward_ends[-1]) * 1000 // forward_ends[-1]
 
 
@@ -140,8 +146,12 @@ def _without_dominated(settings: list[LayerSetting]) -> list[LayerSetting]:
 
 
 def _kept_bytes(block: Block) -> int:
-    """What the layer's own forward keeps for its own backward."""
-    return sum(t.size_bytes for t in block.tensors if t.is_forward and t.uses.first_backward is not None)
+    """What forward keeps for backward of the layer and, its output, of the layer behind it."""
+    return sum(
+        t.size_bytes
+        for t in block.tensors
+        if t.is_forward and (t.uses.first_backward is not None or t.role is not None)
+    )
 
 
 def _backward_ns(block: Block) -> int:

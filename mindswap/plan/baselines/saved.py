@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.cost.roofline import is_kernel
+from mindswap.graph.model import Graph
+from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses
@@ -28,6 +30,7 @@ class SavedTensor:
         size_bytes: on the device.
         made_at, last_forward: positions in forward.
         first_backward: position in backward.
+        saved_in: paths of the cells whose gradients read it, below the layer or the one behind it.
     """
 
     layer_index: int
@@ -36,6 +39,7 @@ class SavedTensor:
     made_at: int
     last_forward: int
     first_backward: int
+    saved_in: tuple[str, ...]
 
 
 def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]:
@@ -52,16 +56,37 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
     found = []
     for number, tensor, uses in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
-        keepers = [graph.owner(node) for node in entries.pop(0).keepers] if entries else []
+        held = entries.pop(0).keepers if entries else ()
+        keepers = [graph.owner(node) for node in held]
         if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
             paths = dict.fromkeys(path for node in keepers for path in names(node).split("|"))
             assert uses.last_forward is not None and uses.first_backward is not None
             found.append(
                 SavedTensor(
-                    layer_index, tuple(paths), tensor.size_bytes, tensor.made_at, uses.last_forward, uses.first_backward
+                    layer_index=layer_index,
+                    operators=tuple(paths),
+                    size_bytes=tensor.size_bytes,
+                    made_at=tensor.made_at,
+                    last_forward=uses.last_forward,
+                    first_backward=uses.first_backward,
+                    saved_in=_gradient_cells(graph, {node.name for node in held}),
                 )
             )
     return tuple(found)
+
+
+def _gradient_cells(graph: Graph, names: set[str]) -> tuple[str, ...]:
+    """Cells of the operators of backward that read values of forward, behind other names of them."""
+    own = {saved.backward_name for saved in graph.saved if saved.forward_name in names}
+    cells: dict[str, None] = {}
+    for node in graph.backward:
+        if own.isdisjoint(node.inputs):
+            continue
+        if node.op in VIEW_OPS:
+            own.add(node.name)
+        elif is_kernel(node.op) and node.layer_index is not None:
+            cells[node.cell_path] = None
+    return tuple(cells)
 
 
 def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, Uses]]:
