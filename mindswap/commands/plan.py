@@ -23,7 +23,6 @@ from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import sweep_budgets
 from mindswap.plan.write import compact_policy, write_plan
-from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import check_document
 from mindswap.policy.problem import Level
 from mindswap.policy.yaml_parser import parse_document
@@ -81,7 +80,8 @@ def run(args: argparse.Namespace) -> int:
         raise PlanError("--sweep makes many plans: choose one with --memory to write it")
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     problem = _problem(loaded, allowed, Objective(args.objective))
-    planner = Planner(loaded.model, *allowed)
+    trees = check_document(loaded.document).trees
+    planner = Planner(loaded.model, *allowed, trees.layers if trees is not None else None)
     with _Bar() as bar:
         if args.sweep:
             return _sweep(args, loaded, planner, problem, bar)
@@ -137,9 +137,7 @@ def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
     num_layers = loaded.model.captured.num_layers
     text = Path(args.config).read_bytes().decode("utf-8", "surrogatepass")
     text = write_plan(text, loaded.document, plan, num_layers, loaded.device.title)
-    captured = loaded.model.captured
-    trees = LayerTrees(tuple(captured.trees[kind] for kind in captured.sample.layer_map), {}, "the captured network")
-    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), trees=trees)
+    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target))
     errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
     if errors or checked.policy != plan.policy:
         raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")

@@ -1,5 +1,6 @@
 """From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +12,7 @@ from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.step_space import StepSpace, collect_items, to_policy
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import StepModel
@@ -50,11 +52,18 @@ class Planner:
     Args:
         model: the step.
         allow_swap, allow_recompute: what plans may do.
+        known: trees of all layers in which operators must be; None takes those of the model.
     """
 
-    def __init__(self, model: StepModel, allow_swap: bool = True, allow_recompute: bool = True):
+    def __init__(
+        self,
+        model: StepModel,
+        allow_swap: bool = True,
+        allow_recompute: bool = True,
+        known: Sequence[CellNode] | None = None,
+    ):
         self.model = model
-        self.catalog = collect_items(model, allow_swap, allow_recompute)
+        self.catalog = collect_items(model, allow_swap, allow_recompute, known)
         self.allow = (allow_swap, allow_recompute)
         self.shorts = short_model(model)
 

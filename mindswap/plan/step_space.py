@@ -8,6 +8,7 @@ import regex
 
 from mindswap.plan.candidates import Item, find_items
 from mindswap.plan.space import KEEP, Figures, Space
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulate.block_arrays import arrays_of, with_copies
@@ -48,17 +49,24 @@ class Catalog:
         return self.items[self.kinds[layer_index]][position]
 
 
-def collect_items(model: StepModel, allow_swap: bool = True, allow_recompute: bool = True) -> Catalog:
+def collect_items(
+    model: StepModel, allow_swap: bool = True, allow_recompute: bool = True, known: Sequence[CellNode] | None = None
+) -> Catalog:
     """The items of every compiled layer.
 
     Args:
         model: the step.
         allow_swap, allow_recompute: what may be chosen.
+        known: trees of all layers in which names must be, where they are not those that were captured: the network
+            of a CPU has stand-ins with operators of their own.
     """
     captured = model.captured
     by_layer = []
     for position in range(len(captured.trees)):
         every = find_items(captured.graph, model.names, position)
+        if known is not None:
+            layer = known[captured.sample.layer_map.index(position)]
+            every = tuple(_with_known_names(item, layer) for item in every)
         least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
         by_layer.append({item.label: item for item in every if item.size_bytes >= least_bytes})
     labels = list(dict.fromkeys(label for found in by_layer for label in found))
@@ -75,6 +83,13 @@ def collect_items(model: StepModel, allow_swap: bool = True, allow_recompute: bo
     for position, row in enumerate(items):
         _measure(model, catalog, position, row if allow_recompute else (), row if allow_swap else ())
     return catalog
+
+
+def _with_known_names(item: Item, layer: CellNode) -> Item:
+    """The item without the decisions that name what a layer does not have."""
+    paths = {".".join(path) for path, _ in layer.walk()}
+    ways = tuple(way for way in item.recompute_names if paths.issuperset(way))
+    return replace(item, swap_names=item.swap_names * paths.issuperset(item.swap_names), recompute_names=ways)
 
 
 def _measure(
