@@ -1,7 +1,7 @@
 """Activation memory by layer and operator: what is kept, what is swapped, what recompute saves. Pure."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node
@@ -63,6 +63,8 @@ class LayerMemory:
         return sum(operator.recomputed_bytes for operator in self.operators)
 
 
+# The compiler's count of operators of one type, at the end of a scope.
+OP_NUMBER = re.compile(r"-op\d+$")
 # Cells that the capture puts around the model.
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
 
@@ -119,10 +121,11 @@ def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: Lay
     """
     table = _Table(names)
     saved_plain, saved = classify_saved(plain), classify_saved(graph)
-    remaining = {_identity(entry) for entry in saved}
+    identities, identities_plain = _identities(graph), _identities(plain)
+    remaining = {identities[node.name] for entry in saved for node in _holders(graph, entry)}
     for entry in saved_plain:
         node = plain.owner(entry.keepers[0])
-        is_recomputed = _identity(entry) not in remaining
+        is_recomputed = not any(identities_plain[held.name] in remaining for held in _holders(plain, entry))
         table.add(
             entry, node,
             recomputed_bytes=entry.kept_bytes if is_recomputed else 0,
@@ -138,11 +141,30 @@ def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: Lay
     return (*layers, LayerMemory(None, compiled.get(None, ())))
 
 
-def _identity(entry: SavedStorage) -> tuple[str, int]:
-    """The same storage in two graphs of one network: recompute puts a prefix before the scope."""
-    producer = entry.storage.producer
-    assert producer is not None
-    return producer.scope.removeprefix("recompute_"), entry.storage.output_index
+def _identities(graph: Graph) -> dict[str, tuple[str, int]]:
+    """For each forward operator what tells it apart in another graph of the same network: place and number.
+
+    Recompute puts a prefix before the scope, and its copies take numbers of the compiler's own count, so only
+    the order among operators of one cell and type is the same in both.
+    """
+    counts: dict[str, int] = {}
+    identities = {}
+    for node in graph.forward:
+        place = OP_NUMBER.sub("", node.scope.removeprefix("recompute_"))
+        identities[node.name] = (place, counts.get(place, 0))
+        counts[place] = counts.get(place, 0) + 1
+    return identities
+
+
+def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
+    """The operator that makes a storage, and those under whose names backward holds or copies it.
+
+    One of them is enough to know it again: the compiler may give a copy of its maker another scope.
+    """
+    assert entry.storage.producer is not None
+    yield entry.storage.producer
+    for node in (*entry.keepers, *(pair.producer for pair in entry.pairs)):
+        yield graph.owner(node)
 
 
 class _Table:
