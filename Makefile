@@ -27,8 +27,9 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
 
-test: check $(VENV)/.installed  ## everything: `check`, then all tests on real MindSpore and MindFormers (15 min)
-	$(VENV)/bin/pytest -q -m "not ascend"
+test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (25 min)
+	$(VENV)/bin/pytest -q -m "mindspore and not ascend"
+	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
