@@ -5,7 +5,7 @@ In forward an AllReduce follows each operator that leaves a part of a sum on eve
 AllGathers of one tensor become one (frontend/parallel/pass/merge_comm.cc, before autodiff).
 
 In backward there is one for each of forward, on the gradient of the same tensor: MindSpore differentiates the
-forward communication (mindspore/ops/_grad/grad_comm_ops.py). Of AllReduce it is AllReduce, of AllGather
+forward communication (ops/_grad_experimental/grad_comm_ops.py). Of AllReduce it is AllReduce, of AllGather
 ReduceScatter, of ReduceScatter AllGather. So the gradients of what wq, wk and wv read are no sums of their own: each
 rank adds its three parts, and the sum over the ranks is where the next communication of forward was.
 
