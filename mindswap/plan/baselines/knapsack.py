@@ -37,12 +37,12 @@ def knapsack(model: StepModel, budget_bytes: int) -> Policy:
     layer as often as micro-batches are in flight. What this leaves out shows when the job runs out of memory;
     then it tries less, by halving. Here the simulated peak of the stage says whether it does.
 
-    How it is mapped: modules are cells; swap of a module moves the tensors that its operators save, also those that
-    are made before it, the last of them by the layer before. The original
-    waits for copies out at the end of the layer's forward and starts copies in at the begin of its backward;
-    the prefetch distance of each tensor is the longer of these two ways, so neither comes sooner than there. The
-    allocator's rescue of tensors when memory runs out, in the middle of a step, cannot be written; it is the
-    search's signal only.
+    How it is mapped: modules are cells; swap of a module moves the tensors that its operators save, also what was
+    made before it, by the layer before in the case of the first. The original waits for copies out at the end of
+    the layer's forward and starts copies in at the begin of its backward; the prefetch distance of each tensor is
+    the longer of these two ways, so neither comes sooner than there. Two things cannot be written: the rescue of
+    tensors by the allocator when memory runs out in the middle of a step, and swap of one output of several that
+    another operator reads (of LayerNorm), which MindSpore 2.9 does not move.
     """
     settings = list_settings(model)
     stages = [_layers_of(model.layout, stage) for stage in range(model.layout.num_stages)]
