@@ -98,8 +98,18 @@ class _Walker:
             label=producers[0],
             producers=producers,
             sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
-            swap_names=self._paths([*keepers, *makers]) if self._paths(keepers) else (),
+            swap_names=self._paths([*keepers, *makers]) if self._can_swap(keepers) else (),
             recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
+        )
+
+    def _can_swap(self, keepers: list[Node]) -> bool:
+        """Whether each has a name, in the cell where the compiler has it.
+
+        Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second;
+        `mindswap verify`, which sees places, would not know the copy of it again.
+        """
+        return bool(self._paths(keepers)) and all(
+            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node).split("|")) for node in keepers
         )
 
     def _way(self, nodes: list[Node]) -> tuple[str, ...]:

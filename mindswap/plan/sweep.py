@@ -34,14 +34,8 @@ def sweep_budgets(
             plans.append(plan)
         if plan.is_interrupted:
             break
-    front = [
-        plan
-        for plan in plans
-        if not any(
-            (other.step_time_ns, other.peak_bytes) != (plan.step_time_ns, plan.peak_bytes)
-            and other.step_time_ns <= plan.step_time_ns
-            and other.peak_bytes <= plan.peak_bytes
-            for other in plans
-        )
-    ]
+    front: list[Plan] = []
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_time_ns)):
+        if not front or plan.step_time_ns < front[-1].step_time_ns:
+            front.append(plan)
     return front or [least]
