@@ -3,7 +3,6 @@
 import argparse
 import json
 import signal
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -179,7 +178,7 @@ def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, probl
 
 
 class _Bar:
-    """Counts simulations on the terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
+    """Counts simulations on a terminal once it takes long; the first Ctrl-C asks the search for its best so far."""
 
     def __init__(self) -> None:
         self.begin_s = time.monotonic()
@@ -204,6 +203,6 @@ class _Bar:
         if self.is_interrupted:
             raise Stop
         if self.bar is None and time.monotonic() - self.begin_s > PATIENCE_S:
-            self.bar = tqdm(desc="planning", unit=" simulations", file=sys.stderr, leave=False)
+            self.bar = tqdm(desc="planning", unit=" simulations", leave=False, disable=None)
         if self.bar is not None:
             self.bar.update()

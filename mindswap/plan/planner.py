@@ -155,7 +155,8 @@ class Planner:
             middle = (low + high) // 2
             plan = self._plan(replace(problem, objective=Objective.TIME, budget_bytes=middle), solver, progress)
             if plan.fits and plan.step_time_ns <= limit_ns:
-                best, high = replace(plan, budget_bytes=problem.budget_bytes), plan.peak_bytes
+                best = replace(plan, budget_bytes=problem.budget_bytes, compared=best.compared)
+                high = plan.peak_bytes
             else:
                 low = middle
         return best

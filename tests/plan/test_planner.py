@@ -93,3 +93,4 @@ def test_least_memory_costs_next_to_no_time(model, planner, free):
     plan = planner.plan(problem(model, 2**40, objective=Objective.MEMORY))
     assert plan.peak_bytes < free.peak_bytes
     assert plan.step_time_ns <= free.step_time_ns * 1.01
+    assert all(one.fits for one in plan.compared)  # in the budget that was asked for, not in one that was tried
