@@ -147,6 +147,11 @@ class StepModel:
         position = self.captured.sample.layer_map[layer_index]
         return self._step_blocks(replace(policy, is_swap_enabled=True), layer_index).layers[position]
 
+    @property
+    def splits_names(self) -> bool:
+        """Whether operators that share a label `a|b` are merged only under equal settings; else any name acts on it."""
+        return self._tag is not None
+
     def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 

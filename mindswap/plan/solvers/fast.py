@@ -86,16 +86,14 @@ class _Solver:
         recompute_bytes = self.deficit_bytes - swap_bytes
         best: Score | None = None
         low, high = 0, None  # recompute that is too little; that fits
-        distances: int | np.ndarray = self.far
+        distances = self._distances(
+            fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, self.far)
+        )
         for _ in range(NUM_CORRECTIONS):
             recompute_bytes = max(recompute_bytes, 0)
-            choice = fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, distances)
-            score, timeline = self.search.run(choice)
-            if (choice > KEEP).any():
-                needed = self.space.smallest_distances(timeline)
-                distances = np.where(needed.max(axis=0) > 0, needed.max(axis=0), self.far)[None, :]
-                choice = np.where(choice > KEEP, np.broadcast_to(distances, choice.shape), choice)
-                score = self.search.score(choice)
+            score = self.search.score(
+                fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, distances)
+            )
             if best is None or score < best:
                 best = score
             in_flight = self.figures.num_in_flight
@@ -112,6 +110,23 @@ class _Solver:
                     recompute_bytes = min(recompute_bytes, (low + high) // 2)
         assert best is not None
         return best
+
+    def _distances(self, choice: np.ndarray) -> np.ndarray:
+        """For each item the least distance with which copies delay nothing, or the one that delays least.
+
+        The copies of all items share the link, so what the first timeline asks for may be too little together.
+        """
+        if not (choice > KEEP).any():
+            return np.full((1, choice.shape[1]), self.far)
+        score, timeline = self.search.run(choice)
+        needed = self.space.smallest_distances(timeline).max(axis=0)[None, :]
+        found = []
+        for factor in (1, 2, 4):
+            distances = np.minimum(np.where(needed > 0, needed * factor, self.far), self.far)
+            found.append((self.search.score(np.where(choice > KEEP, distances, choice)), factor, distances))
+            if found[-1][0].step_time_ns <= score.step_time_ns * 1001 // 1000:
+                break
+        return min(found, key=lambda entry: (entry[0].step_time_ns, entry[1]))[2]
 
     def _bytes_on_link(self, load: float) -> int:
         """Bytes whose copies take so much of forward, in the order in which they are swapped."""
