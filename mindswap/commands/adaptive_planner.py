@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
+from mindswap.commands.planning import planned_text
 from mindswap.commands.stepping import LoadedStep, load_step
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
@@ -20,17 +21,14 @@ from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.errors import MindswapError, PlanError
 from mindswap.graph.codec import from_plain, to_plain
-from mindswap.plan import planner
 from mindswap.plan.evaluate import evaluate
+from mindswap.plan.planner import Planner as Solver
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan as FoundPlan
-from mindswap.plan.write import compact_policy, write_plan
+from mindswap.plan.write import compact_policy
 from mindswap.policy.check import check_document
 from mindswap.policy.model import NO_LAYERS, Policy
-from mindswap.policy.problem import Level
-from mindswap.policy.yaml_parser import parse_document
 from mindswap.policy.yaml_source import load_document
-from mindswap.report.problems import format_problems
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["corrected_device", "make_plan", "planner_in_child"]
@@ -92,7 +90,9 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
         device.num_cards_per_node,
         settings=loaded.policy,
     )
-    found = planner.make_plan(problem)
+    # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
+    trees = check_document(loaded.document).trees
+    found = Solver(loaded.model, known=trees.layers if trees is not None else None).plan(problem)
     if not found.fits:
         # Within the memory of the device, it is the host's that is too small.
         return NothingFits(found.smallest_budget_bytes + offset if found.peak_bytes > problem.budget_bytes else None)
@@ -105,7 +105,7 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
     )
     return Plan(
         _key(policy),
-        _write(config_path, loaded, found),
+        planned_text(config_path, loaded, found, str(config_path)),
         budget_bytes,
         found.peak_bytes,
         found.step_time_ns,
@@ -163,21 +163,6 @@ def _key(policy: Policy) -> str:
     does_recompute = policy.layer_recompute != NO_LAYERS or policy.select_recompute
     name = "-".join(["swap"] * bool(does_swap) + ["recompute"] * bool(does_recompute)) or "keep-all"
     return f"{name}-{hashlib.sha256(repr(policy).encode()).hexdigest()[:6]}"
-
-
-def _write(config_path: Path, loaded: LoadedStep, found: FoundPlan) -> str:
-    """The configuration with the plan, read back.
-
-    Raises:
-        PlanError: what is read back is another policy, or has errors.
-    """
-    text = config_path.read_bytes().decode("utf-8", "surrogatepass")
-    text = write_plan(text, loaded.document, found, loaded.model.captured.num_layers, loaded.device.title)
-    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), str(config_path)))
-    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
-    if errors or checked.policy != found.policy:
-        raise PlanError(f"the plan cannot be written into {config_path}\n{format_problems(errors)}")
-    return text
 
 
 def _exposed_copy_ns(problem: Problem, found: FoundPlan) -> int:
