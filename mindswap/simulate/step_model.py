@@ -24,6 +24,7 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
 from mindswap.graph.merge import merge_equal
+from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
@@ -166,8 +167,13 @@ class StepModel:
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
                 names = found.setdefault(self.names(entry.storage.producer), {})
-                names.update(dict.fromkeys(tuple(self.names(graph.owner(node)).split("|")) for node in entry.keepers))
+                names.update(dict.fromkeys(self._paths(graph.owner(node)) for node in entry.keepers))
         return {label: tuple(names) for label, names in found.items()}
+
+    def _paths(self, node: Node) -> tuple[str, ...]:
+        """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
+        own = node.attributes.get(self._tag) if self._tag is not None else None
+        return tuple(str(own or self.names(node)).split("|"))
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""

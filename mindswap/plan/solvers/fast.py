@@ -24,6 +24,8 @@ MAX_EVALUATIONS = 3000
 LINK_LOADS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0, 4.0)
 NUM_REFINEMENTS = 4
 NUM_CORRECTIONS = 5
+# Loads of the link from whose best choice the improvement starts.
+NUM_STARTS = 4
 
 
 def solve(space: Space, progress: Progress = lambda: None, effort_permille: int = 1000) -> Search:
@@ -48,6 +50,7 @@ class _Solver:
         self.swaps = swap_order(self.figures)
         self.upgrades = recompute_order(self.figures)
         self.effort_permille = effort_permille
+        self.starts: dict[float, np.ndarray] = {}  # the best choice with each load of the link
 
     def run(self) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
@@ -73,7 +76,8 @@ class _Solver:
                 found[load] = self._best_with(load)
         if self.deficit_bytes > 0:
             self._squeeze()
-        improve(self.search, self.forward_ns)
+        others = sorted(found, key=lambda load: (found[load], load))[:NUM_STARTS]
+        improve(self.search, self.forward_ns, [self.starts[load] for load in others])
 
     def _is_new_load(self, load: float) -> bool:
         """Whether there is as much to swap."""
@@ -91,11 +95,16 @@ class _Solver:
         )
         for _ in range(NUM_CORRECTIONS):
             recompute_bytes = max(recompute_bytes, 0)
-            score = self.search.score(
-                fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, distances)
-            )
+            choice = fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, distances)
+            score, timeline = self.search.run(choice)
+            if (choice > KEEP).any():  # with less recompute or more, other distances may be enough
+                needed = self.space.smallest_distances(timeline).max(axis=0)[None, :]
+                closer = np.where(choice > KEEP, np.where(needed > 0, needed, self.far), choice)
+                closer_score = self.search.score(closer)
+                if closer_score < score:
+                    choice, score, distances = closer, closer_score, np.where(needed > 0, needed, distances)
             if best is None or score < best:
-                best = score
+                best, self.starts[load] = score, choice
             in_flight = self.figures.num_in_flight
             spare = self.space.budget_bytes - score.peak_bytes
             if score.fits:

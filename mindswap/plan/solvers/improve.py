@@ -1,7 +1,7 @@
 """Changes a choice step by step as long as the simulator finds it better. Pure."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,7 +46,7 @@ class _Move:
         return changed
 
 
-def improve(search: Search, forward_ns: int) -> None:
+def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) -> None:
     """Looks for better choices around the best of a search, until there is none or its simulations are used up.
 
     In a small space, where a single cell matters much, it goes on from changed choices.
@@ -54,9 +54,11 @@ def improve(search: Search, forward_ns: int) -> None:
     Args:
         search: has simulated something.
         forward_ns: time of forward per micro-batch, in which copies out can hide.
+        starts: other choices to go on from, best first.
     """
     assert search.best is not None
-    _climb(search, search.best, forward_ns)
+    for start in (search.best, *starts):
+        _climb(search, start, forward_ns)
     if search.best.size > SMALL_SPACE_CELLS:
         return
     chance = random.Random(0)
