@@ -10,10 +10,18 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 # Pages in English, each beside the same in Chinese.
-ENGLISH = ("README.md", "docs/simulate.md", "docs/recompute.md", "docs/verify.md", "docs/python.md", "docs/adaptive.md")
+ENGLISH = (
+    "README.md",
+    "docs/simulate.md",
+    "docs/recompute.md",
+    "docs/verify.md",
+    "docs/python.md",
+    "docs/adaptive.md",
+    "docs/plan.md",
+)
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.
-COMPILING = ("verify", "simulate", "compare")
+COMPILING = ("verify", "simulate", "compare", "plan")
 LEFT_OUT = "...\n"
 
 
