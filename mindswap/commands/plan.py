@@ -9,9 +9,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mindswap.commands.planning import planned_text
 from mindswap.commands.simulate import report_step
 from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
-from mindswap.commands.writing import write_new
+from mindswap.commands.writing import require_folders, write_new
+from mindswap.datasets.staged_file import refuse_existing
 from mindswap.errors import PlanError
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.explain import explain_plan
@@ -21,12 +23,9 @@ from mindswap.plan.result import Plan
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import sweep_budgets
-from mindswap.plan.write import compact_policy, write_plan
+from mindswap.plan.write import compact_policy
 from mindswap.policy.check import check_document
-from mindswap.policy.problem import Level
-from mindswap.policy.yaml_parser import parse_document
 from mindswap.report.plan_text import format_plan, plan_to_json
-from mindswap.report.problems import format_problems
 
 HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
 EXAMPLES = """\
@@ -47,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", help="write the configuration with the plan here")
+    place.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the configuration with the plan here")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument(
@@ -77,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
     allowed = _allowed(args.allow)
     if args.sweep and (args.output or args.in_place):
         raise PlanError("--sweep makes many plans: choose one with --memory to write it")
+    require_folders(args.output, args.html, args.plot)
+    if args.output and not args.overwrite:
+        refuse_existing([args.output])
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     problem = _problem(loaded, allowed, Objective(args.objective))
     trees = check_document(loaded.document).trees
@@ -133,13 +135,7 @@ def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
         DataError: the file cannot be written.
     """
     target = args.output or args.config
-    num_layers = loaded.model.captured.num_layers
-    text = Path(args.config).read_bytes().decode("utf-8", "surrogatepass")
-    text = write_plan(text, loaded.document, plan, num_layers, loaded.device.title)
-    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target))
-    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
-    if errors or checked.policy != plan.policy:
-        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")
+    text = planned_text(Path(args.config), loaded, plan, str(target))
     write_new(target, text, overwrite=args.overwrite or args.in_place)
 
 

@@ -20,7 +20,8 @@ from mindswap.simulate.step_model import StepModel
 __all__ = ["Planner", "make_plan"]
 
 # Rounds in which a stage that is over its budget in the whole step is solved again with less.
-NUM_REPAIRS = 4
+NUM_REPAIRS = 5
+LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
@@ -123,7 +124,7 @@ class Planner:
         todo = list(range(num_stages))
         has_plan = [False] * num_stages
         policy, num_evaluations = Policy(), 0
-        for _ in range(NUM_REPAIRS):
+        for attempt in range(NUM_REPAIRS):
             for stage in todo:
                 space = StepSpace(self.model, self.catalog, stage, budgets[stage], problem.host_bytes_per_card)
                 search = SOLVERS[solver](space, progress, effort)
@@ -137,8 +138,8 @@ class Planner:
             again = [stage for stage in range(num_stages) if over[stage] > 0 and has_plan[stage]]
             if not again or not all(has_plan) or progress.is_stopped:
                 break
-            for stage in again:
-                budgets[stage] -= over[stage]
+            for stage in again:  # more each time: the search may find the same plan with a little less
+                budgets[stage] -= max(over[stage], problem.budget_bytes // LEAST_REPAIR) << attempt
             todo = again
         return policy, num_evaluations
 
