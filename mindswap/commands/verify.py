@@ -15,7 +15,7 @@ from mindswap.adapters.quiet import quiet
 from mindswap.applier.actions import format_log_lines, plan_layer
 from mindswap.commands.caching import cached_result
 from mindswap.commands.check import read_real_trees
-from mindswap.errors import GraphError, PolicyError
+from mindswap.errors import GraphError, MindswapError, PolicyError
 from mindswap.graph.effect import LayerEffect, compare_effect
 from mindswap.graph.recompute_effect import RecomputeEffect, compare_recompute
 from mindswap.logs.compare import LogReport, compare_logs
@@ -87,8 +87,22 @@ def run(args: argparse.Namespace) -> int:
         raise PolicyError(checked.problems)
     logs = read_worker_logs(args.log) if args.log else None
     answer = _answer(args, document, checked)
-    report = compare_logs(answer.log_lines, logs) if logs is not None else None
-    return _print(args, answer, report)
+    if logs is None:
+        return _print(args, answer, None)
+    has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in logs)
+    predicted = _predict_peak(args.config, not args.no_cache) if has_peaks else None
+    return _print(args, answer, compare_logs(answer.log_lines, logs, predicted))
+
+
+def _predict_peak(config: str, use_cache: bool) -> int | None:
+    """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
+    from mindswap.commands.stepping import load_step  # brings the simulator along
+
+    try:
+        loaded = load_step(config, use_cache=use_cache)
+        return loaded.model.simulate(loaded.policy).peak_bytes
+    except MindswapError:
+        return None
 
 
 def _answer(args: argparse.Namespace, document: Document, checked: CheckResult) -> Answer:

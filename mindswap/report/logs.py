@@ -60,7 +60,7 @@ def _format_memory(report: LogReport) -> str:
         groups.setdefault(_cells(row, report.predicted_peak_bytes), []).append(row.worker)
     header = ["memory", "device", "for MindSpore", "used peak", "with fragments"]
     if report.predicted_peak_bytes is not None:
-        header += ["predicted peak", "difference"]
+        header += ["simulated peak", "difference"]
     rows = [(format_indices("worker", sorted(workers)), *cells) for cells, workers in groups.items()]
     return format_table(header, rows)
 

@@ -202,13 +202,13 @@ def test_memory_against_the_prediction():
     texts = [log_text() + STATISTICS.format(used=used, actual=30720) for used in (24576, 24576, 26624)]
     result = report(*texts, predicted_peak_bytes=25 << 30)
     assert format_logs(result).splitlines()[:4] == [
-        "memory         device  for MindSpore  used peak  with fragments  predicted peak  difference",
+        "memory         device  for MindSpore  used peak  with fragments  simulated peak  difference",
         "-----------  --------  -------------  ---------  --------------  --------------  ----------",
         "workers 0-1  61.0 GiB       56.8 GiB   24.0 GiB        30.0 GiB        25.0 GiB    -1.0 GiB",
         "worker 2     61.0 GiB       56.8 GiB   26.0 GiB        30.0 GiB        25.0 GiB    +1.0 GiB",
     ]
     assert logs_to_json(result)["memory"][2]["difference_bytes"] == 1 << 30
-    assert "predicted" not in format_logs(report(texts[0]))
+    assert "simulated" not in format_logs(report(texts[0]))
 
 
 def test_the_report_groups_workers():
