@@ -91,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
         return _print(args, answer, None)
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in logs)
     predicted = _predict_peak(args.config, not args.no_cache) if has_peaks else None
-    return _print(args, answer, compare_logs(answer.log_lines, logs, predicted))
+    return _print(args, answer, compare_logs(answer.log_lines, logs, predicted_peak_bytes=predicted))
 
 
 def _predict_peak(config: str, use_cache: bool) -> int | None:

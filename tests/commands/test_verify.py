@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from tests.logs.samples import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASES = ROOT / "configs" / "llama2_7b" / "cpu"
@@ -121,3 +122,20 @@ def test_json_has_every_pair(report):
 @pytest.mark.mindspore
 def test_nothing_is_left_in_the_folder_of_the_user(folder, text, report):
     assert sorted(path.name for path in folder.iterdir()) == ["case2_layer_swap.yaml", "case4_swap_and_recompute.yaml"]
+
+
+@pytest.mark.mindspore
+def test_the_measured_peak_stands_beside_the_simulated_one(tmp_path):
+    """The logs hold only statistics: their lines are missed, and the memory is compared all the same."""
+    (tmp_path / "worker_0.log").write_text(STATISTICS.format(used=900, actual=1000))
+    config = str(CPU_CASES / "case1_default_swap.yaml")
+    simulated = run_json("simulate", config)["peak_bytes"]
+    compared = run_json("verify", config, "--log", str(tmp_path))["logs"]
+    assert compared["predicted_peak_bytes"] == simulated > 0
+    assert compared["memory"][0]["difference_bytes"] == (900 << 20) - simulated
+
+
+def run_json(command: str, config: str, *options: str) -> dict:
+    """What a command prints for machines, in a process of its own."""
+    words = [sys.executable, "-m", "mindswap", command, "--json", config, *options]
+    return json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
