@@ -21,7 +21,7 @@ $(CHECK_VENV)/.installed: setup.py
 demo: $(VENV)/.installed  ## train the four documented cases on CPU with 8 workers and prove the swap (6 min)
 	$(VENV)/bin/python tools/demo.py
 
-check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (1 min)
+check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (5 min)
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
 	$(CHECK_VENV)/bin/mypy
