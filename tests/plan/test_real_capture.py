@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mindswap.commands.stepping import load_step
 from mindswap.plan.solvers.exact import enumerate_all
 from mindswap.plan.solvers.fast import solve
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.step_space import Catalog, StepSpace, collect_items
 from tests.adapters.graphs import ROOT
+from tests.plan.loading import capture_apart
 
 pytestmark = pytest.mark.mindspore
 
@@ -22,9 +22,9 @@ DISTANCES = (2, 16, 40)  # of 45 operators that a layer has in forward
 def two_layers(tmp_path_factory):
     """Llama2-7B with 2 layers."""
     text = (ROOT / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml").read_text("utf-8")
-    path = tmp_path_factory.mktemp("capture") / "two.yaml"
-    path.write_text(text.replace("num_layers: 32", "num_layers: 2"), "utf-8")
-    return load_step(str(path)).model
+    folder = tmp_path_factory.mktemp("capture")
+    (folder / "two.yaml").write_text(text.replace("num_layers: 32", "num_layers: 2"), "utf-8")
+    return capture_apart(folder / "two.yaml", folder)
 
 
 def restrict(catalog: Catalog, kept: list[int]) -> Catalog:

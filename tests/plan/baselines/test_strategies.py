@@ -6,7 +6,9 @@ from mindswap.plan.baselines import STRATEGIES
 from mindswap.plan.baselines.saved import saved_tensors, swap_policy
 from mindswap.policy.normalize import normalize
 from mindswap.policy.yaml_source import document_from_data
+from tests.adapters.graphs import ROOT
 from tests.plan.baselines.models import MB, small_model
+from tests.plan.loading import capture_apart
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
@@ -24,10 +26,8 @@ def test_a_strategy_can_be_written(name):
 
 
 @pytest.mark.mindspore
-def test_every_nameable_tensor_of_a_real_layer_leaves():
-    from mindswap.commands.stepping import load_step
-
-    model = load_step("tests/data/qwen3_small.yaml").model
+def test_every_nameable_tensor_of_a_real_layer_leaves(tmp_path):
+    model = capture_apart(ROOT / "tests" / "data" / "qwen3_small.yaml", tmp_path)
     chosen = [tensor for i in range(model.captured.num_layers) for tensor in saved_tensors(model, i)]
     copies = model.program(swap_policy((tensor, 1) for tensor in chosen)).copies
     assert sorted(copies.size_bytes) == sorted(tensor.size_bytes for tensor in chosen)
