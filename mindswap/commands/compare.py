@@ -46,9 +46,7 @@ def run(args: argparse.Namespace) -> int:
     steps: list[tuple[str, LoadedStep, SimulatedStep]] = []
     for name in args.configs:
         if name in BASELINES and first is not None:
-            use_legacy = first.document.get("use_legacy")
-            is_legacy = use_legacy is None or use_legacy.value is not False
-            steps.append((name, first, first.model.simulate(baseline_policy(name, is_legacy))))
+            steps.append((name, first, first.model.simulate(baseline_policy(name, first.document.is_legacy))))
             continue
         loaded = load_step(name, args.device, device_overrides(args), not args.no_cache)
         first = first or loaded

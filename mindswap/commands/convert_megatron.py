@@ -144,8 +144,7 @@ def _with_config(options: MegatronOptions, document: Document) -> MegatronOption
 def _use_legacy(args: argparse.Namespace, document: Document) -> bool:
     if document.root is None:
         return args.family == "llama"
-    node = document.get("use_legacy")
-    return node is None or node.value is not False
+    return document.is_legacy
 
 
 def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOptions) -> LayerTrees | None:

@@ -81,13 +81,3 @@ class Device:
     intranode: Network
     internode: Network
     sources: Mapping[str, str]
-
-    @property
-    def collective_bandwidth_bytes_per_s(self) -> int:
-        """Bandwidth of one card within a node."""
-        return self.intranode.bandwidth_bytes_per_s
-
-    @property
-    def internode_bandwidth_bytes_per_s(self) -> int:
-        """Bandwidth of one card between nodes."""
-        return self.internode.bandwidth_bytes_per_s

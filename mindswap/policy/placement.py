@@ -68,9 +68,9 @@ def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
     Raises:
         GraphError: if there is no such rank, or the layers cannot be spread over the stages as asked.
     """
-    data = _count(document, "data_parallel")
-    model = _count(document, "model_parallel")
-    context = _count(document, "context_parallel")
+    data = document.count("parallel_config", "data_parallel")
+    model = document.count("parallel_config", "model_parallel")
+    context = document.count("parallel_config", "context_parallel")
     pipeline = read_pipeline(document)
     stage_ranks = data * model * context
     num_ranks = stage_ranks * pipeline.num_stages
@@ -103,9 +103,3 @@ def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
         stage=stage,
         layers=layers,
     )
-
-
-def _count(document: Document, key: str) -> int:
-    node = document.get("parallel_config", key)
-    value = node.value if node is not None else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else 1

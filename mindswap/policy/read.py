@@ -65,8 +65,7 @@ class _Reader:
         self.document = document
         self.num_layers = num_layers
         self.pipeline = read_pipeline(document)
-        use_legacy = document.get("use_legacy")
-        self.use_legacy = use_legacy is None or use_legacy.value is not False
+        self.use_legacy = document.is_legacy
         self.default_prefetch: int | None = None
         self.swap: list[Statement] = []
         self.recompute: list[Statement] = []

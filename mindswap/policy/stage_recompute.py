@@ -150,15 +150,11 @@ class _Expansion:
         else:
             counts = self._counts(node, path, layout)
             if counts is not None:
-                names = default_operators(option, self._use_legacy())
+                names = default_operators(option, self.document.is_legacy)
                 if counts.is_rewritten and len(names) > 1:
                     message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
                     self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
                 found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
-
-    def _use_legacy(self) -> bool:
-        node = self.document.get("use_legacy")
-        return node is None or node.value is not False
 
     def _counts(self, node: Node, path: str, layout: Layout) -> Counts | None:
         try:
@@ -196,7 +192,7 @@ class _Expansion:
             return
         if key != "recompute_slice_activation":
             self.report(node.location, f"{path}: MindFormers 1.9.0 does not pass it on with swap off", Level.WARNING)
-        elif not self._use_legacy():
+        elif not self.document.is_legacy:
             self.report(node.location, f"{path}: not supported with use_legacy: False", Level.ERROR, "False")
         elif recompute.value is not True:
             self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)

@@ -56,11 +56,11 @@ class StepSettings:
 def read_step_settings(document: Document) -> StepSettings:
     """The settings of a configuration of MindFormers; what is missing is as MindFormers takes it."""
     pipeline = read_pipeline(document)
-    num_micro_batches = _count(document, "parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
-    num_micro_batches *= _count(document, "runner_config", "gradient_accumulation_steps")
-    num_micro_batches *= _count(document, "micro_batch_interleave_num")
+    num_micro_batches = document.count("parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
+    num_micro_batches *= document.count("runner_config", "gradient_accumulation_steps")
+    num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
-    data_parallel = _count(document, "parallel_config", "data_parallel") if is_parallel else 1
+    data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
     shards = 1
     if is_parallel and _value(document, "parallel", "enable_parallel_optimizer") is True:
         given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
@@ -70,12 +70,12 @@ def read_step_settings(document: Document) -> StepSettings:
     shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
     dtype = _value(document, "model", "model_config", "compute_dtype")
     return StepSettings(
-        batch_size=_count(document, "runner_config", "batch_size"),
-        seq_length=_count(document, "model", "model_config", "seq_length"),
+        batch_size=document.count("runner_config", "batch_size"),
+        seq_length=document.count("model", "model_config", "seq_length"),
         num_micro_batches=num_micro_batches,
         data_parallel=data_parallel,
-        model_parallel=_count(document, "parallel_config", "model_parallel"),
-        context_parallel=_count(document, "parallel_config", "context_parallel"),
+        model_parallel=document.count("parallel_config", "model_parallel"),
+        context_parallel=document.count("parallel_config", "context_parallel"),
         pipeline=pipeline,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
         num_optimizer_shards=shards,
@@ -89,8 +89,3 @@ def read_step_settings(document: Document) -> StepSettings:
 def _value(document: Document, *path: str) -> object:
     node = document.get(*path)
     return node.value if node is not None else None
-
-
-def _count(document: Document, *path: str) -> int:
-    value = _value(document, *path)
-    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else 1
