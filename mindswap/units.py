@@ -7,6 +7,7 @@ from decimal import Decimal
 __all__ = [
     "BANDWIDTH_UNITS",
     "FLOPS_UNITS",
+    "NS_PER_S",
     "SIZE_UNITS",
     "TIME_UNITS",
     "common_unit",
@@ -23,7 +24,8 @@ __all__ = [
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE_UNITS = {**UNITS, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 BANDWIDTH_UNITS = {f"{unit}/s": size for unit, size in SIZE_UNITS.items()}
-TIME_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+NS_PER_S = 10**9
+TIME_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": NS_PER_S}
 FLOPS_UNITS = {"GFLOPS": 10**9, "TFLOPS": 10**12}
 DECIMAL_RATES = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z/]+)\s*", re.ASCII)

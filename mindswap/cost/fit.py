@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.profile_files import Copy
+from mindswap.units import NS_PER_S
 
 __all__ = ["LinkFit", "fit_contention", "fit_link"]
 
-NS_PER_S = 10**9
 MIN_COPIES = 3
 # A copy counts as contended when this much of it runs beside copies in the other direction.
 CONTENDED_PERMILLE = 900

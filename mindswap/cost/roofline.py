@@ -11,10 +11,10 @@ from enum import Enum
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
 from mindswap.graph.work import ATTENTION_OPS, MATMUL_OPS, NO_WORK_OPS, Work
+from mindswap.units import NS_PER_S
 
 __all__ = ["COMMUNICATION_OPS", "OpClass", "classify", "is_kernel", "operator_ns"]
 
-NS_PER_S = 10**9
 # What a rank sends to others; their time depends on the ranks, see `transfer.collective_ns`.
 COMMUNICATION_OPS = frozenset({"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "AlltoAll", "Send", "Receive"})
 NORM_OPS = frozenset(

@@ -11,6 +11,7 @@ from mindswap.cost.hardware import Device
 from mindswap.cost.transfer import collective_ns
 from mindswap.errors import CostError
 from mindswap.policy.wording import closest_names
+from mindswap.units import NS_PER_S
 
 __all__ = [
     "OPTIMIZERS",
@@ -24,7 +25,6 @@ __all__ = [
     "find_optimizer",
 ]
 
-NS_PER_S = 10**9
 FLOAT32_BYTES = 4
 # Smaller parameters are not cut over data parallel ranks (parallel_optimizer_threshold).
 SHARD_THRESHOLD_BYTES = 64 * 1024
