@@ -26,7 +26,6 @@ from mindswap.plan.planner import Planner as Solver
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan as FoundPlan
 from mindswap.plan.write import compact_policy
-from mindswap.policy.check import check_document
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.policy.yaml_source import load_document
 from mindswap.simulate.step_model import StepModel
@@ -91,8 +90,7 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
         settings=loaded.policy,
     )
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
-    trees = check_document(loaded.document).trees
-    found = Solver(loaded.model, known=trees.layers if trees is not None else None).plan(problem)
+    found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
     if not found.fits:
         # Within the memory of the device, it is the host's that is too small.
         return NothingFits(found.smallest_budget_bytes + offset if found.peak_bytes > problem.budget_bytes else None)

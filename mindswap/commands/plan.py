@@ -24,7 +24,6 @@ from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import sweep_budgets
 from mindswap.plan.write import compact_policy
-from mindswap.policy.check import check_document
 from mindswap.report.plan_text import format_plan, plan_to_json
 
 HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
@@ -81,8 +80,7 @@ def run(args: argparse.Namespace) -> int:
         refuse_existing([args.output])
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     problem = _problem(loaded, allowed, Objective(args.objective))
-    trees = check_document(loaded.document).trees
-    planner = Planner(loaded.model, *allowed, trees.layers if trees is not None else None)
+    planner = Planner(loaded.model, *allowed, loaded.known_layers)
     with _Bar() as bar:
         if args.sweep:
             return _sweep(args, loaded, planner, problem, bar)

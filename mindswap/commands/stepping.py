@@ -50,12 +50,14 @@ class LoadedStep:
         policy: what it asks for, in layer indices.
         model: the step under any policy.
         device: on what.
+        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
     """
 
     document: Document
     policy: Policy
     model: StepModel
     device: Device
+    known_layers: tuple[CellNode, ...] | None
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -106,7 +108,8 @@ def load_step(
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     captured = _capture(config, document, checked.num_layers, use_cache)
-    return LoadedStep(document, policy, StepModel(captured, costs, settings), figures)
+    known_layers = checked.trees.layers if checked.trees is not None else None
+    return LoadedStep(document, policy, StepModel(captured, costs, settings), figures, known_layers)
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
