@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.storage import VIEW_OPS, resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["FUSED_OPS", "fuse_work"]
+__all__ = ["FUSED_OPS", "fuse_work", "least_work_again"]
 
 # Of the operators that the dvm clusters take, those that the models here use.
 FUSED_OPS = frozenset(
@@ -50,6 +50,43 @@ def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tup
         if node.name not in is_handed:
             fused[index] = replace(fused[index], written_bytes=max(fused[index].written_bytes - size, 0))
     return tuple(fused)
+
+
+def least_work_again(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
+    """Work that an operator of forward adds at least to backward if it runs again there.
+
+    A copy that is fused with its only reader writes nothing, and saves that reader a read; one that is fused with
+    the copy that feeds it does not read. Here all of this is granted wherever it could be.
+
+    Args:
+        graph: the step without recompute.
+        works: of forward, from `measure_work`; not fused.
+    """
+    readers, _ = _readers(graph.backward, set())
+    users: dict[str, list[Node]] = {}
+    for saved in graph.saved:
+        producer = resolve_storage(graph, saved.forward_name).producer
+        if producer is not None:
+            users.setdefault(producer.name, []).extend(readers.get(saved.backward_name, ()))
+
+    def feeds_one(name: str) -> int:
+        """Bytes that a copy of the operator that makes a value hands on in registers."""
+        producer = resolve_storage(graph, name).producer
+        is_one = producer is not None and producer.op in FUSED_OPS and not users.get(producer.name)
+        return producer.size_bytes if is_one and producer is not None else 0
+
+    least = []
+    for node, work in zip(graph.forward, works, strict=True):
+        if node.op in FUSED_OPS:
+            own = users.get(node.name, [])
+            is_fused = len(own) < 2 and all(user.op in FUSED_OPS for user in own)
+            fed_bytes = sum(map(feeds_one, node.inputs))
+            written_bytes = (-node.size_bytes if own else 0) if is_fused else work.written_bytes
+            moved_bytes = max(work.read_bytes - fed_bytes, 0) + written_bytes
+            work = replace(work, flops=0, read_bytes=max(moved_bytes, 0), written_bytes=0)
+            work = replace(work, is_fused=is_fused or fed_bytes > 0)
+        least.append(work)
+    return tuple(least)
 
 
 def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list[Node]], set[str]]:

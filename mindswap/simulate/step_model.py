@@ -193,6 +193,10 @@ class StepModel:
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
         return total * self.settings.num_micro_batches * per_stage_rank
 
+    def collective_ns(self, collective: Collective) -> int:
+        """Duration of communication within a layer, in ns."""
+        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks)
+
     def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
         """The compiled layers, all under what the policy sets on one layer."""
         key = _signature(policy, layer_index)
@@ -209,13 +213,10 @@ class StepModel:
                 self.costs.operator_ns,
                 self.names,
                 self.captured.collectives,
-                self._collective_ns,
+                self.collective_ns,
                 self.settings.is_fused,
             )
         return self._blocks[key]
-
-    def _collective_ns(self, collective: Collective) -> int:
-        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks)
 
     def _static_memory(self, parameters: list[Parameter]) -> StaticMemory:
         settings = self.settings

@@ -1,0 +1,186 @@
+"""What the step without any policy says: how much there is at the fullest moment, until when, what there is to do."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.plan.bound.flow import Flow, flow_of
+from mindswap.policy.model import Policy
+from mindswap.simulate.build import build_program
+from mindswap.simulate.engine import simulate
+from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.step_model import SimulatedStep, StepModel
+from mindswap.simulate.timeline import StallCause, Timeline
+
+__all__ = ["Facts", "Layers", "Stage", "facts_of"]
+
+# Exposed communication of gradients gets less where backward takes longer.
+GRADIENTS = "gradients, exposed"
+
+
+@dataclass(frozen=True)
+class Layers:
+    """Layers of a stage that are alike, at the fullest moment of the stage.
+
+    Attributes:
+        kind: compiled layer that stands for them.
+        in_flight: micro-batches whose activations are there.
+        num_begun: micro-batches whose backward has begun.
+    """
+
+    kind: int
+    in_flight: int = 1
+    num_begun: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept.
+
+    Attributes:
+        peak_bytes: device memory at that moment.
+        layers: how many there are of each kind.
+        num_chunks: virtual chunks.
+        window_ns: time from the first operator of the micro-batches that are in flight to that moment.
+        idle_ns: time that the compute stream waits for other stages before the first backward.
+        work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
+        backward_ns: compute of backward of one micro-batch.
+    """
+
+    peak_bytes: int
+    layers: Mapping[Layers, int]
+    window_ns: int
+    work_ns: int
+    idle_ns: int = 0
+    backward_ns: int = 0
+    num_chunks: int = 1
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The step that keeps everything.
+
+    Attributes:
+        flows: of the compiled layers.
+        stages: pipeline stages.
+        transfers: what copies cost.
+        num_micro_batches: of the step.
+        terms_ns: what comes behind backward.
+        gradients_ns: part of it that a longer backward would hide.
+    """
+
+    flows: tuple[Flow, ...]
+    stages: tuple[Stage, ...]
+    transfers: TransferCosts
+    num_micro_batches: int = 1
+    terms_ns: int = 0
+    gradients_ns: int = 0
+
+
+def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
+    """What the bound needs to know of a model.
+
+    Args:
+        model: the step.
+        keep: the model without swap and recompute; a step of fewer micro-batches will do.
+    """
+    terms = {term.name: term.duration_ns for term in keep.terms}
+    return Facts(
+        flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
+        stages=tuple(_look_at_stage(model, keep.timeline, stage) for stage in range(model.layout.num_stages)),
+        transfers=model.transfers,
+        num_micro_batches=model.layout.num_micro_batches,
+        terms_ns=sum(terms.values()),
+        gradients_ns=terms.get(GRADIENTS, 0),
+    )
+
+
+def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
+    program, ops = timeline.program, timeline.program.ops
+    begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
+    positions = np.arange(begin, end)
+    kind, micro_batch, layer = ops.kind[begin:end], ops.micro_batch[begin:end], ops.layer[begin:end]
+    is_backward = kind == OpKind.BACKWARD
+    first_backward = int(positions[is_backward][0])
+    is_first_turn = is_backward & (micro_batch == ops.micro_batch[first_backward])
+    # With several chunks the first turn ends where forward of something goes on.
+    later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
+    last = int(positions[is_first_turn & (positions < min(later_forward, default=end))][-1])
+
+    alive = _alive_bytes(timeline, stage, begin, end)
+    peak_op = begin + int(np.argmax(alive[: last + 1 - begin]))
+    pairs = _pairs_alive(timeline, stage, peak_op)
+    is_own = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
+    first = int(positions[is_own][0]) if is_own.any() else begin
+    has_begun = {
+        (int(ops.layer[op]), int(ops.micro_batch[op]))
+        for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
+    }
+
+    is_compute = kind < OpKind.COLLECTIVE
+    before = is_compute & (positions < first_backward)
+    num_before = len(np.unique(micro_batch[before]))
+    alone = _run_alone(model, stage)
+    # What the first backward waits for its own communication is in its work.
+    own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
+    busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
+    in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
+    layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
+    own = [section - 1 for chunk in chunks for section in chunk if 1 <= section <= len(layer_map)]
+    return Stage(
+        peak_bytes=int(alive[peak_op - begin]) + model.static[stage].total_bytes,
+        layers=Counter(Layers(layer_map[i], in_flight[i], num_begun[i]) for i in own),
+        num_chunks=len(chunks),
+        window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
+        idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
+        work_ns=alone.work_ns,
+        backward_ns=alone.backward_ns,
+    )
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One micro-batch on a stage that waits for no other."""
+
+    work_ns: int
+    backward_ns: int
+    forward_stall_ns: int
+    first_backward_stall_ns: int
+
+
+def _run_alone(model: StepModel, stage: int) -> _Alone:
+    layout = replace(model.layout, num_micro_batches=1)
+    timeline = simulate(build_program(model.blocks(Policy()), model.transfers, layout, stage), check=False)
+    kind = timeline.program.ops.kind
+    waits = (kind < OpKind.COLLECTIVE) & (timeline.stall_cause == StallCause.COMMUNICATION)
+    stall_ns = np.where(waits, timeline.stall_ns, 0)
+    busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
+    is_backward = kind == OpKind.BACKWARD
+    first_backward = int(np.flatnonzero(is_backward)[0])
+    return _Alone(
+        work_ns=int((busy_ns + stall_ns).sum()),
+        backward_ns=int(busy_ns[is_backward].sum()),
+        forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
+        first_backward_stall_ns=int(stall_ns[first_backward]),
+    )
+
+
+def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int) -> np.ndarray:
+    """Activation memory while each operator of a stage runs: int64, shape (num_ops_of_stage,)."""
+    intervals = timeline.program.intervals
+    own = intervals.stage == stage
+    change = np.zeros(end - begin + 1, np.int64)
+    np.add.at(change, intervals.begin[own] - begin, intervals.size_bytes[own])
+    np.subtract.at(change, intervals.end[own] - begin + 1, intervals.size_bytes[own])
+    return np.cumsum(change)[:-1]
+
+
+def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
+    """(layer, micro-batch) of what forward of the layers made and is there while an operator runs."""
+    intervals, ops = timeline.program.intervals, timeline.program.ops
+    own = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
+    own &= ops.kind[intervals.begin] == OpKind.FORWARD
+    return set(zip(intervals.layer[own].tolist(), ops.micro_batch[intervals.begin[own]].tolist(), strict=True))

@@ -1,0 +1,159 @@
+"""What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
+from mindswap.graph.fusion import least_work_again
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.storage import VIEW_OPS, SavedStorage, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.work import measure_work
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["Flow", "Window", "flow_of"]
+
+# Behind these a value is what it was before them.
+PASSING_OPS = frozenset({*VIEW_OPS, "MakeTuple", "TupleGetItem", "MoveTo"})
+
+
+@dataclass(frozen=True)
+class Window:
+    """Time in which the compute stream waits for communication, and operators that could run in it.
+
+    Attributes:
+        idle_ns: how long at most.
+        ops: operators whose copies may stand before the one that waits.
+    """
+
+    idle_ns: int
+    ops: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Tensors and operators of one layer.
+
+    Attributes:
+        sizes_bytes: of each tensor.
+        makers: operator that makes each tensor.
+        saved: tensors that backward reads.
+        outputs: tensors that other layers read; no policy makes them again.
+        reads: (operator, tensor) for each tensor that an operator of the layer reads.
+        again_ns: least time on the compute stream of each operator that runs again.
+        communication_ns: time on the communication stream that goes with it.
+        windows: where copies of operators may cost nothing.
+    """
+
+    sizes_bytes: tuple[int, ...]
+    makers: tuple[int, ...]
+    saved: frozenset[int]
+    outputs: frozenset[int]
+    reads: tuple[tuple[int, int], ...]
+    again_ns: tuple[int, ...]
+    communication_ns: tuple[int, ...]
+    windows: tuple[Window, ...] = ()
+
+    @property
+    def saved_bytes(self) -> int:
+        """What forward leaves for backward if everything is kept."""
+        return sum(self.sizes_bytes[tensor] for tensor in self.saved)
+
+
+def flow_of(model: StepModel, layer_index: int) -> Flow:
+    """The flow of a compiled layer.
+
+    Args:
+        model: the step.
+        layer_index: position of the layer among the compiled ones.
+    """
+    graph = model.captured.graph
+    works = measure_work(graph)
+    least = least_work_again(graph, works[0]) if model.settings.is_fused else works[0]
+    again = {
+        node.name: 0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work)
+        for node, work in zip(graph.forward, least, strict=True)
+    }
+    kernels = [node for node in graph.forward if is_kernel(node.op) and node.op != "MoveTo"]
+    own = [node for node in kernels if node.layer_index == layer_index]
+    ops = {node.name: position for position, node in enumerate(own)}
+    keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
+    tensors = {key: position for position, key in enumerate(keys)}
+    saved = {
+        tensors[entry.storage.name, entry.storage.output_index]: entry
+        for entry in classify_saved(graph)
+        if (entry.storage.name, entry.storage.output_index) in tensors
+    }
+
+    def read_by(node: Node) -> set[int]:
+        return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
+
+    outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
+    reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
+    makers = tuple(ops[name] for name, _ in keys)
+    return Flow(
+        tuple(graph.forward_nodes[name].outputs[index].size_bytes for name, index in keys),
+        makers,
+        frozenset(saved),
+        frozenset(outputs),
+        reads,
+        tuple(again[node.name] for node in own),
+        tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
+        tuple(_windows(model, _places(saved, makers, reads))),
+    )
+
+
+def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """The pieces of memory behind values; members of tuples one by one."""
+    for name in names:
+        node = graph.forward_nodes.get(name)
+        if node is not None and node.op == "MakeTuple":
+            yield from _storages(graph, node.inputs)
+            continue
+        storage = resolve_storage(graph, name)
+        if storage.kind is StorageKind.ACTIVATION:
+            yield storage.name, storage.output_index
+
+
+def _places(
+    saved: Mapping[int, SavedStorage], makers: Sequence[int], reads: Iterable[tuple[int, int]]
+) -> dict[int, set[int]]:
+    """For each operator the positions in backward before which its copy may stand.
+
+    A copy stands before the first reader of what it makes, or of what is made from that.
+    """
+    inputs: dict[int, list[int]] = {}
+    for op, tensor in reads:
+        inputs.setdefault(op, []).append(makers[tensor])
+    places: dict[int, set[int]] = {}
+    for tensor, entry in saved.items():
+        pending, seen = [makers[tensor]], set()
+        while pending:
+            op = pending.pop()
+            if op not in seen:
+                seen.add(op)
+                places.setdefault(op, set()).add(entry.first_user)
+                pending += inputs.get(op, ())
+    return places
+
+
+def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Window]:
+    """Communication of backward after which the compute stream goes on, until an operator reads what it brings."""
+    graph = model.captured.graph
+    first_reader: dict[str, int] = {}
+    for position in range(len(graph.backward) - 1, -1, -1):
+        node = graph.backward[position]
+        if node.op not in PASSING_OPS and not is_kernel(node.op):
+            continue
+        moment = first_reader.get(node.name, len(graph.backward)) if node.op in PASSING_OPS else position
+        for name in node.inputs:
+            first_reader[name] = min(first_reader.get(name, moment), moment)
+    for position, node in enumerate(graph.backward):
+        name = node.origin if node.is_duplicate else node.name
+        behind = [
+            c for c in model.captured.collectives.get(name, ()) if not c.is_before or node.op in COMMUNICATION_OPS
+        ]
+        idle_ns = sum(map(model.collective_ns, behind))
+        last = first_reader.get(node.name, position)
+        ops = tuple(op for op, at in places.items() if any(position < place <= last for place in at))
+        if idle_ns and ops:
+            yield Window(idle_ns, ops)

@@ -1,0 +1,201 @@
+"""The least step time within a budget, if layers, tensors and copies could be divided at will. Pure.
+
+A linear programme that grants every policy what no simulation does: parts of tensors may be kept, swapped or made
+again; copies wait for nothing but the link; operators that run again need only what they read. What it still
+demands every policy must pay, so its optimum is a lower bound of the simulated step time:
+
+- at the fullest moment of each stage what has left the device covers what is over the budget;
+- what has been copied out by then went over the link since forward of these micro-batches began;
+- what runs again reads tensors that are kept, brought back, or made again as well;
+- all copies of the step go over the link within the step;
+- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy.
+
+Source:
+    Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
+    paging in Patil et al., "POET" (ICML 2022). Here equal layers share their variables, which changes nothing:
+    where fractions of the layers solve the programme, their mean does.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from mindswap.plan.bound.facts import Facts
+from mindswap.plan.bound.flow import Flow
+from mindswap.plan.problem import Allow
+
+__all__ = ["least_budget_bytes", "least_step_ns"]
+
+# One row of the programme: variable -> factor.
+Row = dict[int, float]
+
+
+def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
+    """Step time that no policy can beat within the budgets.
+
+    Args:
+        facts: of the step that keeps everything.
+        budget_bytes: device memory, static memory included.
+        host_bytes: host memory of one card.
+        allow: what policies may do.
+
+    Returns:
+        Simulated ns; None if no policy fits.
+    """
+    rows = _Rows()
+    step_ns, _ = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
+    return rows.least(step_ns)
+
+
+def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow) -> int:
+    """Device memory below which no policy fits, whatever time it takes; arguments as in `least_step_ns`."""
+    rows = _Rows()
+    _, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
+    found = rows.least(budget_bytes)
+    assert found is not None  # without a limit to the budget everything can be kept
+    return found
+
+
+class _Rows:
+    """A linear programme: variables from 0 to an upper bound, and sums of them that must not be above a limit."""
+
+    def __init__(self) -> None:
+        self.upper: list[float] = []
+        self.rows: list[Mapping[int, float]] = []
+        self.limits: list[float] = []
+
+    def variable(self, upper: float = np.inf) -> int:
+        self.upper.append(upper)
+        return len(self.upper) - 1
+
+    def limit(self, row: Mapping[int, float], limit: float = 0) -> None:
+        self.rows.append(row)
+        self.limits.append(limit)
+
+    def least(self, target: int) -> int | None:
+        """The least value of a variable; None if there is no solution."""
+        at = np.repeat(np.arange(len(self.rows)), [len(row) for row in self.rows])
+        variables = np.concatenate([np.fromiter(row, np.int64, len(row)) for row in self.rows])
+        factors = np.concatenate([np.fromiter(row.values(), np.float64, len(row)) for row in self.rows])
+        matrix = coo_array((factors, (at, variables)), shape=(len(self.rows), len(self.upper))).tocsr()
+        cost = np.zeros(len(self.upper))
+        cost[target] = 1
+        bounds = np.stack([np.zeros(len(self.upper)), self.upper], axis=1)
+        found = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
+        return math.floor(round(found.fun, 3)) if found.status == 0 else None  # to less than a ns
+
+
+def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:
+    """The whole programme for a variable budget; the variables of the step time and of the budget."""
+    step_ns = rows.variable()
+    again_ns = [rows.variable() for _ in facts.stages]  # what one micro-batch runs again
+    for position in range(len(facts.stages)):
+        uses = _add_uses(rows, facts, position, allow)
+        rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
+        rows.limit(uses.host_bytes, host_bytes)
+        wait_ns = rows.variable()  # for copies, up to the fullest moment
+        rows.limit({**uses.out_by_then_ns, wait_ns: -1}, facts.stages[position].window_ns)
+        for link_ns in (uses.out_ns, uses.back_ns, uses.both_ns):
+            rows.limit({**link_ns, step_ns: -1})
+        rows.limit({**uses.again_ns, again_ns[position]: -1})
+        _add_time(rows, facts, position, step_ns, again_ns, wait_ns)
+    return step_ns, budget_bytes
+
+
+@dataclass
+class _Uses:
+    """Sums of variables: what a stage keeps and has on the host at its fullest moment, what it copies and runs again.
+
+    Attributes:
+        kept_bytes, host_bytes: at the fullest moment.
+        saved_bytes: what is there then if everything is kept.
+        out_by_then_ns: time on the link by then, less what runs again by then.
+        out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together.
+        again_ns: what one micro-batch runs again.
+    """
+
+    kept_bytes: Row = field(default_factory=dict)
+    host_bytes: Row = field(default_factory=dict)
+    out_by_then_ns: Row = field(default_factory=dict)
+    out_ns: Row = field(default_factory=dict)
+    back_ns: Row = field(default_factory=dict)
+    both_ns: Row = field(default_factory=dict)
+    again_ns: Row = field(default_factory=dict)
+    saved_bytes: int = 0
+
+
+def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
+    """The layers of a stage."""
+    stage, transfers = facts.stages[position], facts.transfers
+    # Both directions together move at most twice the contended rate.
+    rate = max(1000, 2 * transfers.contended_permille) / 1000
+    uses = _Uses()
+    for layers, num_layers in stage.layers.items():
+        flow = facts.flows[layers.kind]
+        layer = _Layer(rows, flow, allow)
+        num_there = num_layers * layers.in_flight
+        num_copied = num_layers * facts.num_micro_batches
+        uses.saved_bytes += num_there * flow.saved_bytes
+        for size, is_kept, is_swapped in zip(flow.sizes_bytes, layer.kept, layer.swapped, strict=True):
+            out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
+            uses.kept_bytes[is_kept] = num_there * size
+            uses.host_bytes[is_swapped] = num_there * size
+            uses.out_by_then_ns[is_swapped] = num_there * out_ns
+            uses.out_ns[is_swapped] = num_copied * out_ns
+            uses.back_ns[is_swapped] = num_copied * back_ns
+            uses.both_ns[is_swapped] = num_copied * (out_ns + back_ns) / rate
+        uses.again_ns[layer.again_ns] = num_layers
+        uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
+    return uses
+
+
+def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: list[int], wait_ns: int) -> None:
+    """What a stage does one after another; behind it backward goes on through the stages before it."""
+    stage = facts.stages[position]
+    earlier = range(position)
+    hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
+    rows.limit({hidden_ns: 1, again_ns[position]: -1})
+    # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
+    num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
+    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    fixed_ns = stage.idle_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    if stage.num_chunks == 1:
+        row |= {again_ns[other]: 1 for other in earlier}
+        fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)
+    rows.limit(row, -fixed_ns)
+
+
+class _Layer:
+    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again."""
+
+    def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
+        self.kept = [rows.variable(1) for _ in flow.sizes_bytes]
+        self.swapped = [rows.variable(1 if allow.swap else 0) for _ in flow.sizes_bytes]
+        self.again_ns = rows.variable()
+        runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
+
+        def there(tensor: int) -> Row:
+            """Minus the part of a tensor that backward can read."""
+            row: Row = {self.kept[tensor]: -1, self.swapped[tensor]: -1}
+            return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
+
+        for tensor in flow.saved:
+            rows.limit(there(tensor), -1)
+        for op, tensor in flow.reads:
+            rows.limit({**there(tensor), runs_again[op]: 1})
+            if not allow.coupled:  # the swap of what recomputed operators read takes no effect
+                rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
+        compute: Row = {self.again_ns: -1} | {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
+        for window in flow.windows:
+            hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op]}
+            for op, hidden_ns in hidden.items():
+                rows.limit({hidden_ns: 1, runs_again[op]: -flow.again_ns[op]})
+            rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
+            compute |= dict.fromkeys(hidden.values(), -1)
+        rows.limit(compute)
+        communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
+        rows.limit({self.again_ns: -1} | communication)

@@ -1,0 +1,207 @@
+"""The lower bound: by hand, and never above what a simulated policy takes."""
+
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.plan.bound.facts import Layers, Stage
+from mindswap.plan.bound.flow import Flow, Window
+from mindswap.plan.evaluate import evaluate
+from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.solvers.exact import count_choices, enumerate_all
+from mindswap.plan.step_space import Catalog, collect_items, to_policy
+from mindswap.policy.model import Policy
+from mindswap.simulate.placing import TransferCosts
+from tests.plan.builders import ToySpace, random_space
+from tests.plan.loading import capture_apart
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+
+PLENTY = 10**12
+DISTANCES = (1, 2, 4)
+COUPLED = Allow(coupled=True)
+# Two tensors of 100 and 50 bytes; the second is made from the first in 20 ns.
+FLOW = Flow(
+    sizes_bytes=(100, 50),
+    makers=(0, 1),
+    saved=frozenset({0, 1}),
+    outputs=frozenset(),
+    reads=((1, 0),),
+    again_ns=(10, 20),
+    communication_ns=(0, 0),
+)
+
+
+def facts(flow: Flow = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layers: int = 2, **options) -> Facts:
+    """A step of 1000 ns; all that the layers save is there at the fullest moment."""
+    costs = TransferCosts(lambda size: size * ns_per_byte, lambda size: size * ns_per_byte)
+    stage = Stage(num_layers * flow.saved_bytes, {Layers(0): num_layers}, window_ns, work_ns=1000)
+    return Facts((flow,), (stage,), costs, **options)
+
+
+def bound(known: Facts, budget_bytes: int, allow: Allow = COUPLED, host_bytes: int = PLENTY) -> int | None:
+    return least_step_ns(known, budget_bytes, host_bytes, allow)
+
+
+def test_what_fits_takes_its_time():
+    assert bound(facts(), 300) == 1000
+
+
+def test_the_cheaper_byte_runs_again():
+    """100 bytes over: the first tensor takes 10 ns for 100 bytes, the second 20 ns for 50; one of two layers does."""
+    assert bound(facts(), 200, Allow(swap=False)) == 1010
+
+
+def test_parts_of_tensors_count():
+    assert bound(facts(), 250, Allow(swap=False)) == 1005
+
+
+def test_copies_that_have_time_cost_nothing():
+    """60 bytes leave in 60 ns of forward, the other 40 wait 40 ns; or 40 bytes run again in 4 ns."""
+    assert bound(facts(window_ns=60), 200, Allow(recompute=False)) == 1040
+    assert bound(facts(window_ns=60), 200) == 1004
+
+
+def test_all_copies_go_over_the_link():
+    """100 bytes away in each of 12 micro-batches: 12 times 100 bytes of 11 ns each way."""
+    known = facts(ns_per_byte=11, window_ns=PLENTY, num_micro_batches=12)
+    assert bound(known, 200, Allow(recompute=False)) == 13_200
+
+
+def test_host_memory_is_a_limit():
+    assert bound(facts(window_ns=PLENTY), 200, host_bytes=40) == 1006
+    assert bound(facts(window_ns=PLENTY), 200, Allow(recompute=False), host_bytes=40) is None
+
+
+def test_a_swap_has_no_effect_where_what_reads_it_runs_again():
+    """Nothing may stay: the second tensor runs again, the first is swapped, which only `coupled` allows."""
+    known = facts(window_ns=PLENTY, flow=Flow(**{**vars(FLOW), "outputs": frozenset({0})}))
+    assert bound(known, 0, COUPLED) == 1000  # both are swapped
+    assert bound(known, 0, COUPLED, host_bytes=200) == 1040
+    assert bound(known, 0, Allow(), host_bytes=200) is None
+
+
+def test_what_runs_again_needs_what_it_reads():
+    """The second tensor runs again in both layers: the first is there, or runs again too."""
+    dear = Flow(**{**vars(FLOW), "again_ns": (1000, 20)})
+    assert bound(facts(dear), 200, Allow(swap=False)) == 1040
+    assert bound(facts(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
+
+
+def test_waits_for_communication_hide_what_runs_again():
+    waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,)),)})
+    assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
+
+
+def test_communication_and_compute_that_run_again_hide_each_other_at_most():
+    """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
+    gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0)})
+    assert bound(facts(gathered), 200, Allow(swap=False)) == 1020
+
+
+def test_stages_before_go_on_with_backward():
+    """Both stages run 10 ns again per micro-batch; behind the last of the second there are 100 + 10 of the first."""
+    costs = TransferCosts(lambda size: size, lambda size: size)
+    layers = {Layers(0): 1}
+    first = Stage(150, layers, 0, work_ns=300, backward_ns=100)
+    second = Stage(150, layers, 0, work_ns=300, idle_ns=200)
+    known = Facts((FLOW,), (first, second), costs, num_micro_batches=4)
+    assert bound(known, 50, Allow(swap=False)) == 200 + 4 * (300 + 10) + 100 + 10
+
+
+def test_gradients_hide_behind_what_runs_again():
+    known = facts(terms_ns=60, gradients_ns=4)
+    assert bound(known, 200, Allow(swap=False)) == 1060 + 10 - 4
+
+
+def test_the_least_budget_is_what_nobody_can_move():
+    stuck = Flow(**{**vars(FLOW), "outputs": frozenset({0})})
+    assert least_budget_bytes(facts(stuck), PLENTY, Allow(swap=False)) == 200
+    assert least_budget_bytes(facts(stuck), PLENTY, Allow()) == 0
+    assert bound(facts(stuck), 199, Allow(swap=False)) is None
+
+
+def toy_facts(case: ToySpace) -> Facts:
+    """All tensors of a toy model are there when forward has ended."""
+    flows = [
+        Flow(
+            sizes_bytes=tuple(tensor.size_bytes for tensor in tensors),
+            makers=tuple(range(len(tensors))),
+            saved=frozenset(range(len(tensors))),
+            outputs=frozenset(i for i, tensor in enumerate(tensors) if not tensor.can_recompute),
+            reads=tuple((i, i - 1) for i in range(1, len(tensors))),
+            again_ns=tuple(tensor.forward_ns for tensor in tensors),
+            communication_ns=(0,) * len(tensors),
+        )
+        for tensors in case.tensors
+    ]
+    forward_ns = sum(tensor.forward_ns for tensors in case.tensors for tensor in tensors) + 2
+    backward_ns = sum(tensor.backward_ns for tensors in case.tensors for tensor in tensors) + 2
+    saved_bytes = sum(flow.saved_bytes for flow in flows)
+    layers = {Layers(kind): 1 for kind in range(len(flows))}
+    stage = Stage(saved_bytes, layers, window_ns=forward_ns, work_ns=forward_ns + backward_ns)
+    return Facts(tuple(flows), (stage,), case.transfers)
+
+
+def test_no_choice_beats_the_bound():
+    """All choices of small random problems; often enough the bound is more than the step that keeps everything."""
+    num_binding = 0
+    for seed in range(1200):
+        case = random_space(seed)
+        if count_choices(case.figures, DISTANCES) > 300:
+            continue
+        exact = enumerate_all(case, distances=DISTANCES).best_score
+        known = toy_facts(case)
+        least_ns = least_step_ns(known, case.budget_bytes, PLENTY, COUPLED)
+        if least_ns is None:
+            assert not exact.fits, seed
+        elif exact.fits:
+            assert least_ns <= exact.step_time_ns, seed
+            num_binding += least_ns > known.stages[0].work_ns
+    assert num_binding >= 10
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return capture_apart(CONFIG, tmp_path_factory.mktemp("capture"))
+
+
+@pytest.mark.mindspore
+def test_no_policy_of_a_real_model_beats_the_bound(model):
+    """Random policies, each at the budget of its own peak; distances from too short to far."""
+    keep = evaluate(problem(model, PLENTY), Policy())
+    known = facts_of(model, keep.step)
+    assert least_step_ns(known, keep.peak_bytes, PLENTY, COUPLED) <= keep.step_time_ns
+    catalog = collect_items(model)
+    chance = random.Random(0)
+    num_binding = 0
+    for _ in range(100):
+        policy = to_policy(model, catalog, [(range(model.captured.num_layers), random_choice(catalog, chance))])
+        judged = evaluate(problem(model, PLENTY), policy)
+        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, COUPLED)
+        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
+        assert least_budget_bytes(known, PLENTY, COUPLED) <= judged.peak_bytes
+        num_binding += least_ns > keep.step_time_ns
+    assert num_binding >= 10
+
+
+def problem(model, budget_bytes: int) -> Problem:
+    return Problem(model, budget_bytes, PLENTY, 8)
+
+
+def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
+    """Each item of the first layers, as many as chance will have it, is kept, swapped or made again."""
+    freed = catalog.freed_bytes[list(catalog.kinds)]
+    choice = np.zeros(freed.shape[:2], np.int64)
+    for item in range(1, freed.shape[1]):
+        ways = np.flatnonzero(freed[0, item] > 0).tolist()
+        way = chance.choice([None, *ways])
+        if way is not None:
+            choice[: chance.randint(0, len(choice)), item] = -way or chance.choice((1, 10, 100))
+    if chance.random() < 0.3:
+        whole = chance.randint(0, len(choice))
+        choice[whole:, 0], choice[whole:, 1:] = -1, 0
+    return choice
