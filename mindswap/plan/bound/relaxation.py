@@ -189,13 +189,13 @@ class _Layer:
             rows.limit({**there(tensor), runs_again[op]: 1})
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
                 rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
-        compute: Row = {self.again_ns: -1} | {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
+        compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
         for window in flow.windows:
             hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op]}
             for op, hidden_ns in hidden.items():
                 rows.limit({hidden_ns: 1, runs_again[op]: -flow.again_ns[op]})
             rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
             compute |= dict.fromkeys(hidden.values(), -1)
-        rows.limit(compute)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
-        rows.limit({self.again_ns: -1} | communication)
+        for stream in (compute, communication):
+            rows.limit({**stream, self.again_ns: -1})
