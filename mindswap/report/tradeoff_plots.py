@@ -12,6 +12,7 @@ from mindswap.units import format_bytes
 __all__ = ["TradeOff", "plot_compare", "plot_pareto"]
 
 GIB, SECOND = 2**30, 10**9
+WIDE = 2  # step times that differ by more are drawn on a logarithmic scale
 BEST, OTHER, OVER, CURVE = "#2f6bb8", "#5a6877", "#b3202a", "#2f9e77"
 # Where a name may stand, in points from its mark, nearest first.
 PLACES = [
@@ -58,6 +59,7 @@ def plot_pareto(
     title: str,
     caption: str,
     budget_bytes: int | None = None,
+    bound: Sequence[TradeOff] = (),
 ) -> None:
     """The least step time for every memory, with other configurations as points.
 
@@ -65,12 +67,14 @@ def plot_pareto(
         curve: plans, in any order; their names are not shown.
         baselines: to compare with, each with its name.
         path, title, caption, budget_bytes: as in `plot_compare`.
+        bound: step times that no policy can beat, each for a memory, least memory first; no policy can do with less
+            memory than the first has.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
     figure, axis = _start(title, caption)
-    _draw(figure, axis, baselines, sorted(curve, key=lambda point: point.peak_bytes), budget_bytes)
+    _draw(figure, axis, baselines, sorted(curve, key=lambda point: point.peak_bytes), budget_bytes, bound)
     save_figure(figure, path, dpi=120)
 
 
@@ -88,16 +92,28 @@ def _start(title: str, caption: str):
     return figure, axis
 
 
-def _draw(figure, axis, points: Sequence[TradeOff], curve: Sequence[TradeOff], budget_bytes: int | None) -> None:
+def _draw(
+    figure,
+    axis,
+    points: Sequence[TradeOff],
+    curve: Sequence[TradeOff],
+    budget_bytes: int | None,
+    bound: Sequence[TradeOff] = (),
+) -> None:
     everything = [*points, *curve]
-    unit_ns, unit = (SECOND, "s") if max(p.step_time_ns for p in everything) >= 2 * SECOND else (SECOND // 1000, "ms")
+    longest_ns, shortest_ns = (choose(p.step_time_ns for p in everything) for choose in (max, min))
+    unit_ns, unit = (SECOND, "s") if longest_ns >= 2 * SECOND else (SECOND // 1000, "ms")
     axis.set_ylabel(f"step time ({unit})", fontsize=9)
+    if curve and longest_ns > WIDE * shortest_ns:
+        _set_log_scale(axis)
     _set_limits(axis, everything, unit_ns, budget_bytes)
+    if bound:
+        _fill_below(axis, bound, unit_ns)
     if curve:
         x, y = [p.peak_bytes / GIB for p in curve], [p.step_time_ns / unit_ns for p in curve]
         # Between two plans the one that needs less memory is the best there is.
         axis.plot(x, y, color=CURVE, linewidth=1.8, marker="o", markersize=4, drawstyle="steps-post", label="plans")
-        axis.legend(loc="upper right", frameon=False, fontsize=9)
+        axis.legend(loc="upper center", frameon=False, fontsize=9)
     for point in points:
         axis.plot(point.peak_bytes / GIB, point.step_time_ns / unit_ns, color=_colour(point, points, budget_bytes),
                   marker="D" if curve else "o", markersize=7, linestyle="none", markeredgecolor="white")  # fmt: skip
@@ -110,13 +126,38 @@ def _draw(figure, axis, points: Sequence[TradeOff], curve: Sequence[TradeOff], b
     _write_names(figure, axis, points, curve, unit_ns, budget_bytes)
 
 
+def _set_log_scale(axis) -> None:
+    """For step times that differ by more than `WIDE`: equal distances are equal ratios."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)))
+    axis.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _fill_below(axis, bound: Sequence[TradeOff], unit_ns: int) -> None:
+    """The part of the picture where no policy can be."""
+    low_x, low_y = axis.get_xlim()[0], axis.get_ylim()[0]
+    high_x, high_y = axis.get_xlim()[1], axis.get_ylim()[1]
+    x = [low_x, bound[0].peak_bytes / GIB, *(p.peak_bytes / GIB for p in bound), high_x]
+    y = [high_y, high_y, *(p.step_time_ns / unit_ns for p in bound), bound[-1].step_time_ns / unit_ns]
+    axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label="no policy can be here")
+
+
 def _set_limits(axis, points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:
     """Room around the points for their names."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
-    for low, high, set_limits in ((min(x), max(x), axis.set_xlim), (min(y), max(y), axis.set_ylim)):
+    low, high = min(x), max(x)
+    room = 0.14 * (high - low) or 0.1 * high or 1.0
+    axis.set_xlim(max(0.0, low - room), high + room)
+    low, high = min(y), max(y)
+    if axis.get_yscale() == "log":
+        axis.set_ylim(low / (high / low) ** 0.14, high * (high / low) ** 0.14)
+    else:
         room = 0.14 * (high - low) or 0.1 * high or 1.0
-        set_limits(max(0.0, low - room), high + room)
+        axis.set_ylim(max(0.0, low - room), high + room)
 
 
 def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | None) -> str:

@@ -93,6 +93,25 @@ def test_names_keep_off_the_curve(tmp_path, figures):
     assert not [name for name, box in name_boxes(figures[0]).items() if any(box.contains(x, y) for x, y in marks)]
 
 
+def test_where_no_policy_can_be_is_filled(tmp_path, figures):
+    curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
+    bound = [TradeOff("", 950 * MS, 25 * GIB), TradeOff("", 880 * MS, 50 * GIB)]
+    plot_pareto(curve, POINTS, tmp_path / "p.png", title="llama", caption="device", bound=bound)
+    (axis,) = figures[0].axes
+    (area,) = [one for one in axis.collections if one.get_label() == "no policy can be here"]
+    (outline,) = area.get_paths()
+    inside = [(20, 1000), (24, 1200), (30, 800), (60, 870)]  # GiB, ms
+    outside = [(26, 960), (37.5, 925), (60, 890)]
+    assert [outline.contains_point(point) for point in inside + outside] == [True] * 4 + [False] * 3
+
+
+def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(tmp_path, figures):
+    for slowest in (2, 3):
+        curve = [TradeOff("", slowest * 900 * MS, 20 * GIB), TradeOff("", 900 * MS, 40 * GIB)]
+        plot_pareto(curve, [], tmp_path / "p.png", title="llama", caption="device")
+    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log"]
+
+
 def test_one_configuration_without_a_budget(tmp_path, svg_text):
     plot_compare(POINTS[:1], tmp_path / "c.svg", title="llama", caption="Atlas 800T A2")
     text = (tmp_path / "c.svg").read_text()
