@@ -95,13 +95,13 @@ def test_names_keep_off_the_curve(tmp_path, figures):
 
 def test_where_no_policy_can_be_is_filled(tmp_path, figures):
     curve = [TradeOff("", 900 * MS, 40 * GIB), TradeOff("", 880 * MS, 71 * GIB)]
-    bound = [TradeOff("", 950 * MS, 25 * GIB), TradeOff("", 880 * MS, 50 * GIB)]
+    bound = [TradeOff("", 950 * MS, 30 * GIB), TradeOff("", 880 * MS, 50 * GIB)]
     plot_pareto(curve, POINTS, tmp_path / "p.png", title="llama", caption="device", bound=bound)
     (axis,) = figures[0].axes
     (area,) = [one for one in axis.collections if one.get_label() == "no policy can be here"]
     (outline,) = area.get_paths()
-    inside = [(20, 1000), (24, 1200), (30, 800), (60, 870)]  # GiB, ms
-    outside = [(26, 960), (37.5, 925), (60, 890)]
+    inside = [(27, 1000), (29, 1150), (35, 870), (60, 870)]  # GiB, ms
+    outside = [(31, 960), (40, 925), (60, 890)]
     assert [outline.contains_point(point) for point in inside + outside] == [True] * 4 + [False] * 3
 
 
