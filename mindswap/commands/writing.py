@@ -11,7 +11,7 @@ __all__ = ["require_folders", "write_new"]
 
 
 def require_folders(*paths: Path | None) -> None:
-    """Refuse a file that cannot be written because its folder is missing, before the work that fills it.
+    """Refuse a file that cannot be written because of folders, before the work that fills it.
 
     Raises:
         DataError: names the first such file.
@@ -19,6 +19,8 @@ def require_folders(*paths: Path | None) -> None:
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise DataError(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise DataError(f"cannot write {path}: it is a folder")
 
 
 def write_new(path: str | os.PathLike, text: str, overwrite: bool = False) -> None:

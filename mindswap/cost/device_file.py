@@ -11,7 +11,7 @@ from mindswap.errors import CostError
 from mindswap.policy.document import Document, Entry, Node, key_text, show
 from mindswap.policy.wording import closest_names
 from mindswap.policy.yaml_parser import parse_file
-from mindswap.units import parse_bytes
+from mindswap.units import format_bytes, parse_bytes
 
 __all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device"]
 
@@ -110,7 +110,7 @@ class _Reader:
         """Figures that do not go together."""
         usable, whole = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
         if usable > whole > 0:
-            self.wrong.append(f"memory: {usable} bytes are more than the {whole} bytes of the device")
+            self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(whole)} of the device")
 
     def _read_entry(self, entry: Entry) -> None:
         key = entry.key

@@ -176,7 +176,7 @@ def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | Non
 def _write_names(
     figure, axis, points: Sequence[TradeOff], curve: Sequence[TradeOff], unit_ns: int, budget_bytes: int | None
 ) -> None:
-    """Each name at the nearest place where it covers no mark, no line, no other name and not the edge."""
+    """Each name at the nearest place where it covers no mark, no line, no other name and not the edge, or nearly so."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.path import Path as Line
     from matplotlib.transforms import Bbox
@@ -194,7 +194,20 @@ def _write_names(
         lines.append(Line([(at, 0), (at, 1e5)]))
     inside = axis.get_window_extent(renderer)
 
-    for point in points:
+    def look(text, point: TradeOff, place: tuple[int, int]):
+        """Box of a name at a place, the line to its mark if it is far, and how badly the place suits."""
+        _put(text, place)
+        box, leader = _text_box(text, renderer), None
+        if max(map(abs, place)) > PLACES[0][0]:
+            x, y = place_of(point)
+            leader = Line([(x, y), (min(max(x, box.x0), box.x1), min(max(y, box.y0), box.y1))])
+        is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
+        num_covered = sum(box.overlaps(other) for other in [*marks, *names])
+        num_crossed = sum(line.intersects_bbox(box, filled=False) for line in lines)
+        num_crossed += sum(leader is not None and leader.intersects_bbox(other, filled=False) for other in names)
+        return box, leader, num_crossed + 100 * num_covered + 10_000 * (not is_inside)
+
+    for point in _joined(points):
         colour = _colour(point, points, budget_bytes)
         text = axis.annotate(
             point.name,
@@ -205,23 +218,20 @@ def _write_names(
             color=colour,
             arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.6, "shrinkA": 0, "shrinkB": 4},
         )
-        for place in PLACES:
-            _put(text, place)
-            box, leader = _text_box(text, renderer), None
-            if max(map(abs, place)) > PLACES[0][0]:
-                x, y = place_of(point)
-                nearest = (min(max(x, box.x0), box.x1), min(max(y, box.y0), box.y1))
-                leader = Line([(x, y), nearest])
-            is_inside = inside.x0 <= box.x0 and box.x1 <= inside.x1 and inside.y0 <= box.y0 and box.y1 <= inside.y1
-            is_covered = any(box.overlaps(other) for other in [*marks, *names])
-            is_crossed = any(line.intersects_bbox(box, filled=False) for line in lines)
-            crosses = leader is not None and any(leader.intersects_bbox(other, filled=False) for other in names)
-            if is_inside and not is_covered and not is_crossed and not crosses:
-                break
+        best = min(PLACES, key=lambda place: look(text, point, place)[2])  # the nearest of those that suit best
+        box, leader, _ = look(text, point, best)
         names.append(box)
         text.arrow_patch.set_visible(leader is not None)
         if leader is not None:
             lines.append(leader)
+
+
+def _joined(points: Sequence[TradeOff]) -> list[TradeOff]:
+    """Points that are the same, with both names."""
+    names: dict[tuple[int, int], list[str]] = {}
+    for point in points:
+        names.setdefault((point.step_time_ns, point.peak_bytes), []).append(point.name)
+    return [TradeOff(", ".join(found), *key) for key, found in names.items()]
 
 
 def _put(text, place: tuple[int, int]) -> None:
