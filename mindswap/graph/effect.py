@@ -6,6 +6,7 @@ from enum import Enum
 
 from mindswap.applier.actions import LayerActions
 from mindswap.graph.model import Graph, Node, SwapPair
+from mindswap.graph.places import Place, asked_prefetch, places_below, places_of, value_key
 from mindswap.graph.storage import VIEW_OPS, Fate, SavedStorage, classify_saved, resolve_storage
 from mindswap.policy.cell_tree import CellNode
 
@@ -18,6 +19,7 @@ class IdleReason(Enum):
     RECOMPUTED = "recompute wins: the operators are recomputed"
     NOT_NEEDED = "backward needs none of these outputs"
     NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
+    MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
     NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
 
 
@@ -113,7 +115,7 @@ class _LayerComparison:
         self.layer = layer
         self.baseline = baseline
         self.graph = graph
-        self.asked = _asked_prefetch(actions, layer)
+        self.asked = asked_prefetch(actions, layer)
         self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
 
     def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
@@ -124,11 +126,11 @@ class _LayerComparison:
             layer_index=self.index,
             pairs=self.pairs,
             missing=tuple(self._missing()),
-            unasked=tuple(pair for pair in self.pairs if self._prefetch_asked(self.graph, pair.producer) == {None}),
+            unasked=tuple(pair for pair in self.pairs if self._prefetch_asked_of_copy(pair.producer) == {None}),
             wrong_prefetch=tuple(
                 pair
                 for pair in self.pairs
-                if pair.num_prefetch_ops not in self._prefetch_asked(self.graph, pair.producer) | {None}
+                if pair.num_prefetch_ops not in self._prefetch_asked_of_copy(pair.producer) | {None}
             ),
             one_way=tuple(
                 node
@@ -151,15 +153,20 @@ class _LayerComparison:
             asked = frozenset((int(str(owner.attributes["backward_prefetch"])),))
         return asked or frozenset((None,))
 
+    def _prefetch_asked_of_copy(self, producer: Node) -> frozenset[int | None]:
+        """Under any name that what is copied may have."""
+        asked = (self.asked.get(place, frozenset()) for place in places_of(self.graph, producer))
+        return self._prefetch_asked(self.graph, producer).union(*asked)
+
     def _is_own(self, graph: Graph, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
         return graph.owner(node).layer_index == self.index
 
     def _missing(self):
-        moved = {_value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_kept = {_value_key(self.graph, node) for node in self.graph.kept_nodes}
+        moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
+        still_kept = {value_key(self.graph, node) for node in self.graph.kept_nodes}
         for node in self.baseline.kept_nodes:
-            key = _value_key(self.baseline, node)
+            key = value_key(self.baseline, node)
             if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
                 continue
             if None not in self._prefetch_asked(self.baseline, node):
@@ -167,7 +174,7 @@ class _LayerComparison:
 
     def _idle(self):
         """Entries none of whose operators is the producer of a pair."""
-        moved = {_primitive_key(self.graph, pair.producer) for pair in self.pairs}
+        moved = {place for pair in self.pairs for place in places_of(self.graph, pair.producer)}
         for entry, keys in self._entries():
             if keys & moved:
                 continue
@@ -177,6 +184,8 @@ class _LayerComparison:
             nodes = [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in keys]
             if nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
                 yield Idle(entry, IdleReason.RECOMPUTED)
+            elif any(self._is_merged(node) for node in nodes):
+                yield Idle(entry, IdleReason.MERGED_AWAY)
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
@@ -187,6 +196,10 @@ class _LayerComparison:
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             if not any(path == cell or path.startswith(f"{cell}.") or not cell for path in again):
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
+
+    def _is_merged(self, node: Node) -> bool:
+        """A view that stays at the place of a named one, and has not its settings."""
+        return node.op in VIEW_OPS and node in self.graph.kept_nodes and node.attributes.get("offload") is not True
 
     def _beyond_specification(self):
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
@@ -204,10 +217,10 @@ class _LayerComparison:
     def _entries(self):
         """Each entry of the policy that acts in this layer, with the primitives it names."""
         if self.actions.layer_prefetch is not None:
-            yield "layer_swap", _keys_below(self.layer, ())
-        by_pattern: dict[str, set[tuple[str, str]]] = {}
+            yield "layer_swap", places_below(self.layer, ())
+        by_pattern: dict[str, set[Place]] = {}
         for swap in self.actions.op_swaps:
-            keys = _keys_below(self.layer, swap.match.path)
+            keys = places_below(self.layer, swap.match.path)
             by_pattern.setdefault(swap.pattern, set()).update(keys)
         yield from by_pattern.items()
 
@@ -216,44 +229,3 @@ class _LayerComparison:
         names = {node.name for node in nodes}
         kept = (n for n in self.graph.kept_nodes if n.inputs and n.inputs[0] in names)
         return tuple(dict.fromkeys(f"{node.cell_path} {node.op}".strip() for node in kept))
-
-
-def _asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[tuple[str, str], frozenset[int | None]]:
-    """(cell path, primitive name) -> prefetch distances asked for; None stands for "not asked".
-
-    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has
-    several of one type and they differ, each of their distances is allowed.
-    """
-    prefetch: dict[tuple[str, ...], int | None] = {
-        path: actions.layer_prefetch for path, node in layer.walk() if node.is_primitive
-    }
-    for swap in actions.op_swaps:
-        for path in prefetch:
-            if path[: len(swap.match.path)] == swap.match.path:
-                prefetch[path] = swap.num_prefetch_ops
-    asked: dict[tuple[str, str], set[int | None]] = {}
-    for path, node in layer.walk():
-        if node.is_primitive:
-            asked.setdefault((".".join(path[:-1]), node.type_name), set()).add(prefetch[path])
-    return {key: frozenset(values) for key, values in asked.items()}
-
-
-def _keys_below(layer: CellNode, prefix: tuple[str, ...]) -> set[tuple[str, str]]:
-    """(cell path, primitive name) of every primitive at or below a path of the layer."""
-    return {
-        (".".join(path[:-1]), node.type_name)
-        for path, node in layer.walk()
-        if node.is_primitive and path[: len(prefix)] == prefix
-    }
-
-
-def _primitive_key(graph: Graph, node: Node) -> tuple[str, str]:
-    """Cell path and name of the model's own operator behind a node."""
-    owner = graph.owner(node)
-    return owner.cell_path, owner.op
-
-
-def _value_key(graph: Graph, node: Node) -> tuple[str, int | None]:
-    """Scope of the operator that makes a value, and which output it is: the same in both graphs."""
-    is_part = node.op == "TupleGetItem"
-    return graph.owner(node).scope, graph.constants.get(node.inputs[1]) if is_part else None

@@ -1,6 +1,7 @@
 """`mindswap verify`: what it prints and its exit code; the faults it finds are in test_verify_faults.py."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from mindswap.graph.effect import IdleReason
 from tests.logs.samples import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -117,6 +119,23 @@ def test_json_has_every_pair(report):
         "shape": [128, 64],
         "dtype": "float32",
     }
+
+
+@pytest.mark.mindspore
+@pytest.mark.parametrize(("name", "code"), [("attention.reshape", 0), ("attention.wo.reshape", 1)])
+def test_of_two_reshapes_in_a_row_the_first_is_the_name_of_what_is_copied(tmp_path, name, code):
+    """Heads are merged by the one, and flattened for `wo` by the other: the compiler leaves one reshape."""
+    text = (CPU_CASES / "case3_op_swap.yaml").read_text()
+    start = text.index("  op_swap:")
+    entry = f"  op_swap:\n    - {{op_name: '{re.escape(name)}', backward_prefetch: 5, layers: True}}\n"
+    (tmp_path / "x.yaml").write_text(text[:start] + entry)
+    run = run_in(tmp_path, "--json", "x.yaml")
+    assert (run.returncode, run.stderr) == (code, "")
+    for found in json.loads(run.stdout)["layers"]:
+        assert found["swapped_bytes"] == found["kept_before_bytes"] - found["kept_bytes"] == (1 - code) * 32 * 1024
+        assert found["unasked"] == found["wrong_prefetch"] == []
+        reasons = [entry["reason"] for entry in found["without_effect"]]
+        assert reasons == [IdleReason.MERGED_AWAY.value] * code
 
 
 @pytest.mark.mindspore

@@ -238,6 +238,73 @@ def test_without_lazy_inline_every_entry_is_idle():
     assert not effect.is_as_asked
 
 
+# Two views in a row: the compiler leaves one, with the settings of the first, at the place of the second.
+
+VIEWS = layer("""
+    mlp
+      gelu*
+      reshape*
+    attention
+      reshape*
+    norm
+      reshape*
+""")
+
+
+def one_view(is_swapped, cell_path="attention"):
+    """`mlp.reshape` and `attention.reshape` as one, at the place of the second."""
+    view = node("view", "Reshape", "gelu", cell_path=cell_path, **({"offload": True} if is_swapped else {}))
+    nodes = [node("gelu", "Gelu", "x"), view]
+    if not is_swapped:
+        return graph(nodes, saved="view")
+    moved = copy_in("in", "out", prefetch=5)
+    return graph(
+        [*nodes, copy_out("out", "view", prefetch=5)],
+        [moved, node("grad", "Grad", "in", size_bytes=0)],
+        saved="out",
+    )
+
+
+def compare_views(step, wanted):
+    (effect,) = compare_effect([plan_layer(wanted, 0, VIEWS)], [VIEWS], one_view(is_swapped=False), step)
+    return effect
+
+
+def test_a_copy_of_a_view_goes_by_the_name_of_the_first_of_two():
+    effect = compare_views(one_view(is_swapped=True), policy(r"mlp\.reshape"))
+    assert effect.is_as_asked
+    assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (KIB, 0, KIB)
+
+
+def test_a_view_may_have_its_own_name_all_the_same():
+    assert compare_views(one_view(is_swapped=True), policy(r"attention\.reshape")).is_as_asked
+
+
+def test_the_distance_is_that_of_either_name():
+    both = policy(r"mlp\.reshape")
+    later = dataclasses.replace(both, op_swap=(*both.op_swap, OpSwap(r"attention\.reshape", ALL_LAYERS, 7)))
+    assert compare_views(one_view(is_swapped=True), later).is_as_asked
+    other = policy(r"(mlp|attention)\.reshape", prefetch=6)
+    assert len(compare_views(one_view(is_swapped=True), other).wrong_prefetch) == 1
+
+
+def test_a_copy_of_a_view_is_unasked_if_neither_is_named():
+    effect = compare_views(one_view(is_swapped=True), policy(r"norm\.reshape"))
+    assert producers(effect.unasked) == ["Reshape"]
+    assert not effect.is_as_asked
+
+
+def test_the_name_of_the_second_moves_nothing_and_says_why():
+    effect = compare_views(one_view(is_swapped=False), policy(r"attention\.reshape"))
+    assert [(idle.entry, idle.reason) for idle in effect.idle] == [(r"attention\.reshape", IdleReason.MERGED_AWAY)]
+    assert ops(effect.missing) == ["Reshape"]
+
+
+def test_both_names_and_no_copy_is_missing():
+    effect = compare_views(one_view(is_swapped=False), policy(r"(mlp|attention)\.reshape"))
+    assert ops(effect.missing) == ["Reshape"]
+
+
 # Copies for nothing.
 
 
