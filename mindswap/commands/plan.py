@@ -2,7 +2,10 @@
 
 import argparse
 import json
+import os
 import signal
+import stat
+import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +21,7 @@ from mindswap.errors import PlanError
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.explain import explain_plan
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Objective, Problem
+from mindswap.plan.problem import Allow, Objective, Problem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
@@ -31,6 +34,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 54GiB
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
+  mindswap plan llama2_7b.yaml --memory 40GiB --allow swap,recompute    what the specification says has effect
   mindswap plan llama2_7b.yaml --objective memory          least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   step time against memory, with common settings as points
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
@@ -39,6 +43,8 @@ All times and sizes are simulated. Exit code 1 if nothing fits; then the least m
 """
 # A search that takes longer shows how far it is.
 PATIENCE_S = 2.0
+INTERRUPTED = b"\nmindswap: interrupted: the best plan so far comes next; Ctrl-C again ends at once\n"
+WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,7 +55,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument(
-        "--allow", metavar="swap,recompute", default="swap,recompute", help="what the plan may do; default is both"
+        "--allow",
+        metavar="swap,recompute,coupled",
+        default="swap,recompute,coupled",
+        help="what the plan may do; default is all three; coupled: swap what recomputed operators use, where that "
+        "gains much (MindSpore 2.9.0 makes these copies; the specification says that they have no effect)",
     )
     parser.add_argument(
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
@@ -73,56 +83,83 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if nothing fits.
     """
     allowed = _allowed(args.allow)
-    if args.sweep and (args.output or args.in_place):
-        raise PlanError("--sweep makes many plans: choose one with --memory to write it")
-    require_folders(args.output, args.html, args.plot)
-    if args.output and not args.overwrite:
-        refuse_existing([args.output])
+    _refuse_early(args)
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     problem = _problem(loaded, allowed, Objective(args.objective))
-    planner = Planner(loaded.model, *allowed, loaded.known_layers)
+    planner = Planner(loaded.model, allowed, loaded.known_layers)
     with _Bar() as bar:
         if args.sweep:
             return _sweep(args, loaded, planner, problem, bar)
         plan = planner.plan(problem, args.solver, bar)
-    plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
+    plan = _compact(loaded, plan)
     if plan.fits and (args.output or args.in_place):
         _write(args, loaded, plan)
-    if args.html or (args.plot and plan.fits):
-        _draw(args, loaded, problem, plan)
+    explanation = explain_plan(loaded.model, plan) if args.explain and plan.fits else []
     if args.json:
-        print(json.dumps(plan_to_json(plan, loaded.device.name), indent=1))
+        data = plan_to_json(plan, loaded.device.name) | ({"explanation": explanation} if args.explain else {})
+        print(json.dumps(data, indent=1))
     else:
         settings = loaded.model.settings
-        print(format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards))
-        if args.explain:
-            print("\n" + "\n".join(explain_plan(loaded.model, plan)))
+        text = format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards)
+        print("\n".join([text, *([""] if explanation else []), *explanation]))
+    if plan.fits:
+        _draw(args, loaded, problem, plan)
     return 0 if plan.fits else 1
 
 
-def _allowed(text: str) -> tuple[bool, bool]:
-    """Whether swap and recompute may be used.
+def _refuse_early(args: argparse.Namespace) -> None:
+    """What can be known to fail before anything is compiled.
 
     Raises:
-        PlanError: the text names something else, or nothing.
+        PlanError: options that do not go together, or a configuration that must not be changed.
+        DataError: a file that cannot be written, or is there already.
+    """
+    single = {
+        "-o": args.output,
+        "--in-place": args.in_place,
+        "--html": args.html,
+        "--explain": args.explain,
+        "--objective memory": args.objective != "time",
+    }
+    for option, is_there in single.items():
+        if args.sweep and is_there:
+            raise PlanError(f"--sweep makes many plans: choose one with --memory for {option}")
+    if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
+        raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
+    require_folders(args.output, args.html, args.plot)
+    if args.output and not args.overwrite:
+        refuse_existing([args.output])
+
+
+def _allowed(text: str) -> Allow:
+    """What the plan may do.
+
+    Raises:
+        PlanError: the text names something else, nothing, or `coupled` without both of the others.
     """
     names = {name.strip() for name in text.split(",") if name.strip()}
-    if not names or names - {"swap", "recompute"}:
-        raise PlanError(f"--allow {text}: write swap, recompute, or swap,recompute")
-    return "swap" in names, "recompute" in names
+    both = {"swap", "recompute"}
+    if not names & both or names - both - {"coupled"} or ("coupled" in names and not both <= names):
+        raise PlanError(f"--allow {text}: write swap, recompute, swap,recompute or swap,recompute,coupled")
+    return Allow("swap" in names, "recompute" in names, "coupled" in names)
 
 
-def _problem(loaded: LoadedStep, allowed: tuple[bool, bool], objective: Objective) -> Problem:
+def _problem(loaded: LoadedStep, allowed: Allow, objective: Objective) -> Problem:
     device = loaded.device
     return Problem(
         loaded.model,
         device.usable_memory_bytes,
         device.host_memory_bytes,
         device.num_cards_per_node,
-        *allowed,
+        allowed,
         objective,
         loaded.policy,
     )
+
+
+def _compact(loaded: LoadedStep, plan: Plan) -> Plan:
+    """The plan in as few entries as it takes."""
+    return replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
 
 
 def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
@@ -138,6 +175,8 @@ def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
 
 
 def _draw(args: argparse.Namespace, loaded: LoadedStep, problem: Problem, plan: Plan) -> None:
+    if not args.html and not args.plot:
+        return
     report = report_step(loaded, plan.policy, f"{Path(args.config).stem}, planned", evaluate(problem, plan.policy).step)
     if args.html:
         from mindswap.report.simulation_html import write_html
@@ -153,7 +192,7 @@ def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, probl
     """Plans for many budgets, as a table and a picture."""
     from mindswap.report.plan_text import format_sweep, sweep_to_json
 
-    plans = sweep_budgets(planner, problem, progress)
+    plans = [_compact(loaded, plan) for plan in sweep_budgets(planner, problem, progress)]
     if args.plot:
         from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
 
@@ -192,6 +231,7 @@ class _Bar:
         if self.is_interrupted:
             raise KeyboardInterrupt
         self.is_interrupted = True
+        os.write(sys.stderr.fileno(), INTERRUPTED)  # print would not do: the signal may come while it prints
 
     def __call__(self) -> None:
         if self.is_interrupted:

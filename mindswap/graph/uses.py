@@ -1,8 +1,14 @@
-"""Who reads whose output, among the operators that carry a tag. Pure."""
+"""Who reads whose output in forward. Pure."""
 
+from collections.abc import Callable, Iterator
+
+from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 
-__all__ = ["graph_uses"]
+__all__ = ["graph_uses", "operator_uses"]
+
+# Nodes of the compiler's own between two operators of the model.
+LOOK_THROUGH = frozenset({"TupleGetItem", "MakeTuple", "Depend", "Load", "MoveTo"})
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
@@ -19,12 +25,36 @@ def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
         user = node.attributes.get(tag)
         if user is None:
             continue
-        for producer in _tagged_producers(graph, node, tag):
-            uses.setdefault(str(producer), set()).add(str(user))
+        for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, LOOK_THROUGH):
+            uses.setdefault(str(producer.attributes[tag]), set()).add(str(user))
     return {producer: sorted(users) for producer, users in sorted(uses.items())}
 
 
-def _tagged_producers(graph: Graph, node: Node, tag: str):
+def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], frozenset[tuple[int, str]]]:
+    """Operator -> the operators of layers that use its output in forward, each as (compiled layer, path).
+
+    What a cell computes without a name goes by its cell and type; it is a user, and so are those behind it.
+
+    Args:
+        graph: a compiled step.
+        names: operator paths of its nodes.
+    """
+    uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
+    for node in graph.forward:
+        if node.layer_index is None or node.op in LOOK_THROUGH:
+            continue
+        users = {(node.layer_index, path) for path in names(node).split("|")}
+        for producer in _producers(graph, node, names.can_name, None):
+            assert producer.layer_index is not None
+            for path in names(producer).split("|"):
+                uses.setdefault((producer.layer_index, path), set()).update(users)
+    return {producer: frozenset(users) for producer, users in uses.items()}
+
+
+def _producers(
+    graph: Graph, node: Node, is_named: Callable[[Node], bool], passed: frozenset[str] | None
+) -> Iterator[Node]:
+    """The named operators whose output a node reads, behind others of some types; None for all types."""
     pending = list(node.inputs)
     seen = set()
     while pending:
@@ -33,11 +63,7 @@ def _tagged_producers(graph: Graph, node: Node, tag: str):
             continue
         seen.add(name)
         producer = graph.forward_nodes[name]
-        if producer.attributes.get(tag) is not None:
-            yield producer.attributes[tag]
-        elif producer.op in LOOK_THROUGH:
+        if is_named(producer):
+            yield producer
+        elif passed is None or producer.op in passed:
             pending.extend(producer.inputs)
-
-
-# Nodes of the compiler's own between two operators of the model.
-LOOK_THROUGH = frozenset({"TupleGetItem", "MakeTuple", "Depend", "Load", "MoveTo"})

@@ -1,22 +1,25 @@
 """Why a plan treats each operator as it does, in words: bytes, copy time, slack, cost of running again."""
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from mindswap.applier.actions import plan_layer
+from mindswap.graph.storage import Fate
 from mindswap.plan.evaluate import short_model
 from mindswap.plan.result import Plan
-from mindswap.policy.model import Policy
-from mindswap.policy.wording import format_indices
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.wording import format_layers
 from mindswap.simulate.block_arrays import arrays_of
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.blocks import Block, BlockTensor
 from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["explain_plan"]
+__all__ = ["explain_plan", "saved_by_label"]
 
 NUM_KEPT = 5
 
@@ -30,43 +33,104 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     """
     plain, planned = model.blocks(Policy())[1:-1], model.blocks(plan.policy)[1:-1]
     timeline = short_model(model)[0].simulate(plan.policy).timeline
-    swapped = {label for block in planned for label in _labels(block, is_copied=True)}
-    lines = [_swap_line(timeline, label) for label in sorted(swapped)]
+    swapped, wasted = _by_label(planned, Fate.SWAPPED), _by_label(planned, Fate.WASTED)
+    lines = [
+        _swap_line(timeline, label, found, _names(model, plan.policy, label, found.layers[0])[0])
+        for label, found in sorted(swapped.items())
+    ]
+    lines += [
+        _wasted_line(label, found, *_names(model, plan.policy, label, found.layers[0]))
+        for label, found in sorted(wasted.items())
+    ]
     lines += _recompute_lines(plain, planned)
     lines += _kept_lines(planned)
     return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
 
 
-def _labels(block: Block, is_copied: bool) -> dict[str, int]:
-    """Bytes that backward needs by the operator that makes them: those that are copied, or those that stay."""
+def saved_by_label(block: Block, fate: Fate) -> dict[str, int]:
+    """Bytes that backward needs, by the operator that makes them.
+
+    Args:
+        block: a layer.
+        fate: only what fares so.
+    """
     arrays = arrays_of(block)
     own = arrays.own
-    saved = own.is_forward & (own.first_backward != NO_OP) & ((own.num_copies > 0) == is_copied)
+    wasted = (own.num_copies > 0) & own.is_held
+    by_fate = {Fate.KEPT: own.num_copies == 0, Fate.SWAPPED: (own.num_copies > 0) & ~own.is_held, Fate.WASTED: wasted}
+    saved = own.is_forward & (own.first_backward != NO_OP) & by_fate[fate]
     sizes: dict[str, int] = {}
     for label, size in zip(own.label[saved].tolist(), own.size_bytes[saved].tolist(), strict=True):
         sizes[arrays.labels[label]] = sizes.get(arrays.labels[label], 0) + size
     for tensor in arrays.handed:
-        if tensor.is_forward and (tensor.num_copies > 0) == is_copied:
+        if tensor.is_forward and fate is _fate(tensor):
             sizes[tensor.label] = sizes.get(tensor.label, 0) + tensor.size_bytes
     return sizes
 
 
-def _swap_line(timeline: Timeline, label: str) -> str:
+def _fate(tensor: BlockTensor) -> Fate:
+    if not tensor.num_copies:
+        return Fate.KEPT
+    return Fate.WASTED if tensor.is_held else Fate.SWAPPED
+
+
+@dataclass
+class _Found:
+    """Layers in which an operator makes something, and what it comes to in all of them together."""
+
+    layers: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[str, _Found]:
+    found: dict[str, _Found] = {}
+    for layer, block in enumerate(blocks):
+        sizes = Counter[str]()
+        for fate in fates:
+            sizes.update(saved_by_label(block, fate))
+        for label, size in sizes.items():
+            entry = found.setdefault(label, _Found())
+            entry.layers.append(layer)
+            entry.size_bytes += size
+    return found
+
+
+def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[list[str], list[str]]:
+    """Names under which backward holds what an operator makes: those that are swapped, and the others."""
+    position = model.captured.sample.layer_map[layer]
+    actions = plan_layer(policy, layer, model.captured.trees[position])
+    asked = [swap.match.path for swap in actions.op_swaps] + [()] * (actions.layer_prefetch is not None)
+    names = dict.fromkeys(name for group in model.keepers(policy, layer)[label] for name in group)
+    swapped = [name for name in names if any(tuple(name.split("."))[: len(path)] == path for path in asked)]
+    return swapped, [name for name in names if name not in swapped]
+
+
+def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) -> str:
     program, copies = timeline.program, timeline.program.copies
-    own = np.array([program.labels[number] == label for number in copies.label]) if len(copies) else np.zeros(0, bool)
-    if not own.any():
-        return f"swap {label}"
-    layers = sorted(set(copies.layer[own].tolist()))
+    own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, found.layers)
     away_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
     slack_ns = int(np.min(timeline.op_start_ns[copies.first_user_op[own]] - timeline.in_end_ns[own]))
     waits = timeline.stall_ns[np.isin(timeline.stall_copy, np.flatnonzero(own))]
     hidden = "no operator waits for it" if not waits.sum() else f"operators wait {format_time(int(waits.sum()))} for it"
-    per_layer = int(copies.size_bytes[own].sum()) // len(layers) // max(1, len(set(copies.micro_batch[own].tolist())))
+    num_micro_batches = len(np.unique(copies.micro_batch[own]))
+    copied_bytes = int(copies.size_bytes[own].sum()) // num_micro_batches // len(found.layers)
+    # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
+    away_bytes = min(found.size_bytes // len(found.layers), copied_bytes)
+    more = "" if copied_bytes == away_bytes else f", {format_bytes(copied_bytes)} are copied"
+    name = "" if names == [label] else f" (as {', '.join(names)})"
     return (
-        f"swap {label} in layers {format_indices(layers)}: {format_bytes(per_layer)} of a layer are away for "
-        f"{format_time(away_ns)} on average; a copy takes {format_time(int(np.max(copies.out_ns[own])))} out, "
-        f"{format_time(int(np.max(copies.in_ns[own])))} back and ends at least {format_time(slack_ns)} before its use; "
-        f"{hidden}"
+        f"swap {label}{name} in {_in_words(found.layers)}: {format_bytes(away_bytes)} of a layer are away for "
+        f"{format_time(away_ns)} on average{more}; a copy takes "
+        f"{format_time(int(np.max(copies.out_ns[own])))} out, {format_time(int(np.max(copies.in_ns[own])))} back and "
+        f"ends at least {format_time(slack_ns)} before its use; {hidden}"
+    )
+
+
+def _wasted_line(label: str, found: _Found, swapped: list[str], others: list[str]) -> str:
+    return (
+        f"copy {label} in {_in_words(found.layers)} for nothing: "
+        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped)}, "
+        f"which is swapped for something else, and stay as {', '.join(others)}"
     )
 
 
@@ -81,8 +145,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     """What is no longer there between forward and backward, and what running it again costs; equal layers once."""
     found: dict[str, _Again] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
-        there = _labels(after, True) | _labels(after, False)
-        gone = {label: size for label, size in _labels(before, False).items() if label not in there}
+        there = set().union(*(saved_by_label(after, fate) for fate in Fate))
+        gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
         cost = {label: ns - _recompute_ns(before).get(label, 0) for label, ns in _recompute_ns(after).items()}
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
             entry = found.setdefault(label, _Again([], 0, 0))
@@ -94,8 +158,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
         num = len(entry.layers)
         frees = f"frees {format_bytes(entry.freed_bytes // num)} of a layer" if entry.freed_bytes else "is read again"
         cost_text = f"takes {format_time(entry.again_ns // num)} of a layer" if entry.again_ns else "takes no time"
-        where = format_indices(entry.layers)
-        lines.append(f"recompute {label} in layers {where}: {frees}, {cost_text} in backward")
+        where = _in_words(entry.layers)
+        lines.append(f"recompute {label} in {where}: {frees}, {cost_text} in backward")
     return lines
 
 
@@ -108,14 +172,14 @@ def _recompute_ns(block: Block) -> dict[str, int]:
 
 
 def _kept_lines(planned: Sequence[Block]) -> list[str]:
-    sizes: dict[str, tuple[int, list[int]]] = {}
-    for layer, block in enumerate(planned):
-        for label, size in _labels(block, False).items():
-            known, layers = sizes.get(label, (0, []))
-            sizes[label] = (known + size, [*layers, layer])
-    largest = sorted(sizes.items(), key=lambda entry: -entry[1][0])[:NUM_KEPT]
+    kept = _by_label(planned, Fate.KEPT, Fate.WASTED)
+    largest = sorted(kept.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
     return [
-        f"keep {label} in layers {format_indices(layers)}: {format_bytes(size // len(layers))} of a layer"
-        for label, (size, layers) in largest
-        if size
+        f"keep {label} in {_in_words(found.layers)}: {format_bytes(found.size_bytes // len(found.layers))} of a layer"
+        for label, found in largest
+        if found.size_bytes
     ]
+
+
+def _in_words(layers: Sequence[int]) -> str:
+    return format_layers(Layers(tuple(layers)))

@@ -6,14 +6,16 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.plan.baselines import STRATEGIES
+from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
+from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.plan.problem import Objective, Problem
+from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
 from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
-from mindswap.plan.step_space import StepSpace, collect_items, to_policy
+from mindswap.plan.step_space import Catalog, StepSpace, collect_items, to_policy
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.model import Policy
+from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import StepModel
 
@@ -22,6 +24,10 @@ __all__ = ["Planner", "make_plan"]
 # Rounds in which a stage that is over its budget in the whole step is solved again with less.
 NUM_REPAIRS = 5
 LEAST_REPAIR = 1000  # part of the budget that is taken off at least
+# Swaps of what recomputed operators use have to gain more than this part of the step time.
+COUPLING_PERMILLE = 10
+# Part of the simulations that is spent on a plan without them, before one with them is looked for.
+PROBE_PERMILLE = 400
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
@@ -44,7 +50,7 @@ def make_plan(problem: Problem, solver: str = "fast", progress: Progress = lambd
         solver: one of `SOLVERS`.
         progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
     """
-    return Planner(problem.model, problem.allow_swap, problem.allow_recompute).plan(problem, solver, progress)
+    return Planner(problem.model, problem.allow).plan(problem, solver, progress)
 
 
 class Planner:
@@ -52,21 +58,21 @@ class Planner:
 
     Args:
         model: the step.
-        allow_swap, allow_recompute: what plans may do.
+        allow: what plans may do.
         known: trees of all layers in which operators must be; None takes those of the model.
     """
 
     def __init__(
         self,
         model: StepModel,
-        allow_swap: bool = True,
-        allow_recompute: bool = True,
+        allow: Allow = DEFAULT_ALLOW,
         known: Sequence[CellNode] | None = None,
     ):
         self.model = model
-        self.catalog = collect_items(model, allow_swap, allow_recompute, known)
-        self.allow = (allow_swap, allow_recompute)
+        self.catalog = collect_items(model, allow, known)
+        self.allow = allow
         self.shorts = short_model(model)
+        self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
 
     def plan(self, problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model."""
@@ -78,7 +84,9 @@ class Planner:
     def _plan(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
         policies = {name: _with_settings(policy, problem.settings) for name, policy in self._strategies(problem)}
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
-        found, num_evaluations = self._solve(problem, solver, progress)
+        keep = judged["keep all"]
+        bound_ns = self._bound_ns(problem, keep)
+        found, num_evaluations = self._search(problem, solver, progress, keep, bound_ns)
         # The plan is replayed in full; others only where they may be better.
         policy, best = found, evaluate(problem, found)
         rivals = sorted((name for name in judged if self._is_allowed(policies[name])), key=lambda n: _rank(judged[n]))
@@ -87,7 +95,6 @@ class Planner:
                 replayed = evaluate(problem, policies[name])
                 if _rank(replayed)[:2] < _rank(best)[:2]:
                     policy, best = policies[name], replayed
-        keep = judged["keep all"]
         return Plan(
             status=Status.FEASIBLE if best.fits else Status.INFEASIBLE,
             policy=policy,
@@ -97,42 +104,81 @@ class Planner:
             host_bytes=best.host_bytes,
             budget_bytes=problem.budget_bytes,
             unconstrained_ns=keep.step_time_ns,
-            lower_bound_ns=keep.step_time_ns,
+            lower_bound_ns=bound_ns,
             smallest_budget_bytes=min(problem.budget_bytes, best.peak_bytes) if best.fits else best.peak_bytes,
+            least_budget_bytes=least_budget_bytes(self.facts, problem.host_bytes_per_card, problem.allow),
+            host_budget_bytes=problem.host_bytes,
             holders=_holders(best),
             compared=tuple(Compared(name, one.step_time_ns, one.peak_bytes, one.fits) for name, one in judged.items()),
             num_evaluations=num_evaluations,
+            uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
             is_interrupted=progress.is_stopped,
         )
+
+    def _bound_ns(self, problem: Problem, keep: Evaluation) -> int | None:
+        """Step time that no policy within the budget can beat; None if none can be within it."""
+        bound_ns = least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+        return None if bound_ns is None else max(bound_ns, keep.step_time_ns)
+
+    def _uncoupled_peak_bytes(self, problem: Problem, policy: Policy) -> int | None:
+        """Device memory if coupling rule 2 held; None if it makes no difference."""
+        uncoupled = without_idle_swaps(self.model, self.catalog.uses, policy)
+        return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
+
+    def _search(
+        self, problem: Problem, solver: str, progress: "_Interruptible", keep: Evaluation, bound_ns: int | None
+    ) -> tuple[Policy, int]:
+        """The best policy by coupling rule 2, or one that breaks it where that gains much; simulations made."""
+        if not problem.allow.coupled:
+            return self._solve(problem, self.catalog, solver, progress)
+        found: list[tuple[tuple[bool, int, int], Policy]] = []
+        num_evaluations = 0
+        strict = replace(problem, allow=replace(problem.allow, coupled=False))
+        strict_bound_ns = self._bound_ns(strict, keep)
+        if bound_ns is not None and strict_bound_ns is not None:
+            good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
+            if strict_bound_ns <= good_ns:
+                policy, num_evaluations = self._solve(strict, self.catalog, solver, progress, PROBE_PERMILLE)
+                judged = evaluate_short(problem, policy, self.shorts)
+                if progress.is_stopped or (judged.fits and judged.step_time_ns <= good_ns):
+                    return policy, num_evaluations
+                found.append((_rank(judged), policy))
+        policy, more = self._solve(problem, self.catalog.coupled(), solver, progress)
+        found.append((_rank(evaluate_short(problem, policy, self.shorts)), policy))
+        return min(found, key=lambda one: one[0])[1], num_evaluations + more
 
     def _strategies(self, problem: Problem):
         for name in QUICK_STRATEGIES:
             yield name, STRATEGIES[name](self.model, problem.budget_bytes)
 
     def _is_allowed(self, policy: Policy) -> bool:
-        allow_swap, allow_recompute = self.allow
+        """Whether plans may do what the policy does."""
         swaps = bool(policy.op_swap or policy.layer_swap)
-        again = bool(policy.layer_recompute or policy.select_recompute)
-        return (allow_swap or not swaps) and (allow_recompute or not again)
+        again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
+        if (swaps and not self.allow.swap) or (again and not self.allow.recompute):
+            return False
+        return self.allow.coupled or without_idle_swaps(self.model, self.catalog.uses, policy) is None
 
-    def _solve(self, problem: Problem, solver: str, progress: "_Interruptible") -> tuple[Policy, int]:
+    def _solve(
+        self, problem: Problem, catalog: Catalog, solver: str, progress: "_Interruptible", effort_permille: int = 1000
+    ) -> tuple[Policy, int]:
         """The policy of all stages together; a stage that turns out over its budget is solved again with less."""
         num_stages = self.model.layout.num_stages
         budgets = [problem.budget_bytes - static.total_bytes for static in self.model.static]
-        effort = 1000 if num_stages == 1 else max(200, 2000 // num_stages)
+        effort = effort_permille if num_stages == 1 else effort_permille * 2 // min(num_stages, 10)
         choices: list[tuple[tuple[int, ...], np.ndarray]] = [((), np.empty((0, 0)))] * num_stages
         todo = list(range(num_stages))
         has_plan = [False] * num_stages
         policy, num_evaluations = Policy(), 0
         for attempt in range(NUM_REPAIRS):
             for stage in todo:
-                space = StepSpace(self.model, self.catalog, stage, budgets[stage], problem.host_bytes_per_card)
+                space = StepSpace(self.model, catalog, stage, budgets[stage], problem.host_bytes_per_card)
                 search = SOLVERS[solver](space, progress, effort)
                 num_evaluations += search.num_evaluations
                 assert search.best is not None
                 choices[stage] = (tuple(space.layers), search.best)
                 has_plan[stage] = search.best_score is not None and search.best_score.fits
-            policy = _with_settings(to_policy(self.model, self.catalog, choices), problem.settings)
+            policy = _with_settings(to_policy(self.model, catalog, choices), problem.settings)
             judged = evaluate_short(problem, policy, self.shorts)
             over = [peak - problem.budget_bytes for peak in judged.stage_peak_bytes]
             again = [stage for stage in range(num_stages) if over[stage] > 0 and has_plan[stage]]
@@ -160,7 +206,7 @@ class Planner:
                 high = plan.peak_bytes
             else:
                 low = middle
-        return best
+        return replace(best, is_interrupted=progress.is_stopped)
 
 
 class _Interruptible:

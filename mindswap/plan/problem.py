@@ -6,7 +6,7 @@ from enum import Enum
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Objective", "Problem"]
+__all__ = ["DEFAULT_ALLOW", "Allow", "Objective", "Problem"]
 
 
 class Objective(Enum):
@@ -14,6 +14,25 @@ class Objective(Enum):
 
     TIME = "time"  # step time
     MEMORY = "memory"  # peak memory, among the policies that cost next to no time
+
+
+@dataclass(frozen=True)
+class Allow:
+    """What a policy may do.
+
+    Attributes:
+        swap: move activations to the host.
+        recompute: run operators again in backward.
+        coupled: swap what recomputed operators use, where that gains much. By the specification such a swap takes no
+            effect; MindSpore 2.9.0 inserts the copies all the same.
+    """
+
+    swap: bool = True
+    recompute: bool = True
+    coupled: bool = True
+
+
+DEFAULT_ALLOW = Allow()
 
 
 @dataclass(frozen=True, eq=False)
@@ -25,7 +44,7 @@ class Problem:
         budget_bytes: device memory that may be used, static memory included; every card.
         host_bytes: host memory of a node that may be used.
         num_cards_per_node: cards that share it.
-        allow_swap, allow_recompute: what the policy may do.
+        allow: what the policy may do.
         objective: what shall be least.
         settings: switches of recompute that are taken over from the configuration; its layers and operators are
             not.
@@ -35,8 +54,7 @@ class Problem:
     budget_bytes: int
     host_bytes: int
     num_cards_per_node: int
-    allow_swap: bool = True
-    allow_recompute: bool = True
+    allow: Allow = DEFAULT_ALLOW
     objective: Objective = Objective.TIME
     settings: Policy = Policy()
 

@@ -45,9 +45,12 @@ class Plan:
         host_bytes: host memory of a node.
         budget_bytes: what was allowed.
         unconstrained_ns: step time if everything is kept, whether that fits or not.
-        lower_bound_ns: step time that no policy can beat: compute, communication and optimizer, without any copy
-            or recompute.
+        lower_bound_ns: step time that no policy within the budget can beat; None if none can be within it.
         smallest_budget_bytes: the least budget for which a policy is known; not above `budget_bytes` if the plan fits.
+        least_budget_bytes: device memory that every policy needs.
+        host_budget_bytes: host memory of a node that may be used.
+        uncoupled_peak_bytes: highest device memory of any stage if swaps of what recomputed operators use took no
+            effect, as the specification has it; None if the policy has no such swap.
         holders: what fills the memory of the fullest stage at its peak: (name, bytes), largest first.
         compared: well-known policies.
         num_evaluations: simulations made.
@@ -62,11 +65,14 @@ class Plan:
     host_bytes: int
     budget_bytes: int
     unconstrained_ns: int
-    lower_bound_ns: int
+    lower_bound_ns: int | None
     smallest_budget_bytes: int
+    least_budget_bytes: int
+    host_budget_bytes: int
     holders: tuple[tuple[str, int], ...]
     compared: tuple[Compared, ...]
     num_evaluations: int
+    uncoupled_peak_bytes: int | None = None
     is_interrupted: bool = False
 
     @property
@@ -85,6 +91,6 @@ class Plan:
         return self.step_time_ns / self.unconstrained_ns - 1
 
     @property
-    def gap(self) -> float:
-        """Step time over the lower bound, less one: how much better a plan could be at most."""
-        return self.step_time_ns / self.lower_bound_ns - 1
+    def gap(self) -> float | None:
+        """Step time over the lower bound, less one: how much better a plan could be at most; None without a bound."""
+        return self.step_time_ns / self.lower_bound_ns - 1 if self.lower_bound_ns is not None else None

@@ -6,7 +6,7 @@ A choice is an integer array of shape (num_layers, num_items): `KEEP`, a positiv
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,12 +33,15 @@ class Figures:
         recompute_ns: int64, same shape: time to run operators again, per micro-batch.
         copy_ns: int64, shape (num_layers, num_items): time on the link, the slower direction.
         num_in_flight: micro-batches whose activations are there at the peak.
+        conflicts: bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item
+            in a way, swap of the second takes no effect; or a shape that broadcasts to this.
     """
 
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     num_in_flight: int = 1
+    conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
 
     @property
     def num_layers(self) -> int:
@@ -53,7 +56,21 @@ class Figures:
     def freed_by(self, choice: np.ndarray) -> np.ndarray:
         """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
         freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
-        return np.where(choice == KEEP, 0, freed)
+        return np.where((choice == KEEP) | self.idle(choice), 0, freed)
+
+    def idle(self, choice: np.ndarray) -> np.ndarray:
+        """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
+        layers, items = np.ogrid[: self.num_layers, : self.num_items]
+        return (choice > KEEP) & self.all_conflicts[layers, items, np.maximum(-choice, 0)].any(axis=1)
+
+    def undone_by(self, choice: np.ndarray, item: int, way: int) -> np.ndarray:
+        """Layers in which recompute of an item leaves a swap of the choice without effect: shape (num_layers,)."""
+        return ((choice > KEEP) & self.all_conflicts[:, item, way]).any(axis=1)
+
+    @property
+    def all_conflicts(self) -> np.ndarray:
+        """`conflicts` in its full shape."""
+        return np.broadcast_to(self.conflicts, (*self.freed_bytes.shape, self.num_items))
 
     def time_of(self, choice: np.ndarray) -> np.ndarray:
         """Time that each decision recomputes, shape (num_layers, num_items)."""

@@ -4,12 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import regex
 
 from mindswap.plan.candidates import Item, find_items
+from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_uses, idle_swaps
+from mindswap.plan.problem import DEFAULT_ALLOW, Allow
 from mindswap.plan.space import KEEP, Figures, Space
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import SEPARATOR
+from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulate.block_arrays import arrays_of, with_copies
 from mindswap.simulate.blocks import Block
@@ -35,7 +36,9 @@ class Catalog:
     Attributes:
         kinds: compiled layer that stands for each layer of the model.
         items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
-        freed_bytes, recompute_ns, copy_ns: as `Figures` has them.
+        freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them.
+        uses: operators that use each other's output in each compiled layer; empty where swaps beside recompute are
+            allowed.
     """
 
     kinds: tuple[int, ...]
@@ -43,20 +46,24 @@ class Catalog:
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
+    conflicts: np.ndarray
+    uses: tuple[Uses, ...]
+
+    def coupled(self) -> "Catalog":
+        """The same if swaps of what recomputed operators use are allowed."""
+        return replace(self, conflicts=np.zeros_like(self.conflicts), uses=({},) * len(self.uses))
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
         return self.items[self.kinds[layer_index]][position]
 
 
-def collect_items(
-    model: StepModel, allow_swap: bool = True, allow_recompute: bool = True, known: Sequence[CellNode] | None = None
-) -> Catalog:
+def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
     """The items of every compiled layer.
 
     Args:
         model: the step.
-        allow_swap, allow_recompute: what may be chosen.
+        allow: what may be chosen.
         known: trees of all layers in which names must be, where they are not those that were captured: the network
             of a CPU has stand-ins with operators of their own.
     """
@@ -79,9 +86,12 @@ def collect_items(
         np.zeros((*shape, 1 + num_ways), np.int64),
         np.zeros((*shape, 1 + num_ways), np.int64),
         np.zeros(shape, np.int64),
+        np.zeros((*shape, 1 + num_ways, shape[1]), bool),
+        find_uses(model),
     )
     for position, row in enumerate(items):
-        _measure(model, catalog, position, row if allow_recompute else (), row if allow_swap else ())
+        _measure(model, catalog, position, row if allow.recompute else (), row if allow.swap else ())
+        _find_conflicts(catalog, position)
     return catalog
 
 
@@ -113,6 +123,20 @@ def _measure(
             catalog.copy_ns[position, i] = max(out_ns, in_ns)
 
 
+def _find_conflicts(catalog: Catalog, position: int) -> None:
+    """Fills in which swaps take no effect beside which recompute, in one compiled layer."""
+    row = catalog.items[position]
+    for i, way in np.argwhere(catalog.freed_bytes[position, :, 1:] > 0).tolist():
+        recomputed = _recomputed_names(row[i], 1 + way)
+        for j in np.flatnonzero(catalog.freed_bytes[position, :, 0] > 0).tolist():
+            idle = idle_swaps(catalog.uses[position], row[j].swap_names, recomputed)
+            catalog.conflicts[position, i, 1 + way, j] = i != j and bool(idle)
+
+
+def _recomputed_names(item: Item, way: int) -> tuple[str, ...]:
+    return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
+
+
 def _kept_bytes(block: Block) -> int:
     tensors = arrays_of(block).own
     return int(tensors.size_bytes[tensors.is_forward & (tensors.first_backward != NO_OP)].sum())
@@ -127,12 +151,7 @@ def _recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
     if any(item is WHOLE_LAYER for item, _ in ways):
         return Policy(True, layer_recompute=ALL_LAYERS)
     names = sorted({name for item, way in ways for name in item.recompute_names[way - 1]})
-    return Policy(True, select_recompute=tuple(OpRecompute(_pattern(name), ALL_LAYERS) for name in names))
-
-
-def _pattern(path: str) -> str:
-    """The pattern that names exactly one operator path."""
-    return SEPARATOR.join(regex.escape(part) for part in path.split("."))
+    return Policy(True, select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names))
 
 
 class _Rows:
@@ -148,14 +167,22 @@ class _Rows:
         found = np.flatnonzero(row < KEEP).tolist()
         return _recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
 
+    def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
+        """The same as cells and operators."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        named = [_recomputed_names(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
     def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
-        """Names to swap that hold something -> distance."""
+        """Names to swap that hold something -> distance; without items that recomputed operators use."""
+        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
+        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
         named: dict[str, int] = {}
         for i in np.flatnonzero(row > KEEP).tolist():
-            for name in self.catalog.item(layer_index, i).swap_names:
-                named[name] = max(named.get(name, 0), int(row[i]))
-        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
-        return {name: distance for name, distance in named.items() if name in holding}
+            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
+            if not idle_swaps(self.catalog.uses[kind], names, recomputed):
+                named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
+        return named
 
     def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[str, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
@@ -205,7 +232,11 @@ class StepSpace(Space):
         }
         kinds = [catalog.kinds[layer] for layer in self.layers]
         self.figures = Figures(
-            catalog.freed_bytes[kinds], catalog.recompute_ns[kinds], catalog.copy_ns[kinds], num_in_flight
+            catalog.freed_bytes[kinds],
+            catalog.recompute_ns[kinds],
+            catalog.copy_ns[kinds],
+            num_in_flight,
+            catalog.conflicts[kinds],
         )
         self._kinds = kinds
         self._rows = _Rows(model, catalog)
@@ -256,7 +287,7 @@ def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequen
         for entry in rows.recompute(layer, row).select_recompute:
             again.setdefault(entry.pattern, []).append(layer)
         for name, distance in rows.swaps(layer, row).items():
-            swaps.setdefault((_pattern(name), distance), []).append(layer)
+            swaps.setdefault((exact_pattern(name), distance), []).append(layer)
 
     def layers_of(indices: list[int]) -> Layers:
         return ALL_LAYERS if len(indices) == len(by_layer) else Layers(tuple(indices))

@@ -12,7 +12,7 @@ import regex
 
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["Match", "PatternError", "compile_part", "match_pattern", "split_pattern"]
+__all__ = ["Match", "PatternError", "compile_part", "exact_pattern", "match_pattern", "split_pattern"]
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
@@ -58,6 +58,11 @@ def split_pattern(pattern: str) -> tuple[str, ...]:
 
 
 @functools.lru_cache(maxsize=4096)
+def exact_pattern(path: str) -> str:
+    """The pattern that names exactly one operator path."""
+    return SEPARATOR.join(regex.escape(part) for part in path.split("."))
+
+
 def compile_part(part: str) -> regex.Pattern:
     """One part of a pattern, compiled.
 

@@ -26,25 +26,57 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float) -> str:
     if plan.fits:
         lines += [
             f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
-            f"             {_percent(plan.gap)} over the lower bound (compute, communication and optimizer alone)",
+            *_bound_lines(plan),
             f"peak memory  {format_bytes(plan.peak_bytes)} of {budget}{_stages(plan)}",
             f"host memory  {format_bytes(plan.host_bytes)} of a node",
-            f"found with   {plan.num_evaluations} simulations{', then interrupted' if plan.is_interrupted else ''}",
+            *_coupling_lines(plan),
+            f"found with   {_simulations(plan)}",
             "",
             *_policy_lines(plan),
         ]
     else:
-        lines += [
-            f"nothing fits; the least found needs {format_bytes(plan.smallest_budget_bytes)}",
-            "    at its peak the memory holds",
-            *(f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]),
-            f"    fix: --memory {_round_up(plan.smallest_budget_bytes)}",
-        ]
+        lines += _nothing_fits_lines(plan)
     rows = [_row(one, plan.unconstrained_ns, tokens_per_card) for one in plan.compared]
     if plan.fits:
         ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
         rows.append(_row(ours, plan.unconstrained_ns, tokens_per_card))
     return "\n".join([*lines, "", format_table(HEADER, rows)])
+
+
+def _bound_lines(plan: Plan) -> list[str]:
+    if plan.lower_bound_ns is None or plan.gap is None:
+        return []
+    least = format_time(plan.lower_bound_ns)
+    return [f"             {_percent(plan.gap)} over the lower bound: no policy is faster than {least} in this memory"]
+
+
+def _coupling_lines(plan: Plan) -> list[str]:
+    """What the plan is worth where the specification of swap and the compiler differ."""
+    if plan.uncoupled_peak_bytes is None:
+        return []
+    return [
+        "coupling     some swaps move what recomputed operators use: MindSpore 2.9.0 makes these copies, which",
+        "             `mindswap verify` shows; if they had no effect, as the specification says, the peak would be",
+        f"             {format_bytes(plan.uncoupled_peak_bytes)}. --allow swap,recompute plans without them",
+    ]
+
+
+def _simulations(plan: Plan) -> str:
+    """How long was searched."""
+    number = f"{plan.num_evaluations} simulation{'s' if plan.num_evaluations != 1 else ''}"
+    return f"{number}, then interrupted" if plan.is_interrupted else number
+
+
+def _nothing_fits_lines(plan: Plan) -> list[str]:
+    needed, host = format_bytes(plan.smallest_budget_bytes), format_bytes(plan.host_bytes)
+    lines = [f"nothing fits; the least found needs {needed} per card, and {host} of the host memory of a node"]
+    if plan.lower_bound_ns is None:
+        lines.append(f"no policy can fit: every one needs {format_bytes(plan.least_budget_bytes)} or more per card")
+    lines += [f"found with {_simulations(plan)}", "    at its peak the memory of the card holds"]
+    lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]
+    fixes = [f"--memory {_round_up(plan.smallest_budget_bytes)}"] * (plan.smallest_budget_bytes > plan.budget_bytes)
+    fixes += [f"--host-memory {_round_up(plan.host_bytes)}"] * (plan.host_bytes > plan.host_budget_bytes)
+    return [*lines, f"    fix: {' '.join(fixes)}"]
 
 
 def plan_to_json(plan: Plan, device: str) -> dict:
@@ -65,6 +97,9 @@ def plan_to_json(plan: Plan, device: str) -> dict:
         "stage_static_bytes": list(plan.stage_static_bytes),
         "host_bytes_per_node": plan.host_bytes,
         "smallest_budget_bytes": plan.smallest_budget_bytes,
+        "least_budget_bytes": plan.least_budget_bytes,
+        "host_budget_bytes_per_node": plan.host_budget_bytes,
+        "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
         "holders": [{"name": name, "size_bytes": size} for name, size in plan.holders],
         "num_evaluations": plan.num_evaluations,
         "is_interrupted": plan.is_interrupted,

@@ -7,7 +7,7 @@ import pytest
 from mindswap.commands.stepping import load_step
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Objective, Problem
+from mindswap.plan.problem import Allow, Objective, Problem
 from mindswap.plan.result import Status
 from mindswap.plan.solvers.search import Stop
 
@@ -73,8 +73,8 @@ def test_what_nothing_fits_names_the_least_that_would(model, planner):
 @pytest.mark.parametrize("is_swap", [True, False])
 def test_what_is_not_allowed_is_not_done(model, free, is_swap):
     budget = free.peak_bytes * 4 // 5
-    options = {"allow_swap": is_swap, "allow_recompute": not is_swap}
-    plan = Planner(model, **options).plan(problem(model, budget, **options))
+    allow = Allow(is_swap, not is_swap)
+    plan = Planner(model, allow).plan(problem(model, budget, allow=allow))
     assert plan.fits
     assert bool(plan.policy.op_swap or plan.policy.layer_swap) == is_swap
     assert bool(plan.policy.select_recompute or plan.policy.layer_recompute) != is_swap

@@ -49,7 +49,8 @@ def plan_of(policy: Policy) -> Plan:
     return Plan(
         status=Status.FEASIBLE, policy=policy, step_time_ns=1_010_000_000, stage_peak_bytes=(2**34,),
         stage_static_bytes=(2**33,), host_bytes=0, budget_bytes=2**35, unconstrained_ns=10**9, lower_bound_ns=10**9,
-        smallest_budget_bytes=2**34, holders=(), compared=(), num_evaluations=1,
+        smallest_budget_bytes=2**34, least_budget_bytes=2**33, host_budget_bytes=2**40, holders=(), compared=(),
+        num_evaluations=1,
     )  # fmt: skip
 
 

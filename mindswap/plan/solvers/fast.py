@@ -9,7 +9,7 @@ import contextlib
 
 import numpy as np
 
-from mindswap.plan.solvers.fill import fill, recompute_order, swap_order
+from mindswap.plan.solvers.fill import fill, lossless_order, recompute_order, swap_order
 from mindswap.plan.solvers.improve import improve
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
@@ -47,10 +47,12 @@ class _Solver:
         self.search = search
         self.space = search.space
         self.figures = search.space.figures
-        self.swaps = swap_order(self.figures)
+        orders = [swap_order(self.figures), lossless_order(self.figures)]
+        self.orders = orders[:1] if orders[0] == orders[1] else orders
+        self.swaps = self.orders[0]
         self.upgrades = recompute_order(self.figures)
         self.effort_permille = effort_permille
-        self.starts: dict[float, np.ndarray] = {}  # the best choice with each load of the link
+        self.starts: dict[float, np.ndarray] = {}  # the best choice with each load of the link, in the order at hand
 
     def run(self) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
@@ -66,6 +68,18 @@ class _Solver:
         micro_batches = self.space.layout.num_micro_batches
         self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
+        starts: list[tuple[Score, int, float, np.ndarray]] = []
+        for number, order in enumerate(self.orders):
+            self.swaps = order
+            found = self._try_loads()
+            starts += [(score, number, load, self.starts[load]) for load, score in found.items()]
+        if self.deficit_bytes > 0:
+            self._squeeze()
+        starts.sort(key=lambda start: start[:3])
+        improve(self.search, self.forward_ns, [start[3] for start in starts[:NUM_STARTS]])
+
+    def _try_loads(self) -> dict[float, Score]:
+        """The best with each load of the link, and with some between the best ones."""
         found = {load: self._best_with(load) for load in LINK_LOADS if self._is_new_load(load)}
         for _ in range(NUM_REFINEMENTS):
             loads = sorted(found)
@@ -74,10 +88,7 @@ class _Solver:
             for near in loads[max(0, at - 1) : at] + loads[at + 1 : at + 2]:
                 load = (near + best) / 2
                 found[load] = self._best_with(load)
-        if self.deficit_bytes > 0:
-            self._squeeze()
-        others = sorted(found, key=lambda load: (found[load], load))[:NUM_STARTS]
-        improve(self.search, self.forward_ns, [self.starts[load] for load in others])
+        return found
 
     def _is_new_load(self, load: float) -> bool:
         """Whether there is as much to swap."""

@@ -68,6 +68,29 @@ def swap_order(figures: Figures) -> list[int]:
     return sorted(items, key=lambda item: (-price(item), -bytes_of[item, 0], item))
 
 
+def lossless_order(figures: Figures) -> list[int]:
+    """The same, but last those next to which cheap recompute has to be left out, as much as they would free."""
+    bytes_of = figures.freed_bytes.sum(axis=0)
+    ns_of = figures.recompute_ns.sum(axis=0)
+    conflicts: np.ndarray = figures.all_conflicts.any(axis=0)  # type: ignore[assignment]
+    order = swap_order(figures)
+
+    def lost_permille(item: int) -> int:
+        """Bytes that would cost less to recompute than those of the item, over those of the item."""
+        own = min((ns_of[item, way] / bytes_of[item, way] for way in _ways(bytes_of, item)), default=float("inf"))
+        lost = 0
+        for other in range(1, figures.num_items):
+            ways = [w for w in _ways(bytes_of, other) if conflicts[other, w, item]]
+            lost += max((bytes_of[other, w] for w in ways if ns_of[other, w] < own * bytes_of[other, w]), default=0)
+        return int(lost * 1000 // bytes_of[item, 0])
+
+    return sorted(order, key=lambda item: (lost_permille(item), order.index(item)))
+
+
+def _ways(bytes_of: np.ndarray, item: int) -> list[int]:
+    return [way for way in range(1, bytes_of.shape[1]) if bytes_of[item, way] > 0]
+
+
 def fill(
     figures: Figures,
     swaps: Sequence[int],
@@ -100,6 +123,8 @@ def fill(
             size = size - figures.freed_bytes[:, upgrade.item, upgrade.before]
         if upgrade.item == 0:
             size = size - figures.freed_by(choice).sum(axis=1)
+        else:  # where it would undo a swap, the swap stays
+            size = np.where(figures.undone_by(choice, upgrade.item, upgrade.way), 0, size)
         size = np.where((column == -upgrade.before) & (size > 0), size, 0)
         taken = (size > 0) & (np.cumsum(size) - size < recompute_bytes)
         if upgrade.item == 0:

@@ -1,0 +1,97 @@
+"""Swaps that take no effect by the specification: recomputed operators of the layer use what they move. Pure.
+
+Source:
+    Coupling rule 2 of "Fine-Grained Activations SWAP" of MindFormers: for an operator with SWAP enabled whose
+    output is used by an operator with recomputation enabled, SWAP does not take effect. MindSpore 2.9.0 inserts the
+    copies all the same.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.graph.uses import operator_uses
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["ALL_OPERATORS", "Uses", "find_uses", "idle_swaps", "without_idle_swaps"]
+
+# The name that covers every operator of a layer: it is recomputed whole.
+ALL_OPERATORS = ""
+
+# Operator path -> paths of the operators of the same layer that use its output.
+Uses = Mapping[str, frozenset[str]]
+
+
+def find_uses(model: StepModel) -> tuple[Uses, ...]:
+    """The uses in each compiled layer of a captured model."""
+    found: list[dict[str, frozenset[str]]] = [{} for _ in model.captured.trees]
+    for (layer, name), users in operator_uses(model.captured.graph, model.names).items():
+        found[layer][name] = frozenset(path for other, path in users if other == layer)
+    return tuple(found)
+
+
+def idle_swaps(uses: Uses, swapped: Iterable[str], recomputed: Sequence[str]) -> frozenset[str]:
+    """Swapped operators whose swap takes no effect.
+
+    Args:
+        uses: of the layer.
+        swapped: operator paths.
+        recomputed: cells and operators that are recomputed in the layer; `ALL_OPERATORS` for all.
+    """
+    return frozenset(name for name in swapped if any(_is_covered(user, recomputed) for user in uses.get(name, ())))
+
+
+def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -> Policy | None:
+    """What is left of a policy if swaps of what recomputed operators use take no effect.
+
+    Args:
+        model: the step.
+        uses: of each compiled layer.
+        policy: in layer indices.
+
+    Returns:
+        The policy with one entry for each operator and distance; None if it has no such swap.
+    """
+    left: dict[tuple[str, int], list[int]] = {}
+    num_idle = 0
+    for index, kind in enumerate(model.captured.sample.layer_map):
+        action = plan_layer(policy, index, model.captured.trees[kind])
+        recomputed = _recomputed(action)
+        swapped = {
+            path: distance
+            for path, distance in _swapped(action, model.captured.trees[kind]).items()
+            if not _is_covered(path, recomputed)
+        }
+        idle = idle_swaps(uses[kind], swapped, recomputed)
+        num_idle += len(idle)
+        for path in swapped.keys() - idle:
+            left.setdefault((path, swapped[path]), []).append(index)
+    if not num_idle:
+        return None
+    entries = tuple(OpSwap(exact_pattern(path), Layers(tuple(at)), p) for (path, p), at in sorted(left.items()))
+    return replace(policy, layer_swap=(), op_swap=entries)
+
+
+def _recomputed(action: LayerActions) -> tuple[str, ...]:
+    if action.is_fully_recomputed:
+        return (ALL_OPERATORS,)
+    return tuple(".".join(match.path) for match in action.recomputes)
+
+
+def _swapped(action: LayerActions, tree: CellNode) -> dict[str, int]:
+    """Operators that are swapped, with their distance; the last entry that names one decides."""
+    entries = [] if action.layer_prefetch is None else [(ALL_OPERATORS, action.layer_prefetch)]
+    entries += [(".".join(swap.match.path), swap.num_prefetch_ops) for swap in action.op_swaps]
+    found = {}
+    for path in (".".join(path) for path, node in tree.walk() if node.is_primitive):
+        for cell, distance in entries:
+            if _is_covered(path, (cell,)):
+                found[path] = distance
+    return found
+
+
+def _is_covered(path: str, cells: Iterable[str]) -> bool:
+    return any(cell == ALL_OPERATORS or path == cell or path.startswith(f"{cell}.") for cell in cells)
