@@ -25,7 +25,7 @@ from mindswap.plan.problem import Allow, Objective, Problem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
-from mindswap.plan.sweep import sweep_budgets
+from mindswap.plan.sweep import bound_curve, sweep_budgets
 from mindswap.plan.write import compact_policy
 from mindswap.report.plan_text import format_plan, plan_to_json
 
@@ -205,6 +205,7 @@ def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, probl
             title="Step time against peak memory",
             caption=loaded.device.title,
             budget_bytes=loaded.device.usable_memory_bytes,
+            bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
     print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, loaded.device.title))
     return 0

@@ -25,7 +25,7 @@ __all__ = ["Planner", "make_plan"]
 NUM_REPAIRS = 5
 LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
-COUPLING_PERMILLE = 10
+COUPLING_PERMILLE = 5
 # Part of the simulations that is spent on a plan without them, before one with them is looked for.
 PROBE_PERMILLE = 400
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
@@ -86,12 +86,12 @@ class Planner:
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
         keep = judged["keep all"]
         bound_ns = self._bound_ns(problem, keep)
-        found, num_evaluations = self._search(problem, solver, progress, keep, bound_ns)
-        # The plan is replayed in full; others only where they may be better.
-        policy, best = found, evaluate(problem, found)
-        rivals = sorted((name for name in judged if self._is_allowed(policies[name])), key=lambda n: _rank(judged[n]))
-        for name in rivals[:1]:
-            if _rank(judged[name])[:2] < _rank(evaluate_short(problem, found, self.shorts))[:2]:
+        policy, best, num_evaluations = self._search(problem, solver, progress, keep, bound_ns)
+        # Those that may be better are replayed in full, as the plan was.
+        for name in sorted(judged, key=lambda name: _rank(judged[name])):
+            if _rank(judged[name])[:2] >= _rank(best)[:2]:
+                break
+            if self._is_allowed(policies[name]):
                 replayed = evaluate(problem, policies[name])
                 if _rank(replayed)[:2] < _rank(best)[:2]:
                     policy, best = policies[name], replayed
@@ -127,25 +127,34 @@ class Planner:
 
     def _search(
         self, problem: Problem, solver: str, progress: "_Interruptible", keep: Evaluation, bound_ns: int | None
-    ) -> tuple[Policy, int]:
-        """The best policy by coupling rule 2, or one that breaks it where that gains much; simulations made."""
-        if not problem.allow.coupled:
-            return self._solve(problem, self.catalog, solver, progress)
-        found: list[tuple[tuple[bool, int, int], Policy]] = []
+    ) -> tuple[Policy, Evaluation, int]:
+        """The best policy by coupling rule 2, or one that breaks it where that gains much; replayed; simulations made.
+
+        Both are replayed in full: a short step does not show copies that fall behind from one micro-batch to the next.
+        """
+        found: list[tuple[Policy, Evaluation]] = []
         num_evaluations = 0
+
+        def solve(problem: Problem, catalog: Catalog, effort_permille: int) -> None:
+            nonlocal num_evaluations
+            policy, more = self._solve(problem, catalog, solver, progress, effort_permille)
+            found.append((policy, evaluate(problem, policy)))
+            num_evaluations += more
+
         strict = replace(problem, allow=replace(problem.allow, coupled=False))
         strict_bound_ns = self._bound_ns(strict, keep)
-        if bound_ns is not None and strict_bound_ns is not None:
+        if not problem.allow.coupled:
+            solve(problem, self.catalog, 1000)
+        elif bound_ns is None or strict_bound_ns is None:
+            solve(problem, self.catalog.coupled(), 1000)
+        else:
             good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
-            if strict_bound_ns <= good_ns:
-                policy, num_evaluations = self._solve(strict, self.catalog, solver, progress, PROBE_PERMILLE)
-                judged = evaluate_short(problem, policy, self.shorts)
-                if progress.is_stopped or (judged.fits and judged.step_time_ns <= good_ns):
-                    return policy, num_evaluations
-                found.append((_rank(judged), policy))
-        policy, more = self._solve(problem, self.catalog.coupled(), solver, progress)
-        found.append((_rank(evaluate_short(problem, policy, self.shorts)), policy))
-        return min(found, key=lambda one: one[0])[1], num_evaluations + more
+            if 2 * strict_bound_ns <= bound_ns + good_ns:  # no search comes all the way down to its bound
+                solve(strict, self.catalog, PROBE_PERMILLE)
+            if not found or not (progress.is_stopped or (found[0][1].fits and found[0][1].step_time_ns <= good_ns)):
+                solve(problem, self.catalog.coupled(), 1000)
+        policy, best = min(found, key=lambda entry: _rank(entry[1]))
+        return policy, best, num_evaluations
 
     def _strategies(self, problem: Problem):
         for name in QUICK_STRATEGIES:
@@ -165,7 +174,7 @@ class Planner:
         """The policy of all stages together; a stage that turns out over its budget is solved again with less."""
         num_stages = self.model.layout.num_stages
         budgets = [problem.budget_bytes - static.total_bytes for static in self.model.static]
-        effort = effort_permille if num_stages == 1 else effort_permille * 2 // min(num_stages, 10)
+        effort = effort_permille if num_stages == 1 else effort_permille * 4 // (num_stages + 2)
         choices: list[tuple[tuple[int, ...], np.ndarray]] = [((), np.empty((0, 0)))] * num_stages
         todo = list(range(num_stages))
         has_plan = [False] * num_stages
@@ -173,7 +182,10 @@ class Planner:
         for attempt in range(NUM_REPAIRS):
             for stage in todo:
                 space = StepSpace(self.model, catalog, stage, budgets[stage], problem.host_bytes_per_card)
-                search = SOLVERS[solver](space, progress, effort)
+                # Stages are alike; the one before has more micro-batches in flight, so what fits there fits here.
+                before = [choices[stage - 1][1]] if stage and has_plan[stage - 1] else []
+                starts = [choice for choice in before if len(choice) == len(space.layers)]
+                search = SOLVERS[solver](space, progress, effort, starts)
                 num_evaluations += search.num_evaluations
                 assert search.best is not None
                 choices[stage] = (tuple(space.layers), search.best)

@@ -1,15 +1,19 @@
-"""Plans for many budgets: the curve of step time against memory."""
+"""Plans for many budgets: the curve of step time against memory, and where no policy can be."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import replace
 
+from mindswap.plan.bound import least_step_ns
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
 
-__all__ = ["sweep_budgets"]
+__all__ = ["bound_curve", "sweep_budgets"]
 
 NUM_BUDGETS = 12
+NUM_BOUNDS = 48
 
 
 def sweep_budgets(
@@ -21,21 +25,68 @@ def sweep_budgets(
         planner: of the model.
         problem: all but the budget counts.
         progress: called after each simulation; may raise `Stop`, and the plans so far are given.
-        num_budgets: how many to try, evenly spread.
+        num_budgets: plans to make, most where the step time changes most with memory; some more where a common
+            setting would lie below the curve.
     """
     least = planner.plan(replace(problem, budget_bytes=0), progress=progress)
-    low = least.smallest_budget_bytes
-    high = max(one.peak_bytes for one in least.compared if one.name == "keep all")
-    plans = []
-    for step in range(num_budgets):
-        budget = low + (high - low) * step // (num_budgets - 1)
+    plans: list[tuple[int, Plan]] = []
+    for budget in _budgets(plans, least, num_budgets):
         plan = planner.plan(replace(problem, budget_bytes=budget), progress=progress)
         if plan.fits:
-            plans.append(plan)
+            plans.append((budget, plan))
         if plan.is_interrupted:
             break
     front: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_time_ns)):
+    for _, plan in sorted(plans, key=lambda entry: (entry[1].peak_bytes, entry[1].step_time_ns)):
         if not front or plan.step_time_ns < front[-1].step_time_ns:
             front.append(plan)
     return front or [least]
+
+
+def bound_curve(planner: Planner, problem: Problem, plans: list[Plan]) -> list[tuple[int, int]]:
+    """Budgets from the least with which any policy could do to that of keeping everything, and the bounds for them.
+
+    Args:
+        planner: of the model.
+        problem: all but the budget counts.
+        plans: at least one, for the same problem.
+
+    Returns:
+        (bytes, least step time in ns), least memory first.
+    """
+    low, high = plans[0].least_budget_bytes, _keep_bytes(plans[0])
+    found = []
+    for step in range(NUM_BOUNDS):
+        budget = low + (high - low) * step**2 // (NUM_BOUNDS - 1) ** 2  # it is steepest at the low end
+        bound_ns = least_step_ns(planner.facts, budget, problem.host_bytes_per_card, problem.allow)
+        if bound_ns is not None:
+            found.append((budget, max(bound_ns, plans[0].unconstrained_ns)))
+    return found
+
+
+def _budgets(plans: list[tuple[int, Plan]], least: Plan, num_budgets: int) -> Iterator[int]:
+    """Both ends, then the middle of the gap in which most is open; `plans` grows meanwhile."""
+    yield least.smallest_budget_bytes
+    yield _keep_bytes(least)
+    for _ in range(num_budgets - 2):
+        gaps = list(_gaps(plans))
+        if not gaps:
+            break
+        _, low, high = max(gaps)
+        yield (low + high) // 2
+    for one in least.compared:
+        if all(plan.peak_bytes > one.peak_bytes or plan.step_time_ns > one.step_time_ns for _, plan in plans):
+            yield one.peak_bytes
+
+
+def _gaps(plans: list[tuple[int, Plan]]) -> Iterator[tuple[float, int, int]]:
+    """Memory between plans that are neighbours, and what it is worth at most: memory times ratio of step times."""
+    known = sorted(plans, key=lambda entry: entry[0])
+    for (low, before), (_, after) in zip(known, known[1:], strict=False):
+        high = after.peak_bytes
+        if high - low > 1 and after.step_time_ns < before.step_time_ns:
+            yield (high - low) * math.log(before.step_time_ns / after.step_time_ns), low, high
+
+
+def _keep_bytes(plan: Plan) -> int:
+    return next(one.peak_bytes for one in plan.compared if one.name == "keep all")

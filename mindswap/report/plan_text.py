@@ -114,10 +114,10 @@ def plan_to_json(plan: Plan, device: str) -> dict:
 def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
     """The curve as a table, least memory first."""
     rows = [
-        (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _how(plan))
+        (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _gap(plan), _how(plan))
         for plan in plans
     ]
-    head = ("peak memory", "step time", "against keep all", "swap entries, recompute entries")
+    head = ("peak memory", "step time", "against keep all", "above the bound", "swap entries, recompute entries")
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
 
@@ -129,6 +129,8 @@ def sweep_to_json(plans: Sequence[Plan]) -> list[dict]:
             "peak_bytes": plan.peak_bytes,
             "step_time_ns": plan.step_time_ns,
             "slowdown": plan.slowdown,
+            "lower_bound_ns": plan.lower_bound_ns,
+            "uncoupled_peak_bytes": plan.uncoupled_peak_bytes,
             **plan.policy.to_config(),
         }
         for plan in plans
@@ -159,6 +161,10 @@ def _policy_lines(plan: Plan) -> list[str]:
     if policy.layer_recompute:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
+
+
+def _gap(plan: Plan) -> str:
+    return _percent(plan.gap) if plan.gap is not None else ""
 
 
 def _how(plan: Plan) -> str:

@@ -1,13 +1,17 @@
 """`mindswap plan`: exit codes, text, what it writes; plans themselves are in tests/plan/test_planner.py."""
 
 import json
+import re
 import shutil
+import struct
+from html import unescape
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from mindswap import cli
+from mindswap.units import format_bytes, format_time
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -33,9 +37,26 @@ def test_help_ends_with_examples(plan):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--allow", "offload"), "--allow offload: write swap, recompute, or swap,recompute"),
-        (("--sweep", "--in-place"), "--sweep makes many plans: choose one with --memory to write it"),
+        (("--allow", "offload"), "--allow offload: write swap, recompute, swap,recompute or swap,recompute,coupled"),
+        (("--allow", ""), "--allow : write swap, recompute"),
+        (("--allow", "swap,coupled"), "--allow swap,coupled: write swap, recompute"),
         (("--objective", "speed"), "invalid choice: 'speed'"),
+        (("-o", "x.yaml", "--in-place"), "not allowed with argument"),
+        (("-o", CONFIG), f"already there: {CONFIG}"),
+        *(
+            ((option, "no_folder/x"), "cannot write no_folder/x: there is no folder no_folder")
+            for option in ("-o", "--html", "--plot")
+        ),
+        *(
+            (("--sweep", *words), f"--sweep makes many plans: choose one with --memory for {' '.join(words[:length])}")
+            for words, length in [
+                (("--in-place",), 1),
+                (("-o", "x.yaml"), 1),
+                (("--html", "x.html"), 1),
+                (("--explain",), 1),
+                (("--objective", "memory"), 2),
+            ]
+        ),
     ],
 )
 def test_wrong_options_are_refused_before_anything_is_compiled(plan, options, message):
@@ -47,12 +68,35 @@ def test_wrong_options_are_refused_before_anything_is_compiled(plan, options, me
 @pytest.mark.mindspore
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(("--device", "tpu"), "tpu"), (("--memory", "4.6"), "write a number with its unit")],
+    [
+        (("--device", "gpu"), "device 'gpu': no such device; did you mean cpu?\n    known: a3_die, atlas_800t_a2"),
+        (("--device", "no.yaml"), "no.yaml: the file does not exist"),
+        (("--memory", "4.6"), "write a number with its unit"),
+        (("--memory", "65GiB"), "more than the"),
+        (("--host-memory", "much"), "write a number with its unit"),
+    ],
 )
 def test_wrong_devices_and_figures_are_refused(plan, options, message):
     code, out, error = plan(CONFIG, *options)
     assert (code, out) == (1, "")
     assert message in error
+
+
+def test_a_read_only_configuration_stays(plan, tmp_path):
+    path = tmp_path / "x.yaml"
+    shutil.copy(CONFIG, path)
+    path.chmod(0o444)
+    code, _, error = plan(path, "--in-place")
+    assert (code, error.partition("\n")[0]) == (1, f"mindswap: error: --in-place: {path} is read-only")
+    assert path.read_text() == CONFIG.read_text()
+
+
+def test_a_device_without_figures_is_refused(plan, tmp_path):
+    (tmp_path / "x.yaml").write_text("name: x\n")
+    code, out, error = plan(CONFIG, "--device", tmp_path / "x.yaml")
+    assert (code, out) == (1, "")
+    assert error.startswith(f"mindswap: error: {tmp_path / 'x.yaml'}:1:1: ")
+    assert "missing: memory" in error
 
 
 @pytest.mark.mindspore
@@ -84,12 +128,61 @@ def test_in_place_and_json(plan, tmp_path):
 
 @pytest.mark.mindspore
 def test_a_budget_below_the_parameters_says_what_would_do(plan, tmp_path):
-    target = tmp_path / "planned.yaml"
-    code, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "1MiB", "-o", target)
+    files = [tmp_path / name for name in ("planned.yaml", "page.html", "picture.png")]
+    options = (CONFIG, "--device", "cpu", "-o", files[0], "--html", files[1], "--plot", files[2])
+    code, out, _ = plan(*options, "--memory", "1MiB")
     assert code == 1
     assert "nothing fits; the least found needs" in out
     assert "parameters, gradients, optimizer" in out
-    assert not target.exists()
+    assert not any(path.exists() for path in files)
+    enough = out.partition("fix: --memory ")[2].split()[0]
+    assert plan(*options, "--memory", enough)[0] == 0
+
+
+@pytest.mark.mindspore
+def test_json_says_that_nothing_fits(plan):
+    code, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "1MiB", "--json")
+    data = json.loads(out)
+    assert (code, data["status"]) == (1, "infeasible")
+    assert data["smallest_budget_bytes"] > data["budget_bytes"] == 2**20
+    assert data["holders"][0]["name"] == "parameters, gradients, optimizer"
+
+
+@pytest.mark.mindspore
+def test_json_explains_too(plan):
+    _, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "6MiB", "--json", "--explain")
+    assert any(line.startswith("keep ") for line in json.loads(out)["explanation"])
+
+
+@pytest.mark.mindspore
+def test_page_and_picture_show_the_plan(plan, tmp_path):
+    """The page stands alone; both replace what is there, as those of `simulate` do."""
+    page, picture = tmp_path / "page.html", tmp_path / "picture.png"
+    page.write_text("old")
+    picture.write_text("old")
+    options = ("--device", "cpu", "--memory", "6MiB", "--html", page, "--plot", picture)
+    _, out, _ = plan(CONFIG, *options, "--json")
+    data = json.loads(out)
+    html = page.read_text("utf-8")
+    assert "case3_op_swap, planned" in html and "simulated" in html
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", html)
+    shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+    for figure in (format_time(data["step_time_ns"]), format_bytes(data["peak_bytes"])):
+        assert figure in shown
+    copied = re.search(r"([\d.]+ [KM]iB) pinned per card", shown)
+    assert copied and copied[1] == format_bytes(data["host_bytes_per_node"])  # one card per node
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert 1200 < width < 2400 and 600 < height < 1600
+
+
+@pytest.mark.mindspore
+def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
+    target = tmp_path / "planned.yaml"
+    code, out, error = plan(CONFIG, "--device", "cpu", "--memory", "6MiB", "-o", target, "--plot", tmp_path / "x.xyz")
+    assert (code, target.exists()) == (1, True)
+    assert "this plan" in out
+    assert "Format 'xyz' is not supported" in error
 
 
 @pytest.mark.mindspore

@@ -81,7 +81,7 @@ def test_a_swap_has_no_effect_where_what_reads_it_runs_again():
     known = facts(window_ns=PLENTY, flow=Flow(**{**vars(FLOW), "outputs": frozenset({0})}))
     assert bound(known, 0, COUPLED) == 1000  # both are swapped
     assert bound(known, 0, COUPLED, host_bytes=200) == 1040
-    assert bound(known, 0, Allow(), host_bytes=200) is None
+    assert bound(known, 0, Allow(coupled=False), host_bytes=200) is None
 
 
 def test_what_runs_again_needs_what_it_reads():

@@ -1,6 +1,8 @@
-"""Solvers with one signature: (space, progress, effort_permille) -> Search."""
+"""Solvers with one signature: (space, progress, effort_permille, starts) -> Search."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
 
 from mindswap.plan.solvers import exact, fast
 from mindswap.plan.solvers.search import Progress, Search
@@ -8,7 +10,7 @@ from mindswap.plan.space import Space
 
 __all__ = ["SOLVERS", "Solver"]
 
-Solver = Callable[[Space, Progress, int], Search]
+Solver = Callable[[Space, Progress, int, Sequence[np.ndarray]], Search]
 
 SOLVERS: Mapping[str, Solver] = {
     "fast": fast.solve,

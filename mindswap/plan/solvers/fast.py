@@ -6,6 +6,7 @@ the best of these is then changed in many small ways. Every figure that decides 
 """
 
 import contextlib
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,23 +23,27 @@ MAX_OPERATORS = 1_500_000
 MAX_EVALUATIONS = 3000
 # Time on the link per micro-batch that is tried, as parts of the time of forward.
 LINK_LOADS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0, 4.0)
-NUM_REFINEMENTS = 4
 NUM_CORRECTIONS = 5
+# With less effort than this every second load is tried.
+QUICK_PERMILLE = 500
 # Loads of the link from whose best choice the improvement starts.
 NUM_STARTS = 4
 
 
-def solve(space: Space, progress: Progress = lambda: None, effort_permille: int = 1000) -> Search:
+def solve(
+    space: Space, progress: Progress = lambda: None, effort_permille: int = 1000, starts: Sequence[np.ndarray] = ()
+) -> Search:
     """The best choice that is found; the same for the same space.
 
     Args:
         space: what to choose from.
         progress: called after each simulation; may raise `Stop`.
         effort_permille: simulations to make, in thousandths of the usual number.
+        starts: choices that were good for a space much like this one; if one fits, only they are improved.
     """
     search = Search(space, MAX_EVALUATIONS, progress)
     with contextlib.suppress(Stop):
-        _Solver(search, effort_permille).run()
+        _Solver(search, effort_permille).run(starts)
     return search
 
 
@@ -49,12 +54,13 @@ class _Solver:
         self.figures = search.space.figures
         orders = [swap_order(self.figures), lossless_order(self.figures)]
         self.orders = orders[:1] if orders[0] == orders[1] else orders
+        self.loads = LINK_LOADS[::2] if effort_permille < QUICK_PERMILLE else LINK_LOADS
         self.swaps = self.orders[0]
         self.upgrades = recompute_order(self.figures)
         self.effort_permille = effort_permille
         self.starts: dict[float, np.ndarray] = {}  # the best choice with each load of the link, in the order at hand
 
-    def run(self) -> None:
+    def run(self, given: Sequence[np.ndarray]) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
         keep = np.zeros(shape, np.int64)
         score, timeline = self.search.run(keep)
@@ -68,6 +74,9 @@ class _Solver:
         micro_batches = self.space.layout.num_micro_batches
         self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
+        if any(self.search.score(choice).fits for choice in given):
+            improve(self.search, self.forward_ns)
+            return
         starts: list[tuple[Score, int, float, np.ndarray]] = []
         for number, order in enumerate(self.orders):
             self.swaps = order
@@ -80,8 +89,8 @@ class _Solver:
 
     def _try_loads(self) -> dict[float, Score]:
         """The best with each load of the link, and with some between the best ones."""
-        found = {load: self._best_with(load) for load in LINK_LOADS if self._is_new_load(load)}
-        for _ in range(NUM_REFINEMENTS):
+        found = {load: self._best_with(load) for load in self.loads if self._is_new_load(load)}
+        for _ in range(len(self.loads) // 3):
             loads = sorted(found)
             best = min(loads, key=lambda load: (found[load], load))
             at = loads.index(best)

@@ -1,0 +1,102 @@
+"""From a plan to a training of the small model on CPU: planned, checked, verified, simulated, trained."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from mindswap.commands.stepping import load_step
+from mindswap.graph.storage import Fate
+from mindswap.plan.explain import saved_by_label
+from tests.adapters.conftest import data  # noqa: F401 a fixture
+from tests.adapters.training import SMALL, train, write_config
+
+pytestmark = pytest.mark.mindspore
+
+NUM_STEPS = 4
+EDITS = {
+    **SMALL,
+    "model.model_config.num_layers": 4,
+    "train_dataset.data_loader.num_samples": 2 * NUM_STEPS,
+    "callbacks": [{"type": "MFLossMonitor", "per_print_times": 1}],
+    "swap_config": {"swap": False},
+    "recompute_config": {"recompute": False},
+}
+# Neither recompute nor the host takes what has to go: all that is swapped comes to 3.25 MiB.
+LIMITS = ("--device", "cpu", "--memory", "5.2MiB", "--host-memory", "1.6MiB")
+# No swap of what recomputed operators use: `check` would warn of it.
+BY_THE_SPECIFICATION = ("--allow", "swap,recompute")
+
+
+def mindswap(*words) -> subprocess.CompletedProcess:
+    command = [sys.executable, "-m", "mindswap", *map(str, words)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    """The configuration without swap and recompute."""
+    return write_config(tmp_path_factory.mktemp("plain"), EDITS)
+
+
+@pytest.fixture(scope="module")
+def planned(plain, tmp_path_factory):
+    """What the plan says, and the file that it wrote."""
+    target = tmp_path_factory.mktemp("planned") / "planned.yaml"
+    run = mindswap("plan", plain, *LIMITS, *BY_THE_SPECIFICATION, "-o", target, "--json")
+    assert run.returncode == 0, run.stderr
+    return json.loads(run.stdout), target
+
+
+def test_it_takes_swap_and_recompute_to_fit_and_be_fast(plain, planned):
+    plan, _ = planned
+    assert plan["peak_bytes"] <= 5.2 * 2**20 and plan["host_bytes_per_node"] <= 1.6 * 2**20
+    swap, recompute = plan["swap_config"], plan["recompute_config"]
+    assert swap.get("op_swap") or swap.get("layer_swap")
+    assert recompute.get("recompute") or recompute.get("select_recompute")
+    swap_only = mindswap("plan", plain, *LIMITS, "--allow", "swap", "--json")
+    assert (swap_only.returncode, json.loads(swap_only.stdout)["status"]) == (1, "infeasible")
+    recompute_only = mindswap("plan", plain, *LIMITS, "--allow", "recompute", "--json")
+    assert json.loads(recompute_only.stdout)["step_time_ns"] > plan["step_time_ns"]
+
+
+def test_check_has_nothing_to_say(planned):
+    """But that a CPU offloads nothing."""
+    run = mindswap("check", "--json", planned[1])
+    assert run.returncode == 0
+    assert {problem["rule"] for problem in json.loads(run.stdout)["problems"]} == {"device-target"}
+
+
+def test_the_compiled_graph_does_it_to_the_byte(planned):
+    """Every layer keeps and copies what the simulator has in it; at the turn all copies are on the host."""
+    plan, target = planned
+    run = mindswap("verify", "--json", target)
+    report = json.loads(run.stdout)
+    assert (run.returncode, report["ok"]) == (0, True)
+    loaded = load_step(str(target))
+    copies = loaded.model.program(loaded.policy).copies
+    compiled = [(layer["swapped_bytes"], layer["kept_bytes"], layer["wasted_bytes"] > 0) for layer in report["layers"]]
+    predicted = []
+    for layer, block in enumerate(loaded.model.blocks(loaded.policy)[1:-1]):
+        kept, wasted = (sum(saved_by_label(block, fate).values()) for fate in (Fate.KEPT, Fate.WASTED))
+        predicted.append((copies.size_bytes[copies.layer == layer].sum(), kept + wasted, wasted > 0))
+    assert compiled == predicted
+    assert sum(swapped for swapped, _, _ in compiled) == plan["host_bytes_per_node"]
+
+
+def test_simulate_says_of_the_file_what_the_plan_said(planned):
+    plan, target = planned
+    run = json.loads(mindswap("simulate", "--json", target, *LIMITS).stdout)
+    assert (run["step_time_ns"], run["peak_bytes"]) == (plan["step_time_ns"], plan["peak_bytes"])
+
+
+def test_it_trains_to_the_same_losses(plain, planned, data, tmp_path):  # noqa: F811
+    under_plan = train(tmp_path / "planned", planned[1], data)
+    without = train(tmp_path / "plain", plain, data)
+    assert (under_plan.exit_code, without.exit_code) == (0, 0), under_plan.log[-3000:]
+    kinds = {line.partition(" at layer")[0] for line in under_plan.set_lines}
+    assert any("swap" in kind for kind in kinds) and any("recompute" in kind for kind in kinds)
+    assert without.set_lines == []
+    assert len(without.losses) == NUM_STEPS
+    assert under_plan.losses == without.losses
