@@ -208,7 +208,7 @@ def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, probl
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
     print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, loaded.device.title))
-    return 0
+    return 0 if plans[0].fits else 1
 
 
 class _Bar:

@@ -5,7 +5,7 @@ are reshaped and cast by each of them). Without these tags the compiler computes
 of them.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
@@ -35,16 +35,17 @@ def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] 
         parameter_of.setdefault(name_of.get(saved.forward_name, saved.forward_name), saved.backward_name)
     for saved in graph.saved:
         name_of[saved.backward_name] = parameter_of[name_of.get(saved.forward_name, saved.forward_name)]
-    backward = tuple(
-        replace(
-            node,
-            inputs=tuple(name_of.get(name, name) for name in node.inputs),
-            origin=name_of.get(node.origin, node.origin),
-        )
-        for node in graph.backward
-    )
+    backward = tuple(_renamed(node, name_of) for node in graph.backward)
     saved_values = tuple(Saved(forward_name, backward_name) for forward_name, backward_name in parameter_of.items())
     return replace(graph, forward=forward, backward=backward, saved=saved_values)
+
+
+def _renamed(node: Node, name_of: Mapping[str, str]) -> Node:
+    """An operator of backward that reads what is left; itself where it does already."""
+    if node.origin not in name_of and name_of.keys().isdisjoint(node.inputs):
+        return node
+    inputs = tuple(name_of.get(name, name) for name in node.inputs)
+    return replace(node, inputs=inputs, origin=name_of.get(node.origin, node.origin))
 
 
 def _merge_forward(

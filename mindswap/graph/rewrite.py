@@ -210,10 +210,11 @@ class _Rewriter:
             inputs = [
                 self._fetch(forward_names[n], self._reader(n, node)) if n in forward_names else n for n in node.inputs
             ]
-            self.backward.append(replace(node, inputs=tuple(inputs)))
+            self.backward.append(node if node.inputs == tuple(inputs) else replace(node, inputs=tuple(inputs)))
         forward: list[Node] = []
         for node in self.graph.forward:
-            forward.append(replace(node, is_recomputed=node.name in self.recomputed))
+            is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
+            forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
             if node.name in self.copies_out:
                 forward.append(self.copies_out[node.name])
         return replace(

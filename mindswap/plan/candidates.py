@@ -105,8 +105,8 @@ class _Walker:
     def _can_swap(self, keepers: list[Node]) -> bool:
         """Whether each has a name, in the cell where the compiler has it.
 
-        Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second;
-        `mindswap verify`, which sees places, would not know the copy of it again.
+        Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second.
+        `mindswap verify` finds it by the places that it may have; plans do without.
         """
         return bool(self._paths(keepers)) and all(
             any(name.rpartition(".")[0] == node.cell_path for name in self.names(node).split("|")) for node in keepers

@@ -58,7 +58,7 @@ class Planner:
 
     Args:
         model: the step.
-        allow: what plans may do.
+        allow: whether plans may swap and recompute.
         known: trees of all layers in which operators must be; None takes those of the model.
     """
 
@@ -70,7 +70,6 @@ class Planner:
     ):
         self.model = model
         self.catalog = collect_items(model, allow, known)
-        self.allow = allow
         self.shorts = short_model(model)
         self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
 
@@ -91,7 +90,7 @@ class Planner:
         for name in sorted(judged, key=lambda name: _rank(judged[name])):
             if _rank(judged[name])[:2] >= _rank(best)[:2]:
                 break
-            if self._is_allowed(policies[name]):
+            if self._is_allowed(problem.allow, policies[name]):
                 replayed = evaluate(problem, policies[name])
                 if _rank(replayed)[:2] < _rank(best)[:2]:
                     policy, best = policies[name], replayed
@@ -135,41 +134,46 @@ class Planner:
         found: list[tuple[Policy, Evaluation]] = []
         num_evaluations = 0
 
-        def solve(problem: Problem, catalog: Catalog, effort_permille: int) -> None:
+        def solve(catalog: Catalog, effort_permille: int) -> None:
             nonlocal num_evaluations
             policy, more = self._solve(problem, catalog, solver, progress, effort_permille)
             found.append((policy, evaluate(problem, policy)))
             num_evaluations += more
 
-        strict = replace(problem, allow=replace(problem.allow, coupled=False))
-        strict_bound_ns = self._bound_ns(strict, keep)
         if not problem.allow.coupled:
-            solve(problem, self.catalog, 1000)
-        elif bound_ns is None or strict_bound_ns is None:
-            solve(problem, self.catalog.coupled(), 1000)
-        else:
-            good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
-            if 2 * strict_bound_ns <= bound_ns + good_ns:  # no search comes all the way down to its bound
-                solve(strict, self.catalog, PROBE_PERMILLE)
-            if not found or not (progress.is_stopped or (found[0][1].fits and found[0][1].step_time_ns <= good_ns)):
-                solve(problem, self.catalog.coupled(), 1000)
-        policy, best = min(found, key=lambda entry: _rank(entry[1]))
-        return policy, best, num_evaluations
+            solve(self.catalog, 1000)
+            return *found[0], num_evaluations
+        strict_bound_ns = self._bound_ns(replace(problem, allow=replace(problem.allow, coupled=False)), keep)
+        good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
+        # No search comes all the way down to its bound.
+        if bound_ns is not None and strict_bound_ns is not None and 2 * strict_bound_ns <= bound_ns + good_ns:
+            solve(self.catalog, PROBE_PERMILLE)
+            if progress.is_stopped or (found[0][1].fits and found[0][1].step_time_ns <= good_ns):
+                return *found[0], num_evaluations
+        solve(self.catalog.coupled(), 1000)
+        return *min(found, key=lambda entry: self._preference(*entry)), num_evaluations
+
+    def _preference(self, policy: Policy, judged: Evaluation) -> tuple[bool, int, int]:
+        """Less is better: `_rank`, where swaps that rule 2 leaves without effect have to gain more than a little."""
+        is_over, time_or_peak, other = _rank(judged)
+        if judged.fits and without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
+            time_or_peak += time_or_peak * COUPLING_PERMILLE // 1000
+        return is_over, time_or_peak, other
 
     def _strategies(self, problem: Problem):
         for name in QUICK_STRATEGIES:
             yield name, STRATEGIES[name](self.model, problem.budget_bytes)
 
-    def _is_allowed(self, policy: Policy) -> bool:
-        """Whether plans may do what the policy does."""
+    def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
+        """Whether a plan may be the policy of a common setting, which follows coupling rule 2 in any case."""
         swaps = bool(policy.op_swap or policy.layer_swap)
         again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
-        if (swaps and not self.allow.swap) or (again and not self.allow.recompute):
+        if (swaps and not allow.swap) or (again and not allow.recompute):
             return False
-        return self.allow.coupled or without_idle_swaps(self.model, self.catalog.uses, policy) is None
+        return without_idle_swaps(self.model, self.catalog.uses, policy) is None
 
     def _solve(
-        self, problem: Problem, catalog: Catalog, solver: str, progress: "_Interruptible", effort_permille: int = 1000
+        self, problem: Problem, catalog: Catalog, solver: str, progress: "_Interruptible", effort_permille: int
     ) -> tuple[Policy, int]:
         """The policy of all stages together; a stage that turns out over its budget is solved again with less."""
         num_stages = self.model.layout.num_stages
@@ -184,7 +188,7 @@ class Planner:
                 space = StepSpace(self.model, catalog, stage, budgets[stage], problem.host_bytes_per_card)
                 # Stages are alike; the one before has more micro-batches in flight, so what fits there fits here.
                 before = [choices[stage - 1][1]] if stage and has_plan[stage - 1] else []
-                starts = [choice for choice in before if len(choice) == len(space.layers)]
+                starts = [choice for choice in before if space.figures.has(choice)]
                 search = SOLVERS[solver](space, progress, effort, starts)
                 num_evaluations += search.num_evaluations
                 assert search.best is not None
@@ -214,7 +218,12 @@ class Planner:
             middle = (low + high) // 2
             plan = self._plan(replace(problem, objective=Objective.TIME, budget_bytes=middle), solver, progress)
             if plan.fits and plan.step_time_ns <= limit_ns:
-                best = replace(plan, budget_bytes=problem.budget_bytes, compared=best.compared)
+                best = replace(
+                    plan,
+                    budget_bytes=problem.budget_bytes,
+                    lower_bound_ns=best.lower_bound_ns,
+                    compared=best.compared,
+                )
                 high = plan.peak_bytes
             else:
                 low = middle

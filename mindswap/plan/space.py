@@ -34,7 +34,7 @@ class Figures:
         copy_ns: int64, shape (num_layers, num_items): time on the link, the slower direction.
         num_in_flight: micro-batches whose activations are there at the peak.
         conflicts: bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item
-            in a way, swap of the second takes no effect; or a shape that broadcasts to this.
+            in a way, swap of the second takes no effect; False at way 0. Or a shape that broadcasts to this.
     """
 
     freed_bytes: np.ndarray
@@ -57,6 +57,13 @@ class Figures:
         """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
         freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
         return np.where((choice == KEEP) | self.idle(choice), 0, freed)
+
+    def has(self, choice: np.ndarray) -> bool:
+        """Whether every decision of a choice can be made here."""
+        if choice.shape != self.copy_ns.shape:
+            return False
+        freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+        return bool((freed[choice != KEEP] > 0).all())
 
     def idle(self, choice: np.ndarray) -> np.ndarray:
         """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""

@@ -37,8 +37,7 @@ class Catalog:
         kinds: compiled layer that stands for each layer of the model.
         items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
         freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them.
-        uses: operators that use each other's output in each compiled layer; empty where swaps beside recompute are
-            allowed.
+        uses: for each compiled layer, which operators use whose output; empty after `coupled`.
     """
 
     kinds: tuple[int, ...]
@@ -168,7 +167,7 @@ class _Rows:
         return _recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
 
     def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
-        """The same as cells and operators."""
+        """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
         found = np.flatnonzero(row < KEEP).tolist()
         named = [_recomputed_names(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
         return tuple(dict.fromkeys(name for names in named for name in names))

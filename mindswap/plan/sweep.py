@@ -68,24 +68,26 @@ def _budgets(plans: list[tuple[int, Plan]], least: Plan, num_budgets: int) -> It
     """Both ends, then the middle of the gap in which most is open; `plans` grows meanwhile."""
     yield least.smallest_budget_bytes
     yield _keep_bytes(least)
+    tried: set[int] = set()
     for _ in range(num_budgets - 2):
-        gaps = list(_gaps(plans))
+        gaps = [gap for gap in _gaps(plans) if gap[1] not in tried]
         if not gaps:
             break
-        _, low, high = max(gaps)
-        yield (low + high) // 2
+        _, middle = max(gaps)
+        tried.add(middle)
+        yield middle
     for one in least.compared:
         if all(plan.peak_bytes > one.peak_bytes or plan.step_time_ns > one.step_time_ns for _, plan in plans):
             yield one.peak_bytes
 
 
-def _gaps(plans: list[tuple[int, Plan]]) -> Iterator[tuple[float, int, int]]:
-    """Memory between plans that are neighbours, and what it is worth at most: memory times ratio of step times."""
+def _gaps(plans: list[tuple[int, Plan]]) -> Iterator[tuple[float, int]]:
+    """Between plans that are neighbours: what is open at most, memory times ratio of step times; the middle."""
     known = sorted(plans, key=lambda entry: entry[0])
     for (low, before), (_, after) in zip(known, known[1:], strict=False):
         high = after.peak_bytes
         if high - low > 1 and after.step_time_ns < before.step_time_ns:
-            yield (high - low) * math.log(before.step_time_ns / after.step_time_ns), low, high
+            yield (high - low) * math.log(before.step_time_ns / after.step_time_ns), (low + high) // 2
 
 
 def _keep_bytes(plan: Plan) -> int:

@@ -57,12 +57,12 @@ def split_pattern(pattern: str) -> tuple[str, ...]:
     return tuple(pattern.split(SEPARATOR))
 
 
-@functools.lru_cache(maxsize=4096)
 def exact_pattern(path: str) -> str:
     """The pattern that names exactly one operator path."""
     return SEPARATOR.join(regex.escape(part) for part in path.split("."))
 
 
+@functools.lru_cache(maxsize=4096)
 def compile_part(part: str) -> regex.Pattern:
     """One part of a pattern, compiled.
 

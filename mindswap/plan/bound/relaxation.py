@@ -30,6 +30,7 @@ from mindswap.plan.problem import Allow
 
 __all__ = ["least_budget_bytes", "least_step_ns"]
 
+INFEASIBLE = 2  # status of `linprog`
 # One row of the programme: variable -> factor.
 Row = dict[int, float]
 
@@ -77,7 +78,7 @@ class _Rows:
         self.limits.append(limit)
 
     def least(self, target: int) -> int | None:
-        """The least value of a variable; None if there is no solution."""
+        """The least value of a variable; None if no values keep all limits."""
         at = np.repeat(np.arange(len(self.rows)), [len(row) for row in self.rows])
         variables = np.concatenate([np.fromiter(row, np.int64, len(row)) for row in self.rows])
         factors = np.concatenate([np.fromiter(row.values(), np.float64, len(row)) for row in self.rows])
@@ -86,7 +87,10 @@ class _Rows:
         cost[target] = 1
         bounds = np.stack([np.zeros(len(self.upper)), self.upper], axis=1)
         found = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
-        return math.floor(round(found.fun, 3)) if found.status == 0 else None  # to less than a ns
+        if found.status == INFEASIBLE:
+            return None
+        assert found.status == 0, found.message
+        return math.floor(round(found.fun, 3))  # to less than a ns
 
 
 def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:

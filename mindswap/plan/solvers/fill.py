@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.plan.space import KEEP, Figures
 
-__all__ = ["Upgrade", "fill", "recompute_order", "swap_order"]
+__all__ = ["Upgrade", "fill", "lossless_order", "recompute_order", "swap_order"]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def swap_order(figures: Figures) -> list[int]:
 
 
 def lossless_order(figures: Figures) -> list[int]:
-    """The same, but last those next to which cheap recompute has to be left out, as much as they would free."""
+    """`swap_order`, but last those next to which cheap recompute has to be left out, as much as they would free."""
     bytes_of = figures.freed_bytes.sum(axis=0)
     ns_of = figures.recompute_ns.sum(axis=0)
     conflicts: np.ndarray = figures.all_conflicts.any(axis=0)  # type: ignore[assignment]
@@ -84,7 +84,7 @@ def lossless_order(figures: Figures) -> list[int]:
             lost += max((bytes_of[other, w] for w in ways if ns_of[other, w] < own * bytes_of[other, w]), default=0)
         return int(lost * 1000 // bytes_of[item, 0])
 
-    return sorted(order, key=lambda item: (lost_permille(item), order.index(item)))
+    return sorted(order, key=lost_permille)
 
 
 def _ways(bytes_of: np.ndarray, item: int) -> list[int]:
