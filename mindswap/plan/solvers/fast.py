@@ -19,7 +19,7 @@ from mindswap.simulate.program import OpKind
 __all__ = ["solve"]
 
 # Simulations: so many operators altogether, but no more simulations than this.
-MAX_OPERATORS = 1_500_000
+MAX_OPERATORS = 1_250_000
 MAX_EVALUATIONS = 3000
 # Time on the link per micro-batch that is tried, as parts of the time of forward.
 LINK_LOADS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0, 4.0)
