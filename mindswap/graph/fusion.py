@@ -13,7 +13,7 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.storage import VIEW_OPS, resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["FUSED_OPS", "fuse_work", "least_work_again"]
+__all__ = ["FUSED_OPS", "PASSING_OPS", "fuse_work", "least_work_again"]
 
 # Of the operators that the dvm clusters take, those that the models here use.
 FUSED_OPS = frozenset(

@@ -5,17 +5,16 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.storage import VIEW_OPS, resolve_storage
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["Place", "asked_prefetch", "places_below", "places_of", "value_key"]
+__all__ = ["Place", "asked_prefetch", "places_below", "places_of", "prefetch_by_path", "value_key"]
 
 # (cell path below the layer, primitive name)
 Place = tuple[str, str]
 
 
-def asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[Place, frozenset[int | None]]:
-    """Prefetch distances asked for at each place of a layer; None stands for "not asked".
+def prefetch_by_path(actions: LayerActions, layer: CellNode) -> dict[tuple[str, ...], int | None]:
+    """Prefetch distance asked for of each primitive of a layer, by its path; None stands for "not asked".
 
-    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has
-    several of one type and they differ, each of their distances is allowed.
+    `layer_swap` is weaker than `op_swap`, of which the last entry that names a primitive decides.
     """
     prefetch: dict[tuple[str, ...], int | None] = {
         path: actions.layer_prefetch for path, node in layer.walk() if node.is_primitive
@@ -24,6 +23,16 @@ def asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[Place, frozen
         for path in prefetch:
             if path[: len(swap.match.path)] == swap.match.path:
                 prefetch[path] = swap.num_prefetch_ops
+    return prefetch
+
+
+def asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[Place, frozenset[int | None]]:
+    """Prefetch distances asked for at each place of a layer; None stands for "not asked".
+
+    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has
+    several of one type and they differ, each of their distances is allowed.
+    """
+    prefetch = prefetch_by_path(actions, layer)
     asked: dict[Place, set[int | None]] = {}
     for path, node in layer.walk():
         if node.is_primitive:

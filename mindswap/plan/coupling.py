@@ -6,10 +6,11 @@ Source:
     copies all the same.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.graph.places import prefetch_by_path
 from mindswap.graph.uses import operator_uses
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
@@ -62,7 +63,7 @@ def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -
         recomputed = _recomputed(action)
         swapped = {
             path: distance
-            for path, distance in _swapped(action, model.captured.trees[kind]).items()
+            for path, distance in _swapped(action, model.captured.trees[kind])
             if not _is_covered(path, recomputed)
         }
         idle = idle_swaps(uses[kind], swapped, recomputed)
@@ -81,16 +82,11 @@ def _recomputed(action: LayerActions) -> tuple[str, ...]:
     return tuple(".".join(match.path) for match in action.recomputes)
 
 
-def _swapped(action: LayerActions, tree: CellNode) -> dict[str, int]:
-    """Operators that are swapped, with their distance; the last entry that names one decides."""
-    entries = [] if action.layer_prefetch is None else [(ALL_OPERATORS, action.layer_prefetch)]
-    entries += [(".".join(swap.match.path), swap.num_prefetch_ops) for swap in action.op_swaps]
-    found = {}
-    for path in (".".join(path) for path, node in tree.walk() if node.is_primitive):
-        for cell, distance in entries:
-            if _is_covered(path, (cell,)):
-                found[path] = distance
-    return found
+def _swapped(action: LayerActions, tree: CellNode) -> Iterator[tuple[str, int]]:
+    """Operators that are swapped, with their distance."""
+    for path, distance in prefetch_by_path(action, tree).items():
+        if distance is not None:
+            yield ".".join(path), distance
 
 
 def _is_covered(path: str, cells: Iterable[str]) -> bool:

@@ -81,11 +81,14 @@ class Planner:
         return self._plan(problem, solver, progress)
 
     def _plan(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
-        policies = {name: _with_settings(policy, problem.settings) for name, policy in self._strategies(problem)}
+        policies = {
+            name: _with_settings(STRATEGIES[name](self.model, problem.budget_bytes), problem.settings)
+            for name in QUICK_STRATEGIES
+        }
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
         keep = judged["keep all"]
-        bound_ns = self._bound_ns(problem, keep)
-        policy, best, num_evaluations = self._search(problem, solver, progress, keep, bound_ns)
+        bound_ns = self.bound_ns(problem, keep.step_time_ns)
+        policy, best, num_evaluations = self._search(problem, solver, progress, keep.step_time_ns, bound_ns)
         # Those that may be better are replayed in full, as the plan was.
         for name in sorted(judged, key=lambda name: _rank(judged[name])):
             if _rank(judged[name])[:2] >= _rank(best)[:2]:
@@ -114,10 +117,15 @@ class Planner:
             is_interrupted=progress.is_stopped,
         )
 
-    def _bound_ns(self, problem: Problem, keep: Evaluation) -> int | None:
-        """Step time that no policy within the budget can beat; None if none can be within it."""
+    def bound_ns(self, problem: Problem, keep_ns: int) -> int | None:
+        """Step time that no policy within the budget can beat; None if none can be within it.
+
+        Args:
+            problem: of this model.
+            keep_ns: step time if everything is kept.
+        """
         bound_ns = least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
-        return None if bound_ns is None else max(bound_ns, keep.step_time_ns)
+        return None if bound_ns is None else max(bound_ns, keep_ns)
 
     def _uncoupled_peak_bytes(self, problem: Problem, policy: Policy) -> int | None:
         """Device memory if coupling rule 2 held; None if it makes no difference."""
@@ -125,7 +133,7 @@ class Planner:
         return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
 
     def _search(
-        self, problem: Problem, solver: str, progress: "_Interruptible", keep: Evaluation, bound_ns: int | None
+        self, problem: Problem, solver: str, progress: "_Interruptible", keep_ns: int, bound_ns: int | None
     ) -> tuple[Policy, Evaluation, int]:
         """The best policy by coupling rule 2, or one that breaks it where that gains much; replayed; simulations made.
 
@@ -143,7 +151,7 @@ class Planner:
         if not problem.allow.coupled:
             solve(self.catalog, 1000)
             return *found[0], num_evaluations
-        strict_bound_ns = self._bound_ns(replace(problem, allow=replace(problem.allow, coupled=False)), keep)
+        strict_bound_ns = self.bound_ns(replace(problem, allow=replace(problem.allow, coupled=False)), keep_ns)
         good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
         # No search comes all the way down to its bound.
         if bound_ns is not None and strict_bound_ns is not None and 2 * strict_bound_ns <= bound_ns + good_ns:
@@ -159,10 +167,6 @@ class Planner:
         if judged.fits and without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
             time_or_peak += time_or_peak * COUPLING_PERMILLE // 1000
         return is_over, time_or_peak, other
-
-    def _strategies(self, problem: Problem):
-        for name in QUICK_STRATEGIES:
-            yield name, STRATEGIES[name](self.model, problem.budget_bytes)
 
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
         """Whether a plan may be the policy of a common setting, which follows coupling rule 2 in any case."""

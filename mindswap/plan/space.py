@@ -55,15 +55,13 @@ class Figures:
 
     def freed_by(self, choice: np.ndarray) -> np.ndarray:
         """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
-        freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
-        return np.where((choice == KEEP) | self.idle(choice), 0, freed)
+        return np.where((choice == KEEP) | self.idle(choice), 0, _of_choice(self.freed_bytes, choice))
 
     def has(self, choice: np.ndarray) -> bool:
         """Whether every decision of a choice can be made here."""
         if choice.shape != self.copy_ns.shape:
             return False
-        freed = np.take_along_axis(self.freed_bytes, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
-        return bool((freed[choice != KEEP] > 0).all())
+        return bool((_of_choice(self.freed_bytes, choice)[choice != KEEP] > 0).all())
 
     def idle(self, choice: np.ndarray) -> np.ndarray:
         """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
@@ -81,7 +79,12 @@ class Figures:
 
     def time_of(self, choice: np.ndarray) -> np.ndarray:
         """Time that each decision recomputes, shape (num_layers, num_items)."""
-        return np.take_along_axis(self.recompute_ns, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
+        return _of_choice(self.recompute_ns, choice)
+
+
+def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
+    """The column of each decision: that of its way, 0 for swap and for what is kept; shape of the choice."""
+    return np.take_along_axis(table, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
 
 
 @dataclass(frozen=True, order=True)

@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindswap.plan.bound import least_step_ns
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan
@@ -58,9 +57,9 @@ def bound_curve(planner: Planner, problem: Problem, plans: list[Plan]) -> list[t
     found = []
     for step in range(NUM_BOUNDS):
         budget = low + (high - low) * step**2 // (NUM_BOUNDS - 1) ** 2  # it is steepest at the low end
-        bound_ns = least_step_ns(planner.facts, budget, problem.host_bytes_per_card, problem.allow)
+        bound_ns = planner.bound_ns(replace(problem, budget_bytes=budget), plans[0].unconstrained_ns)
         if bound_ns is not None:
-            found.append((budget, max(bound_ns, plans[0].unconstrained_ns)))
+            found.append((budget, bound_ns))
     return found
 
 

@@ -4,16 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
-from mindswap.graph.fusion import least_work_again
+from mindswap.graph.fusion import PASSING_OPS, least_work_again
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS, SavedStorage, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["Flow", "Window", "flow_of"]
-
-# Behind these a value is what it was before them.
-PASSING_OPS = frozenset({*VIEW_OPS, "MakeTuple", "TupleGetItem", "MoveTo"})
 
 
 @dataclass(frozen=True)
@@ -73,7 +70,7 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         node.name: 0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work)
         for node, work in zip(graph.forward, least, strict=True)
     }
-    kernels = [node for node in graph.forward if is_kernel(node.op) and node.op != "MoveTo"]
+    kernels = [node for node in graph.forward if is_kernel(node.op)]
     own = [node for node in kernels if node.layer_index == layer_index]
     ops = {node.name: position for position, node in enumerate(own)}
     keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
