@@ -4,8 +4,8 @@ The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_st
 insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -58,41 +58,51 @@ TENSOR_COLUMNS = (
     "micro_batch", "prefetch", "num_copies", "is_held",
 )  # fmt: skip
 OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
+# "No use" where positions count from the begin of a pass: those before it are negative.
+NONE = -(2**40)
 
 
-class _Table:
-    """Columns of a table that is put together from pieces of several rows, and from single rows behind them.
+@dataclass(frozen=True, eq=False)
+class _Pass:
+    """One pass through the sections of a virtual chunk, to be laid down for every micro-batch.
 
-    A number in a piece stands for all its rows. An array for every little piece would cost more than all the rest.
+    Attributes:
+        columns: those of `OP_COLUMNS` but the micro-batch; positions count from the begin of the pass.
+        starts: where each section begins.
+        receive: the section for which another stage hands something over; None for none.
+        send: the section of another stage to which something is handed over.
+        is_first_held_back: the pass begins with communication of what was computed just before it.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = names
-        self.pieces: dict[str, list[np.ndarray | int]] = {name: [] for name in names}
-        self.sizes: list[int] = []
-        self.rows: list[tuple[int, ...]] = []
+    columns: dict[str, np.ndarray]
+    starts: dict[int, int]
+    receive: int | None
+    send: int | None
+    is_first_held_back: bool
 
-    def add(self, num_rows: int, **columns: np.ndarray | int) -> None:
-        self.sizes.append(num_rows)
-        for name, values in columns.items():
-            self.pieces[name].append(values)
+    @property
+    def num_ops(self) -> int:
+        """Operators, RECEIVE and SEND included."""
+        return len(self.columns["kind"])
 
-    def columns(self) -> dict[str, np.ndarray]:
-        """Arrays of shape (num_rows,)."""
-        rows = np.array(self.rows, np.int64).reshape(-1, len(self.names))
-        return {
-            name: np.concatenate([*self._joined(self.pieces[name]), rows[:, index]])
-            for index, name in enumerate(self.names)
-        }
 
-    def _joined(self, pieces: Sequence[np.ndarray | int]) -> Sequence[np.ndarray]:
-        if pieces and not isinstance(pieces[0], np.ndarray):
-            return [np.repeat(np.array(pieces, np.int64), self.sizes)]
-        return pieces  # type: ignore[return-value]
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """A virtual chunk: its passes, the tensors of one micro-batch, and where the passes of each one begin."""
+
+    forward: _Pass
+    backward: _Pass
+    own: dict[str, np.ndarray]  # tensors that only one block reads
+    others: dict[str, np.ndarray]
+    forward_begin: list[int] = field(default_factory=list)
+    backward_begin: list[int] = field(default_factory=list)
 
 
 class _Builder:
-    """Lays out stage after stage: first the operators of all turns, then the tensors between them."""
+    """Lays out stage after stage: first the operators of all turns, then the tensors between them.
+
+    What a chunk does is put together once, and then laid down for each micro-batch.
+    """
 
     def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
         self.blocks = blocks
@@ -102,19 +112,16 @@ class _Builder:
         self.label_maps: dict[int, np.ndarray] = {}
         self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
         self.position = 0
-        self.ops = _Table(OP_COLUMNS)
-        self.tensors = _Table(TENSOR_COLUMNS)
+        self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
         self.receives: dict[int, tuple[int, int, bool]] = {}
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
         for stage in stages:
-            self.tensors = _Table(TENSOR_COLUMNS)
-            self._lay_out(stage)
-            tables.append(self.tensors)
+            tables.append(self._lay_out(stage))
             starts.append(self.position)
-        columns = self.ops.columns()
+        columns = {name: np.concatenate(pieces) for name, pieces in self.ops.items()}
         ops = Ops(
             columns["duration_ns"],
             columns["kind"].astype(np.int8),
@@ -125,9 +132,7 @@ class _Builder:
             ops.wait_op[position] = self.sends.get(key, NO_OP)
         num_copies, parts = 0, []
         for stage, table in enumerate(tables):
-            parts.append(
-                place_memory(table.columns(), ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies)
-            )
+            parts.append(place_memory(table, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
             num_copies += len(parts[-1][0])
         copies, intervals = zip(*parts, strict=True)
         return Program(
@@ -139,71 +144,99 @@ class _Builder:
             self.costs.contended_permille,
         )
 
+    def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
+        """Adds the operators of a stage; its tensors."""
+        chunks, num_micro_batches = self.layout.chunks[stage], self.layout.num_micro_batches
+        found = [self._chunk(sections) for sections in chunks]
+        for turn in order_turns(stage, self.layout.num_stages, len(chunks), num_micro_batches):
+            self._run_turn(found[turn.chunk], turn)
+        micro_batches = np.arange(num_micro_batches)
+        tables = [_laid_down(chunk.own, chunk, micro_batches) for chunk in found]
+        tables += [_laid_down(chunk.others, chunk, micro_batches) for chunk in found]
+        return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
+
+    def _run_turn(self, chunk: _Chunk, turn: Turn) -> None:
+        part, begins = (
+            (chunk.forward, chunk.forward_begin) if turn.is_forward else (chunk.backward, chunk.backward_begin)
+        )
+        assert len(begins) == turn.micro_batch  # the micro-batches of a chunk come in order
+        begins.append(self.position)
+        wait_op = _shift(part.columns["wait_op"], self.position)
+        if part.is_first_held_back:
+            wait_op[0] = max(int(wait_op[0]), self.position - 1)
+        self.ops["wait_op"].append(wait_op)
+        for name in ("duration_ns", "kind", "label", "layer"):
+            self.ops[name].append(part.columns[name])
+        self.ops["micro_batch"].append(np.full(part.num_ops, turn.micro_batch))
+        if part.receive is not None:
+            self.receives[self.position] = (part.receive, turn.micro_batch, turn.is_forward)
+        self.position += part.num_ops
+        if part.send is not None:
+            self.sends[part.send, turn.micro_batch, turn.is_forward] = self.position - 1
+
     # -- operators --------------------------------------------------------------------------------
 
-    def _lay_out(self, stage: int) -> None:
-        chunks, num_micro_batches = self.layout.chunks[stage], self.layout.num_micro_batches
-        places = _Places()
-        for turn in order_turns(stage, self.layout.num_stages, len(chunks), num_micro_batches):
-            self._run_turn(chunks[turn.chunk], turn, places)
-        for chunk, sections in enumerate(chunks):
-            for micro_batch in range(num_micro_batches):
-                self._add_tensors(chunk, sections, micro_batch, places)
+    def _chunk(self, sections: tuple[int, ...]) -> _Chunk:
+        for section in sections:
+            block = self.blocks[section]
+            if id(block) not in self.label_maps:
+                names = arrays_of(block).labels
+                self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
+        forward, backward = self._pass(sections, True), self._pass(sections, False)
+        rows = list(self._others(sections, forward, backward))
+        others = np.array(rows, np.int64).reshape(-1, len(TENSOR_COLUMNS))
+        return _Chunk(
+            forward, backward, self._own(sections, forward, backward), dict(zip(TENSOR_COLUMNS, others.T, strict=True))
+        )
 
-    def _run_turn(self, sections: tuple[int, ...], turn: Turn, places: "_Places") -> None:
-        order = sections if turn.is_forward else sections[::-1]
+    def _pass(self, sections: tuple[int, ...], is_forward: bool) -> _Pass:
+        """The operators of one pass; the first of them waits for what another stage sends."""
+        order = sections if is_forward else sections[::-1]
         ends = (0, len(self.blocks) - 1)  # a pass begins and ends at the ends of the model, else at another stage
-        step = 1 if turn.is_forward else -1
-        receive = send = NO_OP
-        if order[0] != ends[0 if turn.is_forward else 1]:
-            receive = self._add_transfer(OpKind.RECEIVE, 0, NO_OP, turn.micro_batch)
-            self.receives[receive] = (order[0], turn.micro_batch, turn.is_forward)
-        for section in order:
-            places.bases[section, turn.micro_batch, turn.is_forward] = self.position
-            self._add_ops(section, turn, receive if section == order[0] else NO_OP)
-        if order[-1] != ends[1 if turn.is_forward else 0]:
-            target = order[-1] + step
-            size = self._handed_bytes(target, turn.is_forward)
-            send = self._add_transfer(OpKind.SEND, size, self.position - 1, turn.micro_batch)
-            self.sends[target, turn.micro_batch, turn.is_forward] = send
-        places.borders[turn.chunk, turn.micro_batch, turn.is_forward] = (receive, send)
+        step = 1 if is_forward else -1
+        has_receive = order[0] != ends[0 if is_forward else 1]
+        target = order[-1] + step if order[-1] != ends[1 if is_forward else 0] else None
+        parts = [arrays_of(self.blocks[section]) for section in order]
+        ops = [part.forward if is_forward else part.backward for part in parts]
+        sizes = [len(part.duration_ns) for part in ops]
+        begins = np.concatenate([[0], np.cumsum(sizes)]) + has_receive
+        wait_op = np.concatenate([_shift(part.wait_op, int(at), NO_OP, NONE) for part, at in zip(ops, begins, strict=False)])
+        for part, size, at in zip(ops, sizes, begins.tolist(), strict=False):
+            if size and part.kind[0] == OpKind.COLLECTIVE and at:  # of what the section before has made
+                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
+        if has_receive and sizes[0]:
+            wait_op[0] = max(int(wait_op[0]), 0)
+        columns = {
+            "duration_ns": np.concatenate([part.duration_ns for part in ops]),
+            "kind": np.concatenate([part.kind for part in ops]),
+            "wait_op": wait_op,
+            "label": np.concatenate(
+                [self.label_maps[id(self.blocks[section])][part.label] for section, part in zip(order, ops, strict=True)]
+            ),
+            "layer": np.repeat([self.layers[section] for section in order], sizes),
+        }
+        if has_receive:
+            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NONE)
+        if target is not None:
+            end = int(begins[-1])
+            size_bytes = self._handed_bytes(target, is_forward)
+            columns = self._with_transfer(columns, end, OpKind.SEND, size_bytes, end - 1)
+        is_first_held_back = not has_receive and bool(sizes[0]) and ops[0].kind[0] == OpKind.COLLECTIVE
+        starts = dict(zip(order, begins.tolist(), strict=False))
+        return _Pass(columns, starts, order[0] if has_receive else None, target, is_first_held_back)
 
-    def _add_ops(self, section: int, turn: Turn, receive: int) -> None:
-        """The operators of one pass of a section; the first of them waits for what another stage sends."""
-        block = self.blocks[section]
-        arrays = arrays_of(block)
-        if id(block) not in self.label_maps:
-            self.label_maps[id(block)] = np.array([self._label(name) for name in arrays.labels], np.int32)
-        part = arrays.forward if turn.is_forward else arrays.backward
-        size = len(part.duration_ns)
-        wait_op = _shift(part.wait_op, self.position)
-        wait_op[:1] = np.maximum(wait_op[:1], receive)
-        if size and part.kind[0] == OpKind.COLLECTIVE:  # of what the section before has made
-            wait_op[0] = max(int(wait_op[0]), self.position - 1)
-        self.ops.add(
-            size,
-            duration_ns=part.duration_ns,
-            kind=part.kind,
-            wait_op=wait_op,
-            label=self.label_maps[id(block)][part.label],
-            layer=self.layers[section],
-            micro_batch=turn.micro_batch,
-        )
-        self.position += size
-
-    def _add_transfer(self, kind: OpKind, size_bytes: int, wait_op: int, micro_batch: int) -> int:
+    def _with_transfer(
+        self, columns: dict[str, np.ndarray], at: int, kind: OpKind, size_bytes: int, wait_op: int
+    ) -> dict[str, np.ndarray]:
         duration = self.costs.send_ns(size_bytes) if kind is OpKind.SEND else 0
-        self.ops.add(
-            1,
-            duration_ns=np.array([duration], np.int64),
-            kind=np.array([kind], np.int8),
-            wait_op=np.array([wait_op], np.int64),
-            label=np.array([self._label(kind.name.lower())], np.int32),
-            layer=NO_OP,
-            micro_batch=micro_batch,
-        )
-        self.position += 1
-        return self.position - 1
+        values = {
+            "duration_ns": duration,
+            "kind": kind,
+            "wait_op": wait_op,
+            "label": self._label(kind.name.lower()),
+            "layer": NO_OP,
+        }
+        return {name: np.insert(column, at, values[name]) for name, column in columns.items()}
 
     def _handed_bytes(self, section: int, is_forward: bool) -> int:
         """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
@@ -217,120 +250,125 @@ class _Builder:
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def _add_tensors(self, chunk: int, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
-        """Tensors of one micro-batch in one chunk: of its blocks, what other stages send, what its layers share."""
+    def _own(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> dict[str, np.ndarray]:
+        """Tensors that no other block reads; positions count from the begin of the pass."""
+        tables = [arrays_of(self.blocks[section]).own for section in sections]
+        sizes = [len(own.size_bytes) for own in tables]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(own, name) for own in tables])
+
+        is_forward = joined("is_forward")
+        at = {
+            True: np.repeat([forward.starts[section] for section in sections], sizes),
+            False: np.repeat([backward.starts[section] for section in sections], sizes),
+        }
+        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
+        return {
+            "size_bytes": joined("size_bytes"),
+            "is_forward": is_forward,
+            "begin": joined("made_at") + np.where(is_forward, at[True], at[False]),
+            "last_forward": _shift(joined("last_forward"), at[True], NO_OP, NONE),
+            "first_backward": _shift(joined("first_backward"), at[False], NO_OP, NONE),
+            "last_backward": _shift(joined("last_backward"), at[False], NO_OP, NONE),
+            "kind": joined("kind"),
+            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, tables, strict=True)]),
+            "layer": np.repeat([self.layers[section] for section in sections], sizes),
+            "prefetch": joined("prefetch"),
+            "num_copies": joined("num_copies"),
+            "is_held": joined("is_held"),
+        }
+
+    def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
+        """Rows of what blocks hand on, what other stages send, and what the layers share."""
         shared: dict[Role, Read] = {}
         for index, section in enumerate(sections):
-            self._add_own(section, micro_batch, places)
             shared |= {read.role: read for read in self.blocks[section].reads if read.role.is_shared}
-            for is_forward, position in ((True, index + 1), (False, index - 1)):
+            for part, position in ((forward, index + 1), (backward, index - 1)):
                 other = sections[position] if 0 <= position < len(sections) else None
-                _, send = places.borders[chunk, micro_batch, is_forward]
-                self._add_handed(section, other, is_forward, micro_batch, places, send)
-        for is_forward, section in ((True, sections[0]), (False, sections[-1])):
-            receive, _ = places.borders[chunk, micro_batch, is_forward]
-            if receive != NO_OP:
-                self._add_received(section, is_forward, micro_batch, places, receive)
-        first_forward = places.bases[sections[0], micro_batch, True]
-        first_backward = places.bases[sections[-1], micro_batch, False]
-        last_backward = places.bases[sections[0], micro_batch, False] + len(self.blocks[sections[0]].backward) - 1
+                yield from self._handed(section, other, part is forward, forward, backward)
+        for part, section in ((forward, sections[0]), (backward, sections[-1])):
+            if part.receive is not None:
+                is_forward = part is forward
+                for read in _neighbour_reads(self.blocks[section], is_forward):
+                    uses = _relative(read.uses, forward.starts[section], backward.starts[section])
+                    yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section])
+        first_forward, first_backward = forward.starts[sections[0]], backward.starts[sections[-1]]
+        last_backward = backward.starts[sections[0]] + len(self.blocks[sections[0]].backward) - 1
         for role, read in shared.items():
             begin = first_forward if role.is_forward else first_backward
-            uses = (NO_OP, first_backward, max(last_backward, first_backward))
-            self._add_tensor(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch)
+            uses = (NONE, first_backward, max(last_backward, first_backward))
+            yield self._row(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP)
 
-    def _add_own(self, section: int, micro_batch: int, places: "_Places") -> None:
-        """Tensors that no other block reads, all at once."""
-        block = self.blocks[section]
-        own = arrays_of(block).own
-        forward, backward = places.both(section, micro_batch)
-        self.tensors.add(
-            len(own.size_bytes),
-            size_bytes=own.size_bytes,
-            is_forward=own.is_forward,
-            begin=own.made_at + np.where(own.is_forward, forward, backward),
-            last_forward=_shift(own.last_forward, forward),
-            first_backward=_shift(own.first_backward, backward),
-            last_backward=_shift(own.last_backward, backward),
-            kind=own.kind,
-            label=self.label_maps[id(block)][own.label],
-            layer=self.layers[section],
-            micro_batch=micro_batch,
-            prefetch=own.prefetch,
-            num_copies=own.num_copies,
-            is_held=own.is_held,
-        )
-
-    def _add_handed(self, section: int, other: int | None, is_forward: bool, micro_batch, places, send: int) -> None:
+    def _handed(
+        self, section: int, other: int | None, is_forward: bool, forward: _Pass, backward: _Pass
+    ) -> Iterator[tuple[int, ...]]:
         """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
-        forward, backward = places.both(section, micro_batch)
+        own, part = self.blocks[section], forward if is_forward else backward
         reads = {}
         if other is not None:
             reads = {read.role: read for read in _neighbour_reads(self.blocks[other], is_forward)}
-        for tensor in arrays_of(self.blocks[section]).handed:
+        send = part.num_ops - 1
+        for tensor in arrays_of(own).handed:
             assert tensor.role is not None
             if tensor.role.is_shared or tensor.is_forward != is_forward:
                 continue
-            uses = [_absolute(tensor.uses, forward, backward)]
+            uses = [_relative(tensor.uses, forward.starts[section], backward.starts[section])]
             if tensor.role in reads:
-                uses.append(_absolute(reads[tensor.role].uses, *places.both(other, micro_batch)))
-            elif other is None and send != NO_OP:
-                uses.append((send, NO_OP, NO_OP) if is_forward else (NO_OP, send, send))
-            begin = tensor.made_at + (forward if is_forward else backward)
-            copies = (tensor.prefetch, tensor.num_copies, tensor.is_held)
-            self._add_tensor(
-                tensor.size_bytes, is_forward, begin, _merge(uses), tensor.label, self.layers[section], micro_batch,
-                copies, tensor.is_again,
+                assert other is not None
+                uses.append(_relative(reads[tensor.role].uses, forward.starts[other], backward.starts[other]))
+            elif other is None and part.send is not None:
+                uses.append((send, NONE, NONE) if is_forward else (NONE, send, send))
+            yield self._row(
+                tensor.size_bytes, is_forward, tensor.made_at + part.starts[section], _merge(uses), tensor.label,
+                self.layers[section], (tensor.prefetch, tensor.num_copies, tensor.is_held), tensor.is_again,
             )  # fmt: skip
 
-    def _add_received(self, section: int, is_forward: bool, micro_batch: int, places: "_Places", receive: int) -> None:
-        for read in _neighbour_reads(self.blocks[section], is_forward):
-            uses = _absolute(read.uses, *places.both(section, micro_batch))
-            self._add_tensor(read.size_bytes, is_forward, receive, uses, "received", self.layers[section], micro_batch)
-
-    def _add_tensor(
+    def _row(
         self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int,
-        micro_batch: int, copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
-    ) -> None:  # fmt: skip
+        copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
+    ) -> tuple[int, ...]:  # fmt: skip
         kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
-        row = (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, micro_batch, *copies)
-        self.tensors.rows.append(row)
+        return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, *copies)
 
 
-class _Places:
-    """Where a stage has put what.
-
-    Attributes:
-        bases: first position of a section, by (section, micro-batch, is forward).
-        borders: RECEIVE and SEND of a turn, by (chunk, micro-batch, is forward).
-    """
-
-    def __init__(self) -> None:
-        self.bases: dict[tuple[int, int, bool], int] = {}
-        self.borders: dict[tuple[int, int, bool], tuple[int, int]] = {}
-
-    def both(self, section: int, micro_batch: int) -> tuple[int, int]:
-        return self.bases[section, micro_batch, True], self.bases[section, micro_batch, False]
+def _laid_down(tensors: dict[str, np.ndarray], chunk: _Chunk, micro_batches: np.ndarray) -> dict[str, np.ndarray]:
+    """The tensors of every micro-batch of a chunk, one after the other, at the positions of its passes."""
+    num = len(micro_batches)
+    forward, backward = (
+        np.array(begins, np.int64)[:, None] for begins in (chunk.forward_begin, chunk.backward_begin)
+    )
+    is_forward = tensors["is_forward"].astype(bool)
+    placed = {
+        "begin": tensors["begin"] + np.where(is_forward, forward, backward),
+        "last_forward": _shift(tensors["last_forward"], forward),
+        "first_backward": _shift(tensors["first_backward"], backward),
+        "last_backward": _shift(tensors["last_backward"], backward),
+        "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
+    }
+    table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
+    return table | {name: column.ravel() for name, column in placed.items()}
 
 
 # Last use in forward, first and last use in backward.
 _Positions = tuple[int, int, int]
 
 
-def _shift(positions: np.ndarray, base: int) -> np.ndarray:
-    return np.where(positions == NO_OP, NO_OP, positions + base)
+def _shift(positions: np.ndarray, base: int | np.ndarray, before: int = NONE, after: int = NO_OP) -> np.ndarray:
+    """Positions counted from an earlier begin; `before` says where there is none, which becomes `after`."""
+    return np.where(positions == before, after, positions + base)
 
 
-def _absolute(uses: Uses, forward: int, backward: int) -> _Positions:
+def _relative(uses: Uses, forward: int, backward: int) -> _Positions:
     def at(value: int | None, base: int) -> int:
-        return NO_OP if value is None else value + base
+        return NONE if value is None else value + base
 
     return at(uses.last_forward, forward), at(uses.first_backward, backward), at(uses.last_backward, backward)
 
 
 def _merge(uses: Sequence[_Positions]) -> _Positions:
-    firsts = [first for _, first, _ in uses if first != NO_OP]
-    return max(last for last, _, _ in uses), min(firsts, default=NO_OP), max(last for _, _, last in uses)
+    firsts = [first for _, first, _ in uses if first != NONE]
+    return max(last for last, _, _ in uses), min(firsts, default=NONE), max(last for _, _, last in uses)
 
 
 def _neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
