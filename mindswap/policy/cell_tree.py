@@ -4,6 +4,7 @@ An adapter makes the tree from a real network, or it is read from a table of the
 (`data/families/`); matching and the rules need nothing else.
 """
 
+import functools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -25,6 +26,14 @@ class CellNode:
     type_name: str
     is_primitive: bool = False
     children: tuple["CellNode", ...] = ()
+
+    @functools.cached_property
+    def _hash(self) -> int:
+        return hash((self.name, self.type_name, self.is_primitive, self.children))
+
+    def __hash__(self) -> int:
+        """Found once: trees are keys of what patterns match, which planners ask for thousands of times."""
+        return self._hash
 
     def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], "CellNode"]]:
         """Every node below this one with its path from here, parents first."""

@@ -24,7 +24,7 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
 from mindswap.graph.merge import merge_equal
-from mindswap.graph.model import Node
+from mindswap.graph.model import Graph, Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
@@ -111,6 +111,7 @@ class StepModel:
         self.parameters = _stage_parameters(captured, self.layout.chunks)
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
         self._blocks: dict[Hashable, StepBlocks] = {}
+        self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """One step under a policy."""
@@ -161,7 +162,7 @@ class StepModel:
         """
         policy = replace(policy, is_swap_enabled=True, op_swap=(), layer_swap=())
         actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
-        graph = rewrite_graph(self._graph, settings_of_actions(self._graph, self._names, actions), self._tag)
+        graph = self._rewritten(_signature(policy, layer_index), actions)
         position = self.captured.sample.layer_map[layer_index]
         found: dict[str, dict[tuple[str, ...], None]] = {}
         for entry in classify_saved(graph):
@@ -206,10 +207,8 @@ class StepModel:
 
     def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
         if key not in self._blocks:
-            settings = settings_of_actions(self._graph, self._names, actions)
-            rewritten = rewrite_graph(self._graph, settings, self._tag)
             self._blocks[key] = cut_blocks(
-                rewritten,
+                self._rewritten(key, actions),
                 self.costs.operator_ns,
                 self.names,
                 self.captured.collectives,
@@ -217,6 +216,13 @@ class StepModel:
                 self.settings.is_fused,
             )
         return self._blocks[key]
+
+    def _rewritten(self, key: Hashable, actions: tuple[LayerActions, ...]) -> Graph:
+        """The graph under actions; `key` stands for them."""
+        if self._last is None or self._last[0] != key:
+            settings = settings_of_actions(self._graph, self._names, actions)
+            self._last = key, rewrite_graph(self._graph, settings, self._tag)
+        return self._last[1]
 
     def _static_memory(self, parameters: list[Parameter]) -> StaticMemory:
         settings = self.settings
