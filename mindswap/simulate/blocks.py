@@ -215,7 +215,8 @@ class _Cutter:
             self._read(node, section, False, work)
         self._note_copies()
         roles = self._name_roles()
-        blocks = [self._block(section, roles) for section in range(-1, self.num_layers + 1)]
+        known = self._by_section()
+        blocks = [self._block(section, known[section], roles) for section in range(-1, self.num_layers + 1)]
         return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
 
     # -- sections ---------------------------------------------------------------------------------
@@ -374,9 +375,18 @@ class _Cutter:
             counts[key] = counts.get(key, 0) + 1
         return roles
 
-    def _block(self, section: int, roles: Mapping[int, Role]) -> Block:
-        tensors, reads = [], []
+    def _by_section(self) -> Mapping[int, list[int]]:
+        """The tensors that each section makes or reads, in order."""
+        found: dict[int, list[int]] = {section: [] for section in range(-1, self.num_layers + 1)}
         for index, tensor in enumerate(self.tensors):
+            for section in {tensor.section, *tensor.last_forward, *tensor.first_backward}:
+                found[section].append(index)
+        return found
+
+    def _block(self, section: int, known: Sequence[int], roles: Mapping[int, Role]) -> Block:
+        tensors, reads = [], []
+        for index in known:
+            tensor = self.tensors[index]
             uses = Uses(
                 tensor.last_forward.get(section), tensor.first_backward.get(section), tensor.last_backward.get(section)
             )
