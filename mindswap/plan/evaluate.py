@@ -37,8 +37,9 @@ class Evaluation:
         return max(self.stage_peak_bytes)
 
 
-# A step of more operators than this is replayed with fewer micro-batches and carried on: memory of the simulator.
-MAX_OPERATORS = 600_000
+# A step of more operators than this is replayed with fewer micro-batches and carried on. They are more than it takes
+# for copies that fall behind to show: four times the stages of a pipeline, or more.
+MAX_OPERATORS = 60_000
 
 
 def evaluate(problem: Problem, policy: Policy) -> Evaluation:

@@ -1,19 +1,17 @@
 """From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from mindswap.plan.baselines import STRATEGIES
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.coupling import without_idle_swaps
+from mindswap.plan.curve import Candidate, Curve
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
 from mindswap.plan.result import Compared, Plan, Status
-from mindswap.plan.solvers import SOLVERS
-from mindswap.plan.solvers.search import Progress, Stop
-from mindswap.plan.step_space import Catalog, StepSpace, collect_items, to_policy
+from mindswap.plan.solvers.search import Interruptible, Progress
+from mindswap.plan.step_space import collect_items
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.memory import profile_memory
@@ -21,16 +19,11 @@ from mindswap.simulate.step_model import StepModel
 
 __all__ = ["Planner", "make_plan"]
 
-# Rounds in which a stage that is over its budget in the whole step is solved again with less.
-NUM_REPAIRS = 5
-LEAST_REPAIR = 1000  # part of the budget that is taken off at least
-# Swaps of what recomputed operators use have to gain more than this part of the step time.
-COUPLING_PERMILLE = 5
-# Part of the simulations that is spent on a plan without them, before one with them is looked for.
-PROBE_PERMILLE = 400
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
+# A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
+REPLAY_PERMILLE = 20
 # Those that need no look at the model are cheap enough to be looked at with every plan.
 QUICK_STRATEGIES = (
     "keep all",
@@ -72,31 +65,37 @@ class Planner:
         self.catalog = collect_items(model, allow, known)
         self.shorts = short_model(model)
         self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
+        self.curves: dict[Hashable, Curve] = {}
 
     def plan(self, problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model."""
-        progress = _Interruptible(progress)
+        asked = Interruptible(progress)
         if problem.objective is Objective.MEMORY:
-            return self._least_memory(problem, solver, progress)
-        return self._plan(problem, solver, progress)
+            return self._least_memory(problem, solver, asked)
+        return self._plan(problem, solver, asked)
 
-    def _plan(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
+    def _plan(self, problem: Problem, solver: str, progress: Interruptible) -> Plan:
         policies = {
             name: _with_settings(STRATEGIES[name](self.model, problem.budget_bytes), problem.settings)
             for name in QUICK_STRATEGIES
         }
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
-        keep = judged["keep all"]
+        keep = evaluate(problem, policies["keep all"])
+        curve = self._curve(problem, solver, keep, progress)
+        num_before = curve.num_evaluations
+        found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies["keep all"], keep)])
+        limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
+        others = [
+            Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
+            for name, one in judged.items()
+            if one.fits
+            and (not found.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
+            and self._is_allowed(problem.allow, policies[name])
+        ]
+        fitting = [one for one in (found, *others) if one.fits(problem.budget_bytes)]
+        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
+        best = evaluate(problem, policy)
         bound_ns = self.bound_ns(problem, keep.step_time_ns)
-        policy, best, num_evaluations = self._search(problem, solver, progress, keep.step_time_ns, bound_ns)
-        # Those that may be better are replayed in full, as the plan was.
-        for name in sorted(judged, key=lambda name: _rank(judged[name])):
-            if _rank(judged[name])[:2] >= _rank(best)[:2]:
-                break
-            if self._is_allowed(problem.allow, policies[name]):
-                replayed = evaluate(problem, policies[name])
-                if _rank(replayed)[:2] < _rank(best)[:2]:
-                    policy, best = policies[name], replayed
         return Plan(
             status=Status.FEASIBLE if best.fits else Status.INFEASIBLE,
             policy=policy,
@@ -112,10 +111,22 @@ class Planner:
             host_budget_bytes=problem.host_bytes,
             holders=_holders(best),
             compared=tuple(Compared(name, one.step_time_ns, one.peak_bytes, one.fits) for name, one in judged.items()),
-            num_evaluations=num_evaluations,
+            num_evaluations=curve.num_evaluations - num_before,
             uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
             is_interrupted=progress.is_stopped,
         )
+
+    def _curve(self, problem: Problem, solver: str, keep: Evaluation, progress: Interruptible) -> Curve:
+        """What was planned under the same rules before, to go on with."""
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, solver)
+        if key not in self.curves:
+            self.curves[key] = Curve(
+                problem, self.shorts[0], self.facts, self.catalog, keep, solver,
+                lambda policy: _with_settings(policy, problem.settings),
+            )  # fmt: skip
+        curve = self.curves[key]
+        curve.progress = progress
+        return curve
 
     def bound_ns(self, problem: Problem, keep_ns: int) -> int | None:
         """Step time that no policy within the budget can beat; None if none can be within it.
@@ -132,42 +143,6 @@ class Planner:
         uncoupled = without_idle_swaps(self.model, self.catalog.uses, policy)
         return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
 
-    def _search(
-        self, problem: Problem, solver: str, progress: "_Interruptible", keep_ns: int, bound_ns: int | None
-    ) -> tuple[Policy, Evaluation, int]:
-        """The best policy by coupling rule 2, or one that breaks it where that gains much; replayed; simulations made.
-
-        Both are replayed in full: a short step does not show copies that fall behind from one micro-batch to the next.
-        """
-        found: list[tuple[Policy, Evaluation]] = []
-        num_evaluations = 0
-
-        def solve(catalog: Catalog, effort_permille: int) -> None:
-            nonlocal num_evaluations
-            policy, more = self._solve(problem, catalog, solver, progress, effort_permille)
-            found.append((policy, evaluate(problem, policy)))
-            num_evaluations += more
-
-        if not problem.allow.coupled:
-            solve(self.catalog, 1000)
-            return *found[0], num_evaluations
-        strict_bound_ns = self.bound_ns(replace(problem, allow=replace(problem.allow, coupled=False)), keep_ns)
-        good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
-        # No search comes all the way down to its bound.
-        if bound_ns is not None and strict_bound_ns is not None and 2 * strict_bound_ns <= bound_ns + good_ns:
-            solve(self.catalog, PROBE_PERMILLE)
-            if progress.is_stopped or (found[0][1].fits and found[0][1].step_time_ns <= good_ns):
-                return *found[0], num_evaluations
-        solve(self.catalog.coupled(), 1000)
-        return *min(found, key=lambda entry: self._preference(*entry)), num_evaluations
-
-    def _preference(self, policy: Policy, judged: Evaluation) -> tuple[bool, int, int]:
-        """Less is better: `_rank`, where swaps that rule 2 leaves without effect have to gain more than a little."""
-        is_over, time_or_peak, other = _rank(judged)
-        if judged.fits and without_idle_swaps(self.model, self.catalog.uses, policy) is not None:
-            time_or_peak += time_or_peak * COUPLING_PERMILLE // 1000
-        return is_over, time_or_peak, other
-
     def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
         """Whether a plan may be the policy of a common setting, which follows coupling rule 2 in any case."""
         swaps = bool(policy.op_swap or policy.layer_swap)
@@ -176,40 +151,7 @@ class Planner:
             return False
         return without_idle_swaps(self.model, self.catalog.uses, policy) is None
 
-    def _solve(
-        self, problem: Problem, catalog: Catalog, solver: str, progress: "_Interruptible", effort_permille: int
-    ) -> tuple[Policy, int]:
-        """The policy of all stages together; a stage that turns out over its budget is solved again with less."""
-        num_stages = self.model.layout.num_stages
-        budgets = [problem.budget_bytes - static.total_bytes for static in self.model.static]
-        effort = effort_permille if num_stages == 1 else effort_permille * 4 // (num_stages + 2)
-        choices: list[tuple[tuple[int, ...], np.ndarray]] = [((), np.empty((0, 0)))] * num_stages
-        todo = list(range(num_stages))
-        has_plan = [False] * num_stages
-        policy, num_evaluations = Policy(), 0
-        for attempt in range(NUM_REPAIRS):
-            for stage in todo:
-                space = StepSpace(self.model, catalog, stage, budgets[stage], problem.host_bytes_per_card)
-                # Stages are alike; the one before has more micro-batches in flight, so what fits there fits here.
-                before = [choices[stage - 1][1]] if stage and has_plan[stage - 1] else []
-                starts = [choice for choice in before if space.figures.has(choice)]
-                search = SOLVERS[solver](space, progress, effort, starts)
-                num_evaluations += search.num_evaluations
-                assert search.best is not None
-                choices[stage] = (tuple(space.layers), search.best)
-                has_plan[stage] = search.best_score is not None and search.best_score.fits
-            policy = _with_settings(to_policy(self.model, catalog, choices), problem.settings)
-            judged = evaluate_short(problem, policy, self.shorts)
-            over = [peak - problem.budget_bytes for peak in judged.stage_peak_bytes]
-            again = [stage for stage in range(num_stages) if over[stage] > 0 and has_plan[stage]]
-            if not again or not all(has_plan) or progress.is_stopped:
-                break
-            for stage in again:  # more each time: the search may find the same plan with a little less
-                budgets[stage] -= max(over[stage], problem.budget_bytes // LEAST_REPAIR) << attempt
-            todo = again
-        return policy, num_evaluations
-
-    def _least_memory(self, problem: Problem, solver: str, progress: "_Interruptible") -> Plan:
+    def _least_memory(self, problem: Problem, solver: str, progress: Interruptible) -> Plan:
         """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
         best = self._plan(replace(problem, objective=Objective.TIME), solver, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
@@ -232,30 +174,6 @@ class Planner:
             else:
                 low = middle
         return replace(best, is_interrupted=progress.is_stopped)
-
-
-class _Interruptible:
-    """Progress that remembers that it was told to stop: every later search ends at once."""
-
-    def __init__(self, progress: Progress):
-        self.progress = progress
-        self.is_stopped = False
-
-    def __call__(self) -> None:
-        if not self.is_stopped:
-            try:
-                self.progress()
-            except Stop:
-                self.is_stopped = True
-        if self.is_stopped:
-            raise Stop
-
-
-def _rank(judged: Evaluation) -> tuple[bool, int, int]:
-    """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
-    if judged.fits:
-        return (False, judged.step_time_ns, judged.peak_bytes)
-    return (True, judged.peak_bytes, judged.step_time_ns)
 
 
 def _with_settings(policy: Policy, settings: Policy) -> Policy:

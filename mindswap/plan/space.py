@@ -59,9 +59,11 @@ class Figures:
 
     def has(self, choice: np.ndarray) -> bool:
         """Whether every decision of a choice can be made here."""
-        if choice.shape != self.copy_ns.shape:
-            return False
-        return bool((_of_choice(self.freed_bytes, choice)[choice != KEEP] > 0).all())
+        return choice.shape == self.copy_ns.shape and bool(self.can(choice).all())
+
+    def can(self, choice: np.ndarray) -> np.ndarray:
+        """Which decisions of a choice can be made here: bool, shape (num_layers, num_items)."""
+        return (choice == KEEP) | (_of_choice(self.freed_bytes, choice) > 0)
 
     def idle(self, choice: np.ndarray) -> np.ndarray:
         """Swaps that take no effect beside what is recomputed: bool, shape (num_layers, num_items)."""
@@ -163,36 +165,54 @@ class Space(ABC):
         found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
         if not len(copies):
             return found
-        needed = np.maximum(_release_distances(timeline), _prefetch_distances(timeline))
+        needed = np.ones(len(copies), np.int64)
+        for begin, end in zip(program.stage_starts.tolist(), program.stage_starts[1:].tolist(), strict=False):
+            own = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
+            if len(own):
+                distances = (
+                    _release_distances(timeline, own, begin, end),
+                    _prefetch_distances(timeline, own, begin, end),
+                )
+                needed[own] = np.maximum(1, np.maximum(*distances))
         layer_of = np.full(max(self.layers) + 1, -1)
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         item_of = np.array([self.items.get(label.partition("|")[0], -1) for label in program.labels])
         layer, item = layer_of[copies.layer], item_of[copies.label]
         known = (layer >= 0) & (item >= 0)
-        np.maximum.at(found, (layer[known], item[known]), np.maximum(needed[known], 1))
+        np.maximum.at(found, (layer[known], item[known]), needed[known])
         return found
 
 
-def _release_distances(timeline: Timeline) -> np.ndarray:
-    """Places, copies counted, from each copy out to the last operator that starts before the copy has ended."""
-    copies = timeline.program.copies
-    producers = np.sort(copies.producer_op)
-    last = np.searchsorted(np.maximum.accumulate(timeline.op_start_ns), timeline.out_end_ns, side="left") - 1
-    last = np.maximum(last, copies.producer_op + 1)
-    copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, copies.producer_op)
-    return last - copies.producer_op - 1 + copies_before
+def _release_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Places, copies counted, from each copy out to the last operator that starts before the copy has ended.
+
+    Args:
+        timeline: a simulated step.
+        own: positions of the copies of one stage.
+        begin, end: its operators.
+    """
+    producer = timeline.program.copies.producer_op[own] - begin
+    producers = np.sort(producer)
+    started_ns = np.maximum.accumulate(timeline.op_start_ns[begin:end])
+    last = np.maximum(np.searchsorted(started_ns, timeline.out_end_ns[own], side="left") - 1, producer + 1)
+    copies_before = np.searchsorted(producers, last) - np.searchsorted(producers, producer)
+    return last - producer - 1 + copies_before
 
 
-def _prefetch_distances(timeline: Timeline) -> np.ndarray:
-    """Operators from the start of each copy in to its first user, if every copy came in as late as it can."""
-    copies = timeline.program.copies
-    order = np.argsort(copies.first_user_op, kind="stable")
-    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[order]
-    user_ns = timeline.op_start_ns[copies.first_user_op[order]]
+def _prefetch_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:
+    """Operators from the start of each copy in to its first user, if every copy came in as late as it can.
+
+    Args:
+        timeline, own, begin, end: as above.
+    """
+    user = timeline.program.copies.first_user_op[own] - begin
+    order = np.argsort(user, kind="stable")
+    duration_ns = (timeline.in_end_ns - timeline.in_start_ns)[own][order]
+    user_ns = timeline.op_start_ns[begin:end][user[order]]
     # They come in one after another: the time left before each user, least over all that come later.
     total_ns = np.cumsum(duration_ns)
     latest_ns = np.minimum.accumulate((user_ns - total_ns)[::-1])[::-1] + total_ns - duration_ns
-    ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns), latest_ns, side="right") - 1
-    distance = np.empty(len(copies), np.int64)
-    distance[order] = copies.first_user_op[order] - np.maximum(ended, 0) - 1
+    ended = np.searchsorted(np.maximum.accumulate(timeline.op_end_ns[begin:end]), latest_ns, side="right") - 1
+    distance = np.empty(len(own), np.int64)
+    distance[order] = user[order] - np.maximum(ended, 0) - 1
     return distance

@@ -8,18 +8,22 @@ import numpy as np
 from mindswap.plan.candidates import Item, find_items
 from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_uses, idle_swaps
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow
-from mindswap.plan.space import KEEP, Figures, Space
+from mindswap.plan.space import KEEP, Figures, Score, Space
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 from mindswap.simulate.block_arrays import arrays_of, with_copies
 from mindswap.simulate.blocks import Block
-from mindswap.simulate.build import StageLayout
+from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.engine import simulate
+from mindswap.simulate.host import peak_host_bytes
+from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.schedule import order_turns
 from mindswap.simulate.step_model import StepModel
+from mindswap.simulate.timeline import Timeline
 
-__all__ = ["WHOLE_LAYER", "Catalog", "StepSpace", "collect_items", "to_policy"]
+__all__ = ["WHOLE_LAYER", "Catalog", "Rows", "StepSpace", "WholeSpace", "collect_items", "to_policy"]
 
 # The first item of every layer: all of it, which `recompute` names.
 WHOLE_LAYER = Item("", (), (), (), ((),))
@@ -153,13 +157,14 @@ def _recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
     return Policy(True, select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names))
 
 
-class _Rows:
+class Rows:
     """What a row of a choice means for its layer: operator names, and the block that comes of it."""
 
     def __init__(self, model: StepModel, catalog: Catalog):
         self.model = model
         self.catalog = catalog
         self._keepers: dict[tuple, Mapping[str, tuple[tuple[str, ...], ...]]] = {}
+        self._blocks: dict[tuple[int, bytes], Block] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
         """What is recomputed."""
@@ -183,6 +188,21 @@ class _Rows:
                 named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
         return named
 
+    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
+        """The row without items that it would swap for nothing."""
+        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
+        uses, found = self.catalog.uses[kind], row.copy()
+        for i in np.flatnonzero(row > KEEP).tolist():
+            if idle_swaps(uses, self._holding(layer_index, row, i), recomputed):
+                found[i] = KEEP
+        return found
+
+    def _holding(self, layer_index: int, row: np.ndarray, item: int) -> set[str]:
+        """Names of an item under which backward holds something."""
+        keepers = self.keepers(layer_index, row).values()
+        holding = {name for names_of in keepers for names in names_of for name in names}
+        return holding.intersection(self.catalog.item(layer_index, item).swap_names)
+
     def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[str, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
         key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
@@ -192,6 +212,12 @@ class _Rows:
 
     def block(self, layer_index: int, row: np.ndarray) -> Block:
         """The layer with what the row recomputes and swaps."""
+        key = (self.catalog.kinds[layer_index], row.tobytes())
+        if key not in self._blocks:
+            self._blocks[key] = self._make_block(layer_index, row)
+        return self._blocks[key]
+
+    def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
         block = self.model.layer_block(self.recompute(layer_index, row), layer_index)
         if not (row > KEEP).any():
             return block
@@ -208,20 +234,21 @@ class _Rows:
         return with_copies(block, copies)
 
 
-class StepSpace(Space):
-    """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state."""
+class _ModelSpace(Space):
+    """Layers of a captured model."""
 
-    def __init__(self, model: StepModel, catalog: Catalog, stage: int, budget_bytes: int, host_budget_bytes: int):
-        layout = model.layout
-        num_micro_batches, num_in_flight = _short_run(layout, stage)
-        super().__init__(model.transfers, replace(layout, num_micro_batches=num_micro_batches), stage)
-        self.model = model
-        self.catalog = catalog
-        self.budget_bytes = budget_bytes
-        self.host_budget_bytes = host_budget_bytes
-        num_layers = model.captured.num_layers
-        sections = sorted(section for chunk in layout.chunks[stage] for section in chunk)
-        self.layers = tuple(section - 1 for section in sections if 1 <= section <= num_layers)
+    def __init__(
+        self,
+        model: StepModel,
+        catalog: Catalog,
+        layers: Sequence[int],
+        layout: StageLayout,
+        stage: int,
+        in_flight: int,
+        rows: Rows | None,
+    ):
+        super().__init__(model.transfers, layout, stage)
+        self.layers = tuple(layers)
         self.items = {
             name: i
             for row in catalog.items
@@ -234,23 +261,93 @@ class StepSpace(Space):
             catalog.freed_bytes[kinds],
             catalog.recompute_ns[kinds],
             catalog.copy_ns[kinds],
-            num_in_flight,
+            in_flight,
             catalog.conflicts[kinds],
         )
-        self._kinds = kinds
-        self._rows = _Rows(model, catalog)
+        self._rows = rows or Rows(model, catalog)
         self._plain = model.blocks(Policy())
-        self._known: dict[tuple[int, bytes], Block] = {}
 
     def blocks(self, choice: np.ndarray) -> Sequence[Block]:
-        """The whole step, with the layers of this stage as chosen."""
+        """The whole step, with the layers of this space as chosen."""
         blocks = list(self._plain)
-        for layer_index, kind, row in zip(self.layers, self._kinds, choice, strict=True):
-            key = (kind, row.tobytes())
-            if key not in self._known:
-                self._known[key] = self._rows.block(layer_index, row)
-            blocks[1 + layer_index] = self._known[key]
+        for layer_index, row in zip(self.layers, choice, strict=True):
+            blocks[1 + layer_index] = self._rows.block(layer_index, row)
         return blocks
+
+    def effective(self, choice: np.ndarray) -> np.ndarray:
+        """The choice without swaps that take no effect beside what it recomputes."""
+        rows = zip(self.layers, choice, strict=True)
+        return np.array([self._rows.effective(layer, row) for layer, row in rows]).reshape(choice.shape)
+
+
+class StepSpace(_ModelSpace):
+    """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
+
+    Args:
+        model: the step.
+        catalog: its items.
+        stage: which one.
+        budget_bytes: for activations.
+        host_budget_bytes: of one card.
+        rows: of the same model and catalog, to share what is known of layers.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        catalog: Catalog,
+        stage: int,
+        budget_bytes: int,
+        host_budget_bytes: int,
+        rows: Rows | None = None,
+    ):
+        layout = model.layout
+        num_micro_batches, num_in_flight = _short_run(layout, stage)
+        num_layers = model.captured.num_layers
+        sections = sorted(section for chunk in layout.chunks[stage] for section in chunk)
+        layers = [section - 1 for section in sections if 1 <= section <= num_layers]
+        short = replace(layout, num_micro_batches=num_micro_batches)
+        super().__init__(model, catalog, layers, short, stage, num_in_flight, rows)
+        self.budget_bytes = budget_bytes
+        self.host_budget_bytes = host_budget_bytes
+
+
+class WholeSpace(_ModelSpace):
+    """All pipeline stages of a captured model together: here stages wait for each other, and copies with them.
+
+    Args:
+        model: the step, or one with fewer micro-batches.
+        catalog: its items.
+        budget_bytes: device memory, static memory included.
+        host_budget_bytes: of one card.
+        rows: as for `StepSpace`.
+    """
+
+    def __init__(
+        self, model: StepModel, catalog: Catalog, budget_bytes: int, host_budget_bytes: int, rows: Rows | None = None
+    ):
+        in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
+        super().__init__(model, catalog, range(model.captured.num_layers), model.layout, 0, in_flight, rows)
+        self.static_bytes = np.array([static.total_bytes for static in model.static])
+        self.budget_bytes = budget_bytes
+        self.host_budget_bytes = host_budget_bytes
+
+    def timeline(self, choice: np.ndarray) -> Timeline:
+        """All stages."""
+        return simulate(build_program(self.blocks(choice), self.transfers, self.layout), check=False)
+
+    def score(self, timeline: Timeline) -> Score:
+        """What is over the budgets, of all stages together; the peak is that of the fullest."""
+        over = int(self.over_bytes(timeline).sum())
+        peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
+        return Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
+
+    def over_bytes(self, timeline: Timeline) -> np.ndarray:
+        """What each stage is over the budgets: int64, shape (num_stages,)."""
+        peaks = peak_memory(timeline) + self.static_bytes
+        stage_of = timeline.program.copies_stage
+        host = np.array([peak_host_bytes(timeline, stage_of == stage) for stage in range(len(peaks))])
+        return np.maximum(0, peaks - self.budget_bytes) + np.maximum(0, host - self.host_budget_bytes)
 
 
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
@@ -274,7 +371,7 @@ def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequen
         catalog: its items.
         choices: for each stage the layers and the choice.
     """
-    rows = _Rows(model, catalog)
+    rows = Rows(model, catalog)
     whole: list[int] = []
     swaps: dict[tuple[str, int], list[int]] = {}
     again: dict[str, list[int]] = {}

@@ -200,7 +200,9 @@ class _Builder:
         ops = [part.forward if is_forward else part.backward for part in parts]
         sizes = [len(part.duration_ns) for part in ops]
         begins = np.concatenate([[0], np.cumsum(sizes)]) + has_receive
-        wait_op = np.concatenate([_shift(part.wait_op, int(at), NO_OP, NONE) for part, at in zip(ops, begins, strict=False)])
+        wait_op = np.concatenate(
+            [_shift(part.wait_op, int(at), NO_OP, NONE) for part, at in zip(ops, begins, strict=False)]
+        )
         for part, size, at in zip(ops, sizes, begins.tolist(), strict=False):
             if size and part.kind[0] == OpKind.COLLECTIVE and at:  # of what the section before has made
                 wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
@@ -211,7 +213,10 @@ class _Builder:
             "kind": np.concatenate([part.kind for part in ops]),
             "wait_op": wait_op,
             "label": np.concatenate(
-                [self.label_maps[id(self.blocks[section])][part.label] for section, part in zip(order, ops, strict=True)]
+                [
+                    self.label_maps[id(self.blocks[section])][part.label]
+                    for section, part in zip(order, ops, strict=True)
+                ]
             ),
             "layer": np.repeat([self.layers[section] for section in order], sizes),
         }
@@ -335,9 +340,7 @@ class _Builder:
 def _laid_down(tensors: dict[str, np.ndarray], chunk: _Chunk, micro_batches: np.ndarray) -> dict[str, np.ndarray]:
     """The tensors of every micro-batch of a chunk, one after the other, at the positions of its passes."""
     num = len(micro_batches)
-    forward, backward = (
-        np.array(begins, np.int64)[:, None] for begins in (chunk.forward_begin, chunk.backward_begin)
-    )
+    forward, backward = (np.array(begins, np.int64)[:, None] for begins in (chunk.forward_begin, chunk.backward_begin))
     is_forward = tensors["is_forward"].astype(bool)
     placed = {
         "begin": tensors["begin"] + np.where(is_forward, forward, backward),

@@ -52,10 +52,16 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
     return rows.least(step_ns)
 
 
-def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow) -> int:
-    """Device memory below which no policy fits, whatever time it takes; arguments as in `least_step_ns`."""
+def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
+    """Device memory below which no policy fits, whatever time it takes, or within a step time.
+
+    Args:
+        facts, host_bytes, allow: as in `least_step_ns`.
+        step_ns: time that it may take, not below that of keeping everything.
+    """
     rows = _Rows()
-    _, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
+    found_ns, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
+    rows.upper[found_ns] = step_ns
     found = rows.least(budget_bytes)
     assert found is not None  # without a limit to the budget everything can be kept
     return found

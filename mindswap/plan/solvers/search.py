@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.plan.space import KEEP, Score, Space
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["ENTRY_PPM", "Progress", "Search", "Stop"]
+__all__ = ["ENTRY_PPM", "Interruptible", "Progress", "Search", "Stop"]
 
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
 ENTRY_PPM = 20
@@ -19,6 +19,23 @@ Progress = Callable[[], None]
 
 class Stop(Exception):
     """The user does not want to wait: the best choice so far counts."""
+
+
+class Interruptible:
+    """Progress that remembers that it was told to stop: every later search ends at once."""
+
+    def __init__(self, progress: Progress = lambda: None):
+        self.progress = progress
+        self.is_stopped = False
+
+    def __call__(self) -> None:
+        if not self.is_stopped:
+            try:
+                self.progress()
+            except Stop:
+                self.is_stopped = True
+        if self.is_stopped:
+            raise Stop
 
 
 class Search:

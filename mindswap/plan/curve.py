@@ -1,0 +1,216 @@
+"""The plans of a model: one for each fixed budget, made when it is asked for, and the best of them for a budget."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.plan.bound import Facts, least_step_ns
+from mindswap.plan.evaluate import Evaluation, evaluate
+from mindswap.plan.ladder import Rung, knots_of, rungs_below
+from mindswap.plan.problem import Problem
+from mindswap.plan.solvers.search import Interruptible
+from mindswap.plan.stages import StageSolver
+from mindswap.plan.step_space import Catalog
+from mindswap.policy.model import Policy
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["Candidate", "Curve"]
+
+# Swaps of what recomputed operators use have to gain more than this part of the step time.
+COUPLING_PERMILLE = 5
+# Part of the simulations that is spent on a plan without them, before one with them is looked for.
+PROBE_PERMILLE = 400
+# Tries to make a mix fit that is over its budget only in the whole step.
+NUM_TRIES = 3
+
+
+@dataclass(frozen=True, eq=False)
+class Candidate:
+    """A policy that was replayed.
+
+    Attributes:
+        policy: in layer indices.
+        step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them.
+        is_on_host: host memory is within its budget.
+        choice: where it comes from one.
+    """
+
+    policy: Policy
+    step_time_ns: int
+    peak_bytes: int
+    host_bytes: int
+    is_on_host: bool
+    choice: np.ndarray | None = None
+
+    @classmethod
+    def of(cls, problem: Problem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None) -> "Candidate":
+        """A policy with what it comes to."""
+        is_on_host = judged.host_bytes <= problem.host_bytes
+        return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice)
+
+    def fits(self, budget_bytes: int) -> bool:
+        """Whether it is within a budget of device memory, and of the host."""
+        return self.is_on_host and self.peak_bytes <= budget_bytes
+
+
+class Curve:
+    """Plans of one model under the same rules; each is made once.
+
+    Args:
+        problem: all but the budget counts.
+        short: the model with few micro-batches.
+        facts: for the bound.
+        catalog: items of the model.
+        keep: the policy that keeps everything, replayed.
+        solver: one of `SOLVERS`.
+        finish: makes a policy of what a choice asks for.
+
+    Attributes:
+        progress: called after each simulation.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        short: StepModel,
+        facts: Facts,
+        catalog: Catalog,
+        keep: Evaluation,
+        solver: str,
+        finish: Callable[[Policy], Policy],
+    ):
+        self.problem = problem
+        self.facts = facts
+        self.keep = keep
+        self.finish = finish
+        self.progress = Interruptible()
+        self.strict = StageSolver(problem, short, catalog, solver, self._count)
+        self.coupled = (
+            StageSolver(problem, short, catalog.coupled(), solver, self._count) if problem.allow.coupled else None
+        )
+        self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
+        self.known: dict[tuple[int, int], Candidate] = {}
+        self.least: Candidate | None = None
+        self.nearest: Candidate | None = None
+
+    @property
+    def num_evaluations(self) -> int:
+        """Simulations made."""
+        return self.strict.num_evaluations + (self.coupled.num_evaluations if self.coupled else 0)
+
+    def _count(self) -> None:
+        self.progress()
+
+    def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
+        """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
+
+        Fixed budgets whose bound is not below what was found need no look.
+        """
+        best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
+        for rung in rungs_below(self.knots, budget_bytes):
+            bound_ns = self.bound_ns(rung.budget_bytes)
+            if self.progress.is_stopped or (
+                best is not None and bound_ns is not None and best.step_time_ns <= bound_ns
+            ):
+                break
+            found = self._at(rung)
+            if found.fits(rung.budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
+                best = found
+        else:
+            found = self._least()
+            if found.fits(budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
+                best = found
+        if best is not None:
+            return best
+        # The least is there for every budget; what came nearer to this one may not be for another.
+        nearest = self.least if self.least is not None and self.least.is_on_host else self.nearest
+        assert nearest is not None
+        return nearest
+
+    def bound_ns(self, budget_bytes: int, is_coupled: bool = True) -> int | None:
+        """Step time that no policy within a budget can beat; None if none can be within it."""
+        allow = self.problem.allow
+        allow = replace(allow, coupled=allow.coupled and is_coupled)
+        bound_ns = least_step_ns(self.facts, budget_bytes, self.problem.host_bytes_per_card, allow)
+        return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
+
+    def _at(self, rung: Rung) -> Candidate:
+        if (rung.knot, rung.step) not in self.known:
+            found = self._mix(rung) if rung.step else self._knot(rung.knot)
+            if self.progress.is_stopped:
+                return found
+            self.known[rung.knot, rung.step] = found
+        return self.known[rung.knot, rung.step]
+
+    def _knot(self, knot: int) -> Candidate:
+        """By coupling rule 2, or a plan that breaks it where that gains much."""
+        budget_bytes = self.knots[knot]
+        if knot == len(self.knots) - 1:
+            return self._candidate(np.zeros(self.strict.shape, np.int64))
+        if self.coupled is None:
+            return self._solved(self.strict, budget_bytes, 1000)
+        bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
+        found: list[Candidate] = []
+        good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
+        # No search comes all the way down to its bound.
+        if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
+            found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
+            if self.progress.is_stopped or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
+                return found[0]
+        found.append(self._solved(self.coupled, budget_bytes, 1000))
+        ranks = [self._rank(candidate, budget_bytes) for candidate in found]
+        # What breaks the rule has to gain more than a little.
+        if ranks[0][0] == ranks[-1][0] and ranks[-1][1] * (1000 + COUPLING_PERMILLE) // 1000 >= ranks[0][1]:
+            return found[0]
+        return min(found, key=lambda candidate: self._rank(candidate, budget_bytes))
+
+    def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
+        return self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille)))
+
+    def _mix(self, rung: Rung) -> Candidate:
+        """Some layers of the plan for the knot below, the others of that for the knot above."""
+        rich, lean = (self._at(Rung(self.knots[knot], knot, 0)) for knot in (rung.knot + 1, rung.knot))
+        assert lean.choice is not None and rich.choice is not None
+        if self.progress.is_stopped or rich.fits(rung.budget_bytes):
+            return rich if rich.fits(rung.budget_bytes) else lean
+        solver, budget_bytes, best = self.coupled or self.strict, rung.budget_bytes, lean
+        for _ in range(NUM_TRIES):
+            found = self._candidate(solver.mix(lean.choice, rich.choice, budget_bytes))
+            if self._rank(found, rung.budget_bytes) < self._rank(best, rung.budget_bytes):
+                best = found
+            if found.fits(rung.budget_bytes) or self.progress.is_stopped:
+                break
+            budget_bytes -= max(1, found.peak_bytes - rung.budget_bytes)
+        return best
+
+    def _least(self) -> Candidate:
+        """The least memory that is found."""
+        if self.least is None:
+            solver = self.coupled or self.strict
+            found = self._solved(solver, 0, 1000)
+            if self.progress.is_stopped:
+                return found
+            self.least = found
+        return self.least
+
+    def _candidate(self, choice: np.ndarray) -> Candidate:
+        policy = self.finish((self.coupled or self.strict).policy(choice))
+        found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice)
+        if self.nearest is None or _need(found) < _need(self.nearest):
+            self.nearest = found
+        return found
+
+    def _rank(self, candidate: Candidate, budget_bytes: int) -> tuple[bool, int, int]:
+        """Less is better: what fits, then what is faster; where nothing fits, what needs less memory."""
+        if candidate.fits(budget_bytes):
+            return False, candidate.step_time_ns, candidate.peak_bytes
+        return True, candidate.peak_bytes, candidate.step_time_ns
+
+
+def _time_of(candidate: Candidate) -> int:
+    return candidate.step_time_ns
+
+
+def _need(candidate: Candidate) -> tuple[bool, int, int]:
+    return not candidate.is_on_host, candidate.peak_bytes, candidate.step_time_ns

@@ -1,0 +1,71 @@
+"""The fixed budgets for which a model is planned. Pure.
+
+A plan for a budget is the best of the plans for all fixed budgets up to it. So more memory never gives a slower
+plan: it only adds plans to choose from.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from mindswap.plan.bound import Facts, least_budget_bytes
+from mindswap.plan.problem import Allow
+
+__all__ = ["NUM_RUNGS", "Rung", "knots_of", "rungs_below"]
+
+# From one knot to the next the least step time grows by so much, and memory gets less by this part of its range.
+KNOT_PERMILLE = 20
+LEAST_GAP = 32
+# Knots from where the least step time is that of keeping everything up to the memory of keeping everything.
+NUM_FLAT = 4
+# Budgets from one knot to the next, which get mixes of both plans.
+NUM_RUNGS = 8
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A fixed budget.
+
+    Attributes:
+        budget_bytes: static memory included.
+        knot: position of the knot at it or below it.
+        step: 0 at the knot; else how far from it to the next one.
+    """
+
+    budget_bytes: int
+    knot: int
+    step: int
+
+
+def knots_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, keep_bytes: int) -> tuple[int, ...]:
+    """Budgets from the least that any policy needs to that of keeping everything.
+
+    Args:
+        facts: of the model.
+        host_bytes: host memory of one card.
+        allow: what policies may do.
+        keep_ns, keep_bytes: step time and peak memory if everything is kept.
+    """
+    least = least_budget_bytes(facts, host_bytes, allow)
+    if least >= keep_bytes:
+        return (keep_bytes,)
+    gap = max(1, (keep_bytes - least) // LEAST_GAP)
+    flat = min(keep_bytes, least_budget_bytes(facts, host_bytes, allow, keep_ns))
+    found = [keep_bytes - (keep_bytes - flat) * step // NUM_FLAT for step in range(NUM_FLAT + 1)]
+    step_ns = keep_ns
+    while found[-1] > least + gap:
+        step_ns += step_ns * KNOT_PERMILLE // 1000
+        found.append(max(least, min(found[-1] - gap, least_budget_bytes(facts, host_bytes, allow, step_ns))))
+    return tuple(sorted({*found, least}))
+
+
+def rungs_below(knots: tuple[int, ...], budget_bytes: int) -> Iterator[Rung]:
+    """The fixed budgets that are not above one, largest first."""
+    for knot in range(len(knots) - 1, -1, -1):
+        for step in range(NUM_RUNGS - 1, -1, -1):
+            is_last = knot == len(knots) - 1
+            if is_last and step:
+                continue
+            width = 0 if is_last else knots[knot + 1] - knots[knot]
+            rung = Rung(knots[knot] + width * step // NUM_RUNGS, knot, step)
+            if rung.budget_bytes <= budget_bytes:
+                yield rung

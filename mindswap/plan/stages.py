@@ -1,0 +1,163 @@
+"""A choice for all layers of a model within one budget: stage by stage, then the whole step together."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.plan.mix import best_mix, orders_of, stretched
+from mindswap.plan.problem import Problem
+from mindswap.plan.solvers import SOLVERS
+from mindswap.plan.solvers.improve import improve
+from mindswap.plan.solvers.search import Progress, Search, Stop
+from mindswap.plan.space import Score, Space
+from mindswap.plan.step_space import Catalog, Rows, StepSpace, WholeSpace, to_policy
+from mindswap.policy.model import Policy
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["StageSolver"]
+
+# Rounds in which a stage that is over its budget in the whole step is solved again with less.
+NUM_REPAIRS = 4
+LEAST_REPAIR = 1000  # part of the budget that is taken off at least
+# Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
+MAX_OPERATORS = 400_000
+LEAST_EVALUATIONS = 24
+
+
+class StageSolver:
+    """Solves one model for one budget after the other; choices are of shape (num_layers of the model, num_items).
+
+    Args:
+        problem: all but the budget counts.
+        short: the model with few micro-batches.
+        catalog: its items.
+        solver: one of `SOLVERS`.
+        progress: called after each simulation; may raise `Stop`.
+
+    Attributes:
+        num_evaluations: simulations made.
+    """
+
+    def __init__(self, problem: Problem, short: StepModel, catalog: Catalog, solver: str, progress: Progress):
+        self.model = problem.model
+        self.host_bytes = problem.host_bytes_per_card
+        self.short = short
+        self.catalog = catalog
+        self.solver = SOLVERS[solver]
+        self.asked = progress
+        self.num_evaluations = 0
+        self.rows = Rows(self.model, catalog)
+        self.num_stages = self.model.layout.num_stages
+        spaces = [self._stage_space(stage, 0) for stage in range(self.num_stages)]
+        self.layers = [list(space.layers) for space in spaces]
+        self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
+
+    def solve(self, budget_bytes: int, effort_permille: int) -> np.ndarray:
+        """The best choice that is found for a budget, static memory included; the nearest if none fits."""
+        budgets = [budget_bytes - static.total_bytes for static in self.model.static]
+        effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
+        choice = np.zeros(self.shape, np.int64)
+        with contextlib.suppress(Stop):
+            self._solve_stages(choice, range(self.num_stages), budgets, effort)
+            if self.num_stages > 1:
+                return self._repaired(choice, budget_bytes, budgets, effort)
+        return choice
+
+    def mix(self, lean: np.ndarray, rich: np.ndarray, budget_bytes: int) -> np.ndarray:
+        """The best mix of two choices within a budget."""
+        space = self._whole_space(budget_bytes)
+        search = Search(space, MAX_OPERATORS, self.progress)
+        over = space.over_bytes(space.timeline(rich))
+        with contextlib.suppress(Stop):
+            best_mix(search.score, [lean, rich], orders_of(self.layers, over.tolist()))
+        return lean if search.best is None else search.best
+
+    def policy(self, choice: np.ndarray) -> Policy:
+        """What a choice writes."""
+        return to_policy(self.model, self.catalog, [(range(len(choice)), choice)])
+
+    def effective(self, choice: np.ndarray) -> np.ndarray:
+        """A choice without swaps that take no effect in this catalog: the same where it has all of them."""
+        return self._whole_space(0).effective(choice)
+
+    def _stage_space(self, stage: int, budget_bytes: int) -> StepSpace:
+        return StepSpace(self.model, self.catalog, stage, budget_bytes, self.host_bytes, self.rows)
+
+    def _whole_space(self, budget_bytes: int) -> WholeSpace:
+        return WholeSpace(self.short, self.catalog, budget_bytes, self.host_bytes, self.rows)
+
+    def progress(self) -> None:
+        """Counts a simulation."""
+        self.num_evaluations += 1
+        self.asked()
+
+    def _solve_stages(
+        self, choice: np.ndarray, stages: Sequence[int], budgets: Sequence[int], effort_permille: int
+    ) -> None:
+        """Fills in the layers of some stages, the one that lacks most memory first.
+
+        Stages are alike, so for the others a mix of what is known is often enough: a stage need not be better than
+        the slowest one.
+        """
+        spaces = {stage: self._stage_space(stage, budgets[stage]) for stage in stages}
+        searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
+        kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
+        slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
+        known = [choice[layers] for layers in self.layers if choice[layers].any()]
+        for stage in sorted(stages, key=lambda stage: (-kept[stage].excess_bytes, stage)):
+            space, layers = spaces[stage], self.layers[stage]
+            choice[layers] = 0
+            if kept[stage].fits or not layers:
+                continue
+            options = [choice[layers], *(stretched(other, space.figures) for other in known)]
+            found, mix = best_mix(searches[stage].score, options, orders_of([range(len(layers))]))
+            if not found.fits or _per_batch_ns(space, found) > slowest_ns:
+                search = self.solver(space, self.progress, effort_permille, [mix] if found.fits else [])
+                assert search.best is not None and search.best_score is not None
+                if search.best_score < found:
+                    found, mix = search.best_score, search.best
+                known.append(mix)
+            choice[layers] = mix
+            slowest_ns = max(slowest_ns, _per_batch_ns(space, found))
+
+    def _repaired(self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int) -> np.ndarray:
+        """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
+        space = self._whole_space(budget_bytes)
+        search = Search(space, LEAST_EVALUATIONS, self.progress)
+        with contextlib.suppress(Stop):
+            self._repair(search, space, choice, budget_bytes, budgets, effort_permille)
+        return choice if search.best is None else search.best
+
+    def _repair(
+        self,
+        search: Search,
+        space: WholeSpace,
+        choice: np.ndarray,
+        budget_bytes: int,
+        budgets: list[int],
+        effort_permille: int,
+    ) -> None:
+        _, timeline = search.run(choice)
+        ops = timeline.program.ops
+        search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops))
+        forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
+        tried = [choice.copy()]
+        over = first_over = space.over_bytes(timeline)
+        for attempt in range(NUM_REPAIRS):
+            again = np.flatnonzero(over > 0).tolist()
+            if not again:
+                break
+            for stage in again:  # more each time: the search may find the same choice with a little less
+                budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR) << attempt
+            self._solve_stages(choice, again, budgets, effort_permille)
+            tried.append(choice.copy())
+            over = space.over_bytes(search.run(choice)[1])
+        if len(tried) > 1:
+            best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
+        improve(search, forward_ns // self.short.layout.num_micro_batches // self.num_stages)
+
+
+def _per_batch_ns(space: Space, score: Score) -> float:
+    return score.step_time_ns / space.layout.num_micro_batches
