@@ -1,13 +1,18 @@
 """What a configuration says about a training step besides its network. Pure."""
 
 from dataclasses import dataclass
+from typing import TypeGuard
 
+from mindswap.graph.gather import WeightSharding
 from mindswap.policy.document import Document
 from mindswap.policy.pipeline import Pipeline, read_pipeline
+from mindswap.policy.placement import STRATEGY_MODES
 
-__all__ = ["StepSettings", "read_step_settings"]
+__all__ = ["StepSettings", "read_step_settings", "read_weight_sharding"]
 
 DEFAULT_OPTIMIZER = "AdamW"
+OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
+KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -21,7 +26,7 @@ class StepSettings:
         data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
         pipeline: stages and chunks.
         optimizer: `optimizer.type`.
-        num_optimizer_shards: ranks over which the parallel optimizer cuts weights and states; 1 without it.
+        sharding: how the parallel optimizer cuts weights and states.
         is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
@@ -36,11 +41,16 @@ class StepSettings:
     context_parallel: int
     pipeline: Pipeline
     optimizer: str
-    num_optimizer_shards: int
+    sharding: WeightSharding
     is_accumulator_sharded: bool
     is_state_offloaded: bool
     compute_dtype: str
     is_fused: bool
+
+    @property
+    def num_optimizer_shards(self) -> int:
+        """Ranks over which the parallel optimizer cuts weights and states; 1 without it."""
+        return self.sharding.num_ranks
 
     @property
     def num_cards(self) -> int:
@@ -61,13 +71,11 @@ def read_step_settings(document: Document) -> StepSettings:
     num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
-    shards = 1
-    if is_parallel and _value(document, "parallel", "enable_parallel_optimizer") is True:
-        given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
-        shards = given if isinstance(given, int) and given > 0 else data_parallel
+    sharding = read_weight_sharding(document)
     optimizer = _value(document, "optimizer", "type")
     swap = _value(document, "optimizer", "swap")
-    shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
+    level = _value(document, *OPTIMIZER_CONFIG, "optimizer_level")
+    shard_sum = _value(document, *OPTIMIZER_CONFIG, "gradient_accumulation_shard")
     dtype = _value(document, "model", "model_config", "compute_dtype")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
@@ -78,12 +86,43 @@ def read_step_settings(document: Document) -> StepSettings:
         context_parallel=document.count("parallel_config", "context_parallel"),
         pipeline=pipeline,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
-        num_optimizer_shards=shards,
-        is_accumulator_sharded=shard_sum is True,
+        sharding=sharding,
+        is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
         is_state_offloaded=swap is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
     )
+
+
+def read_weight_sharding(document: Document) -> WeightSharding:
+    """How the parallel optimizer cuts the weights of a configuration.
+
+    The ranks are those that have the same part of a weight of a matrix product: of data and of context parallelism.
+    `optimizer_weight_shard_size` takes effect only if it divides them (MindSpore's context.py). The parallel
+    optimizer cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out
+    whole weights (nn/optim/optimizer.py, `_use_parallel_optimizer`).
+    """
+    ranks = document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")
+    is_parallel = _value(document, "use_parallel") is not False
+    mode = _value(document, "parallel", "parallel_mode")
+    if not is_parallel or (mode is not None and mode not in STRATEGY_MODES):
+        return WeightSharding()
+    if _value(document, "parallel", "enable_parallel_optimizer") is not True:
+        return WeightSharding()
+    size = _value(document, *OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
+    if _is_whole(size) and size > 0 and ranks % size == 0:
+        ranks = size
+    threshold = _value(document, *OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
+    return WeightSharding(
+        num_ranks=ranks,
+        threshold_bytes=threshold * KIB if _is_whole(threshold) and threshold >= 0 else WeightSharding.threshold_bytes,
+        is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
+    )
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    """An integer; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _value(document: Document, *path: str) -> object:

@@ -20,6 +20,7 @@ So each layer keeps three tensors: matmul, gelu, and h_i, which the layer before
 from dataclasses import replace
 
 from mindswap.cost.table import CostTable
+from mindswap.graph.gather import WeightSharding
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.pipeline import Pipeline
@@ -51,7 +52,7 @@ SETTINGS = StepSettings(
     context_parallel=1,
     pipeline=Pipeline(),
     optimizer="AdamW",
-    num_optimizer_shards=1,
+    sharding=WeightSharding(),
     is_accumulator_sharded=False,
     is_state_offloaded=False,
     compute_dtype="float16",
