@@ -25,42 +25,15 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.collectives import Collective
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.settle import BOOKKEEPING_OPS
+from mindswap.policy.weight_sharding import WeightSharding
 
-__all__ = ["GatheredStep", "WeightSharding", "gather_weights", "is_gathering", "is_released", "weight_name"]
+__all__ = ["GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
 # Attribute of an AllGather of a weight, and of the cast before it: whether backward does it again.
 GATHER_MARK = "parallel_optimizer_allgather"
-# Ends of the names of weights that MindFormers keeps whole.
-WHOLE_WEIGHTS = (".bias", ".gamma", ".beta")
 HALF_DTYPES = ("float16", "bfloat16")
-
-
-@dataclass(frozen=True)
-class WeightSharding:
-    """How the parallel optimizer cuts weights.
-
-    Attributes:
-        num_ranks: ranks that share a weight; 1 without the parallel optimizer.
-        threshold_bytes: smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB).
-        is_released: forward releases a gathered weight and backward gathers it again (optimizer_level level3).
-    """
-
-    num_ranks: int = 1
-    threshold_bytes: int = 64 * 1024
-    is_released: bool = False
-
-    def cuts(self, name: str, weight: TensorType) -> bool:
-        """Whether a weight is cut.
-
-        Args:
-            name: of the parameter.
-            weight: as it is stored, whole but for tensor parallel.
-        """
-        if self.num_ranks < 2 or name.endswith(WHOLE_WEIGHTS) or weight.size_bytes < self.threshold_bytes:
-            return False
-        return bool(weight.shape) and weight.shape[0] % self.num_ranks == 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -167,7 +140,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
     loads: dict[str, list[Node]] = {}
     for node in graph.forward:
         name = weight_name(node)
-        if name and node.outputs and sharding.cuts(name, node.outputs[0]):
+        if name and node.outputs and sharding.cuts(name, node.outputs[0].shape, node.outputs[0].size_bytes):
             loads.setdefault(name, []).append(node)
     mark = {GATHER_MARK: sharding.is_released}
     for name, nodes in loads.items():

@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.collectives import Collective
-from mindswap.graph.gather import WeightSharding, weight_name
+from mindswap.graph.gather import weight_name
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
 
@@ -77,6 +78,7 @@ def find_parameters(graph: Graph, sharding: WeightSharding = WeightSharding()) -
         name = weight_name(node)
         if name and node.outputs and name not in found:
             known = node.outputs[0]
-            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), sharding.cuts(name, known))
+            is_cut = sharding.cuts(name, known.shape, known.size_bytes)
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut)
             found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
     return tuple(found.values())

@@ -22,7 +22,7 @@ from mindswap.cost.static_memory import (
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
-from mindswap.graph.gather import WeightSharding, gather_weights
+from mindswap.graph.gather import gather_weights
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
@@ -30,6 +30,7 @@ from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters

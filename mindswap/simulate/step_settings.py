@@ -1,18 +1,14 @@
 """What a configuration says about a training step besides its network. Pure."""
 
 from dataclasses import dataclass
-from typing import TypeGuard
 
-from mindswap.graph.gather import WeightSharding
 from mindswap.policy.document import Document
 from mindswap.policy.pipeline import Pipeline, read_pipeline
-from mindswap.policy.placement import STRATEGY_MODES
+from mindswap.policy.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 
-__all__ = ["StepSettings", "read_step_settings", "read_weight_sharding"]
+__all__ = ["StepSettings", "read_step_settings"]
 
 DEFAULT_OPTIMIZER = "AdamW"
-OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
-KIB = 1024
 
 
 @dataclass(frozen=True)
@@ -92,37 +88,6 @@ def read_step_settings(document: Document) -> StepSettings:
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
     )
-
-
-def read_weight_sharding(document: Document) -> WeightSharding:
-    """How the parallel optimizer cuts the weights of a configuration.
-
-    The ranks are those that have the same part of a weight of a matrix product: of data and of context parallelism.
-    `optimizer_weight_shard_size` takes effect only if it divides them (MindSpore's context.py). The parallel
-    optimizer cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out
-    whole weights (nn/optim/optimizer.py, `_use_parallel_optimizer`).
-    """
-    ranks = document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")
-    is_parallel = _value(document, "use_parallel") is not False
-    mode = _value(document, "parallel", "parallel_mode")
-    if not is_parallel or (mode is not None and mode not in STRATEGY_MODES):
-        return WeightSharding()
-    if _value(document, "parallel", "enable_parallel_optimizer") is not True:
-        return WeightSharding()
-    size = _value(document, *OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
-    if _is_whole(size) and size > 0 and ranks % size == 0:
-        ranks = size
-    threshold = _value(document, *OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
-    return WeightSharding(
-        num_ranks=ranks,
-        threshold_bytes=threshold * KIB if _is_whole(threshold) and threshold >= 0 else WeightSharding.threshold_bytes,
-        is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
-    )
-
-
-def _is_whole(value: object) -> TypeGuard[int]:
-    """An integer; a bool is none."""
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _value(document: Document, *path: str) -> object:

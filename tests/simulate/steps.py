@@ -20,10 +20,10 @@ So each layer keeps three tensors: matmul, gelu, and h_i, which the layer before
 from dataclasses import replace
 
 from mindswap.cost.table import CostTable
-from mindswap.graph.gather import WeightSharding
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.pipeline import Pipeline
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import StepSettings
