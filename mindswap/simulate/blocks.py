@@ -6,7 +6,7 @@ before, of the block behind and of the whole step it reads. So three compiled la
 and layers under different settings can stand side by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -56,6 +56,7 @@ class BlockOp:
         duration_ns: on the device.
         wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
         op: name of the primitive.
+        wait_once: position in `Block.once` of an operator that must have ended; None for none.
     """
 
     label: str
@@ -63,15 +64,22 @@ class BlockOp:
     duration_ns: int
     wait_op: int | None = None
     op: str = ""
+    wait_once: int | None = None
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Positions at which a block reads a tensor; None where it does not."""
+    """Positions at which a block reads a tensor; None where it does not.
+
+    Attributes:
+        last_forward, first_backward, last_backward: in forward and backward.
+        last_once: in `Block.once`.
+    """
 
     last_forward: int | None = None
     first_backward: int | None = None
     last_backward: int | None = None
+    last_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +97,7 @@ class BlockTensor:
         prefetch: `backward_prefetch` of its copies.
         num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
         is_held: another name of it is not swapped, so it stays on the device all the same.
+        is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
     """
 
     label: str
@@ -101,6 +110,7 @@ class BlockTensor:
     prefetch: int = 0
     num_copies: int = 0
     is_held: bool = False
+    is_once: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,12 +125,20 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads.
+
+    Attributes:
+        forward, backward: run for each micro-batch.
+        tensors, reads: as above.
+        once: operators that run before forward of the first micro-batch, once in a step: what depends on weights
+            only and is shared by all micro-batches.
+    """
 
     forward: tuple[BlockOp, ...]
     backward: tuple[BlockOp, ...]
     tensors: tuple[BlockTensor, ...]
     reads: tuple[Read, ...]
+    once: tuple[BlockOp, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +157,7 @@ def cut_blocks(
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
+    once: Set[str] = frozenset(),
 ) -> StepBlocks:
     """The blocks of a compiled step.
 
@@ -149,6 +168,8 @@ def cut_blocks(
         collectives: communication that belongs to a node, by its name.
         collective_ns: time of one.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
+        once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
+            another only.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
@@ -158,7 +179,7 @@ def cut_blocks(
     works = measure_work(graph)
     if is_fused:
         works = fuse_work(graph, works)
-    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns).cut(works)
+    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns, once).cut(works)
 
 
 @dataclass
@@ -178,6 +199,8 @@ class _Tensor:
     has_keeper: bool = False
     is_read: bool = False
     collective: int | None = None  # position of the collective that makes it what readers want
+    is_once: bool = False
+    last_once: int | None = None
 
 
 class _Cutter:
@@ -187,19 +210,27 @@ class _Cutter:
     """
 
     def __init__(
-        self, graph: Graph, operator_ns, label, collectives: Mapping[str, tuple[Collective, ...]], collective_ns
+        self,
+        graph: Graph,
+        operator_ns,
+        label,
+        collectives: Mapping[str, tuple[Collective, ...]],
+        collective_ns,
+        once: Set[str],
     ):
         self.graph = graph
         self.operator_ns = operator_ns
         self.label = label
         self.collectives = collectives
         self.collective_ns = collective_ns
+        self.once = once
         self.num_layers = 1 + max(
             (node.layer_index for node in graph.forward if node.layer_index is not None), default=-1
         )
         if not self.num_layers:
             raise SimulationError("the compiled step has no transformer layers")
         self.ops: dict[tuple[int, bool], list[BlockOp]] = {}
+        self.once_ops: dict[int, list[BlockOp]] = {}
         self.tensors: list[_Tensor] = []
         self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
 
@@ -271,10 +302,12 @@ class _Cutter:
             self._run(node, section, is_forward, work)
 
     def _run(self, node: Node, section: int, is_forward: bool, work: Work) -> None:
-        ops = self.ops.setdefault((section, is_forward), [])
+        is_once = is_forward and node.name in self.once
+        ops = self.once_ops.setdefault(section, []) if is_once else self.ops.setdefault((section, is_forward), [])
         kind = OpKind.FORWARD if is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
         label = self._label(node, is_forward)
         waits = []
+        wait_once = None
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         for collective in collectives:
             if collective.is_before:
@@ -285,20 +318,25 @@ class _Cutter:
                 if index is None:
                     continue
                 tensor = self.tensors[index]
-                self._use(tensor, section, position, is_forward)
-                if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
+                self._use(tensor, section, position, is_forward, is_once)
+                if tensor.collective is None or (tensor.section, tensor.is_forward) != (section, is_forward):
+                    continue
+                if tensor.is_once == is_once:
                     waits.append(tensor.collective)
+                else:
+                    wait_once = max(wait_once or 0, tensor.collective)
         after = [collective for collective in collectives if not collective.is_before]
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
             self._communicate(ops, label, node.op, after.pop() if after else None)
         else:
-            ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None), node.op))
+            wait_op = max(waits, default=None)
+            ops.append(BlockOp(label, kind, self.operator_ns(node, work), wait_op, node.op, wait_once))
         outputs = []
         for known in node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
             if known.size_bytes:
                 again = node.is_duplicate and not is_forward
-                self.tensors.append(_Tensor(label, known, is_forward, again, section, position))
+                self.tensors.append(_Tensor(label, known, is_forward, again, section, position, is_once=is_once))
         self.values[node.name] = tuple(outputs)
         for collective in after:
             self._communicate(ops, label, collective.kind, collective)
@@ -325,9 +363,11 @@ class _Cutter:
             return self.label(origin)
         return f"{node.cell_path}.{node.op}".strip(".")
 
-    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool) -> None:
+    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool, is_once: bool) -> None:
         tensor.is_read = True
-        if is_forward:
+        if is_once:
+            tensor.last_once = position
+        elif is_forward:
             tensor.last_forward[section] = position
         else:
             tensor.first_backward.setdefault(section, position)
@@ -388,20 +428,23 @@ class _Cutter:
         for index in known:
             tensor = self.tensors[index]
             uses = Uses(
-                tensor.last_forward.get(section), tensor.first_backward.get(section), tensor.last_backward.get(section)
+                tensor.last_forward.get(section),
+                tensor.first_backward.get(section),
+                tensor.last_backward.get(section),
+                tensor.last_once if tensor.section == section else None,
             )
             if tensor.section == section and (tensor.is_forward or tensor.is_read):
                 # What backward makes and nobody reads is a gradient of a weight: counted with the weights.
                 tensors.append(
                     BlockTensor(
                         tensor.label, tensor.type.size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
-                        roles.get(index), *_copies(tensor),
+                        roles.get(index), *_copies(tensor), tensor.is_once,
                     )
                 )  # fmt: skip
             elif uses != Uses():
                 reads.append(Read(self._source(tensor, section), roles[index], tensor.type.size_bytes, uses))
         forward, backward = (tuple(self.ops.get((section, is_forward), ())) for is_forward in (True, False))
-        return Block(forward, backward, tuple(tensors), tuple(reads))
+        return Block(forward, backward, tuple(tensors), tuple(reads), tuple(self.once_ops.get(section, ())))
 
     def _source(self, tensor: _Tensor, section: int) -> Source:
         if self._is_shared(tensor):

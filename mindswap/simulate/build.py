@@ -5,11 +5,11 @@ insert_pre_fetch_depend.cc). Positions count kernels in the order in which a sta
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import arrays_of
+from mindswap.simulate.block_arrays import PassArrays, TensorArrays, arrays_of
 from mindswap.simulate.blocks import Block, Read, Role, Source, Uses
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
@@ -69,6 +69,8 @@ class _Pass:
     Attributes:
         columns: those of `OP_COLUMNS` but the micro-batch; positions count from the begin of the pass.
         starts: where each section begins.
+        once: where what a section does once in a step begins; only in the first forward pass.
+        wait_once: what an operator waits for where `columns` has nothing, from the begin of the first forward pass.
         receive: the section for which another stage hands something over; None for none.
         send: the section of another stage to which something is handed over.
         is_first_held_back: the pass begins with communication of what was computed just before it.
@@ -76,6 +78,8 @@ class _Pass:
 
     columns: dict[str, np.ndarray]
     starts: dict[int, int]
+    once: dict[int, int]
+    wait_once: np.ndarray
     receive: int | None
     send: int | None
     is_first_held_back: bool
@@ -87,8 +91,8 @@ class _Pass:
 
 
 @dataclass(frozen=True, eq=False)
-class _Chunk:
-    """A virtual chunk: its passes, the tensors of one micro-batch, and where the passes of each one begin."""
+class _Turns:
+    """Micro-batches of a virtual chunk that are laid down alike: their passes and tensors, and where they begin."""
 
     forward: _Pass
     backward: _Pass
@@ -96,6 +100,18 @@ class _Chunk:
     others: dict[str, np.ndarray]
     forward_begin: list[int] = field(default_factory=list)
     backward_begin: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, eq=False)
+class _Chunk:
+    """A virtual chunk: its first micro-batch, which does what is done once, and the others."""
+
+    sections: tuple[int, ...]
+    first: _Turns
+    later: _Turns
+
+    def of(self, micro_batch: int) -> _Turns:
+        return self.later if micro_batch else self.first
 
 
 class _Builder:
@@ -150,18 +166,22 @@ class _Builder:
         found = [self._chunk(sections) for sections in chunks]
         for turn in order_turns(stage, self.layout.num_stages, len(chunks), num_micro_batches):
             self._run_turn(found[turn.chunk], turn)
-        micro_batches = np.arange(num_micro_batches)
-        tables = [_laid_down(chunk.own, chunk, micro_batches) for chunk in found]
-        tables += [_laid_down(chunk.others, chunk, micro_batches) for chunk in found]
+        tables = []
+        for chunk in found:
+            tables += [_laid_down(chunk.first.own, chunk.first, 0), _laid_down(chunk.later.own, chunk.later, 1)]
+            tables += [self._shared(section, chunk) for section in chunk.sections if self.blocks[section].once]
+        for chunk in found:
+            tables += [_laid_down(chunk.first.others, chunk.first, 0), _laid_down(chunk.later.others, chunk.later, 1)]
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
 
     def _run_turn(self, chunk: _Chunk, turn: Turn) -> None:
-        part, begins = (
-            (chunk.forward, chunk.forward_begin) if turn.is_forward else (chunk.backward, chunk.backward_begin)
-        )
-        assert len(begins) == turn.micro_batch  # the micro-batches of a chunk come in order
+        own = chunk.of(turn.micro_batch)
+        part, begins = (own.forward, own.forward_begin) if turn.is_forward else (own.backward, own.backward_begin)
+        assert len(begins) == max(0, turn.micro_batch - 1)  # the micro-batches of a chunk come in order
         begins.append(self.position)
         wait_op = _shift(part.columns["wait_op"], self.position)
+        if len(part.wait_once):
+            wait_op = np.where(wait_op == NO_OP, _shift(part.wait_once, chunk.first.forward_begin[0]), wait_op)
         if part.is_first_held_back:
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops["wait_op"].append(wait_op)
@@ -182,43 +202,60 @@ class _Builder:
             if id(block) not in self.label_maps:
                 names = arrays_of(block).labels
                 self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
-        forward, backward = self._pass(sections, True), self._pass(sections, False)
+        backward = self._pass(sections, False, {})
+        first = self._pass(sections, True, None)
+        later = self._pass(sections, True, first.once) if first.once else first
+        found = [self._turns(sections, forward, backward) for forward in dict.fromkeys((first, later))]
+        return _Chunk(sections, found[0], replace(found[-1], forward_begin=[], backward_begin=[]))
+
+    def _turns(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> _Turns:
         rows = list(self._others(sections, forward, backward))
         others = np.array(rows, np.int64).reshape(-1, len(TENSOR_COLUMNS))
-        return _Chunk(
-            forward, backward, self._own(sections, forward, backward), dict(zip(TENSOR_COLUMNS, others.T, strict=True))
-        )
+        own = self._own(sections, forward, backward)
+        return _Turns(forward, backward, own, dict(zip(TENSOR_COLUMNS, others.T, strict=True)))
 
-    def _pass(self, sections: tuple[int, ...], is_forward: bool) -> _Pass:
-        """The operators of one pass; the first of them waits for what another stage sends."""
+    def _pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> _Pass:
+        """The operators of one pass; the first of them waits for what another stage sends.
+
+        Args:
+            sections: of the chunk.
+            is_forward: which pass.
+            once: where what is done once begins in the first pass; None if this is the first pass.
+        """
         order = sections if is_forward else sections[::-1]
         ends = (0, len(self.blocks) - 1)  # a pass begins and ends at the ends of the model, else at another stage
         step = 1 if is_forward else -1
         has_receive = order[0] != ends[0 if is_forward else 1]
         target = order[-1] + step if order[-1] != ends[1 if is_forward else 0] else None
-        parts = [arrays_of(self.blocks[section]) for section in order]
-        ops = [part.forward if is_forward else part.backward for part in parts]
-        sizes = [len(part.duration_ns) for part in ops]
-        begins = np.concatenate([[0], np.cumsum(sizes)]) + has_receive
-        wait_op = np.concatenate(
-            [_shift(part.wait_op, int(at), NO_OP, NONE) for part, at in zip(ops, begins, strict=False)]
+        parts: list[tuple[int, PassArrays, bool]] = []
+        for section in order:
+            arrays = arrays_of(self.blocks[section])
+            if once is None and self.blocks[section].once:
+                parts.append((section, arrays.once, True))
+            parts.append((section, arrays.forward if is_forward else arrays.backward, False))
+        sizes = [len(part.duration_ns) for _, part, _ in parts]
+        begins = np.cumsum([has_receive, *sizes])
+        placed = [(*part, at) for part, at in zip(parts, begins.tolist(), strict=False)]
+        begun = {section: at for section, _, is_once, at in placed if is_once} if once is None else {}
+        wait_op = _shift(
+            np.concatenate([part.wait_op for _, part, _ in parts]), np.repeat(begins[:-1], sizes), NO_OP, NONE
         )
-        for part, size, at in zip(ops, sizes, begins.tolist(), strict=False):
-            if size and part.kind[0] == OpKind.COLLECTIVE and at:  # of what the section before has made
-                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        if has_receive and sizes[0]:
+        wait_once = self._wait_once(parts, sizes, begun if once is None else once)
+        if once is None and len(wait_once):
+            # Of two on the communication stream the later one, which is not the one that runs once, ends last.
+            wait_op, wait_once = np.where(wait_op == NONE, wait_once, wait_op), wait_once[:0]
+        if has_receive and len(wait_op):
             wait_op[0] = max(int(wait_op[0]), 0)
+        for _, part, is_once, at in placed:  # communication of what the section before has made
+            if not is_once and len(part.kind) and part.kind[0] == OpKind.COLLECTIVE and at:
+                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
+        maps = [self.label_maps[id(self.blocks[section])] for section, _, _ in parts]
         columns = {
-            "duration_ns": np.concatenate([part.duration_ns for part in ops]),
-            "kind": np.concatenate([part.kind for part in ops]),
+            "duration_ns": np.concatenate([part.duration_ns for _, part, _ in parts]),
+            "kind": np.concatenate([part.kind for _, part, _ in parts]),
             "wait_op": wait_op,
-            "label": np.concatenate(
-                [
-                    self.label_maps[id(self.blocks[section])][part.label]
-                    for section, part in zip(order, ops, strict=True)
-                ]
-            ),
-            "layer": np.repeat([self.layers[section] for section in order], sizes),
+            "label": np.concatenate([names[part.label] for names, (_, part, _) in zip(maps, parts, strict=True)]),
+            "layer": np.repeat([self.layers[section] for section, _, _ in parts], sizes),
         }
         if has_receive:
             columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NONE)
@@ -226,9 +263,22 @@ class _Builder:
             end = int(begins[-1])
             size_bytes = self._handed_bytes(target, is_forward)
             columns = self._with_transfer(columns, end, OpKind.SEND, size_bytes, end - 1)
-        is_first_held_back = not has_receive and bool(sizes[0]) and ops[0].kind[0] == OpKind.COLLECTIVE
-        starts = dict(zip(order, begins.tolist(), strict=False))
-        return _Pass(columns, starts, order[0] if has_receive else None, target, is_first_held_back)
+        if len(wait_once):
+            wait_once = np.concatenate([[NONE] * has_receive, wait_once, [NONE] * (target is not None)])
+        _, first, is_once, at = placed[0]
+        is_held_back = not at and not is_once and bool(len(first.kind)) and first.kind[0] == OpKind.COLLECTIVE
+        starts = {section: at for section, _, is_once, at in placed if not is_once}
+        return _Pass(columns, starts, begun, wait_once, order[0] if has_receive else None, target, is_held_back)
+
+    def _wait_once(
+        self, parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]
+    ) -> np.ndarray:
+        """What operators wait for of what is done once, from the begin of the first forward pass; empty for nothing."""
+        if not once:
+            return np.empty(0, np.int64)
+        base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
+        wait_once = [np.full(len(part.kind), NO_OP) if is_once else part.wait_once for _, part, is_once in parts]
+        return _shift(np.concatenate(wait_once), base, NO_OP, NONE)
 
     def _with_transfer(
         self, columns: dict[str, np.ndarray], at: int, kind: OpKind, size_bytes: int, wait_op: int
@@ -284,6 +334,37 @@ class _Builder:
             "is_held": joined("is_held"),
         }
 
+    def _shared(self, section: int, chunk: _Chunk) -> dict[str, np.ndarray]:
+        """Tensors that are made once and read by all micro-batches."""
+        block = self.blocks[section]
+        shared: TensorArrays = arrays_of(block).shared
+        once = chunk.first.forward.once[section] + chunk.first.forward_begin[0]
+        forward, backward = (
+            [
+                base + (turns.forward if is_forward else turns.backward).starts[section]
+                for turns in (chunk.first, chunk.later)
+                for base in (turns.forward_begin if is_forward else turns.backward_begin)
+            ]
+            for is_forward in (True, False)
+        )
+        num = len(shared.size_bytes)
+        last_forward = _shift(shared.last_forward, max(forward), NO_OP)
+        return {
+            "size_bytes": shared.size_bytes,
+            "is_forward": shared.is_forward,
+            "begin": shared.made_at + once,
+            "last_forward": np.maximum(last_forward, _shift(shared.last_once, once, NO_OP)),
+            "first_backward": _shift(shared.first_backward, min(backward), NO_OP),
+            "last_backward": _shift(shared.last_backward, max(backward), NO_OP),
+            "kind": shared.kind,
+            "label": self.label_maps[id(block)][shared.label],
+            "layer": np.full(num, self.layers[section]),
+            "micro_batch": np.zeros(num, np.int64),
+            "prefetch": shared.prefetch,
+            "num_copies": shared.num_copies,
+            "is_held": shared.is_held,
+        }
+
     def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
         """Rows of what blocks hand on, what other stages send, and what the layers share."""
         shared: dict[Role, Read] = {}
@@ -337,10 +418,11 @@ class _Builder:
         return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, *copies)
 
 
-def _laid_down(tensors: dict[str, np.ndarray], chunk: _Chunk, micro_batches: np.ndarray) -> dict[str, np.ndarray]:
-    """The tensors of every micro-batch of a chunk, one after the other, at the positions of its passes."""
-    num = len(micro_batches)
-    forward, backward = (np.array(begins, np.int64)[:, None] for begins in (chunk.forward_begin, chunk.backward_begin))
+def _laid_down(tensors: dict[str, np.ndarray], turns: _Turns, first_micro_batch: int) -> dict[str, np.ndarray]:
+    """The tensors of every micro-batch of a kind, one after the other, at the positions of its passes."""
+    num = len(turns.forward_begin)
+    micro_batches = first_micro_batch + np.arange(num)
+    forward, backward = (np.array(begins, np.int64)[:, None] for begins in (turns.forward_begin, turns.backward_begin))
     is_forward = tensors["is_forward"].astype(bool)
     placed = {
         "begin": tensors["begin"] + np.where(is_forward, forward, backward),
