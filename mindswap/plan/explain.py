@@ -100,7 +100,7 @@ def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[li
     position = model.captured.sample.layer_map[layer]
     actions = plan_layer(policy, layer, model.captured.trees[position])
     asked = [swap.match.path for swap in actions.op_swaps] + [()] * (actions.layer_prefetch is not None)
-    names = dict.fromkeys(name for group in model.keepers(policy, layer)[label] for name in group)
+    names = dict.fromkeys(name for group in model.keepers(policy, layer)[label] for name in group if name)
     swapped = [name for name in names if any(tuple(name.split("."))[: len(path)] == path for path in asked)]
     return swapped, [name for name in names if name not in swapped]
 

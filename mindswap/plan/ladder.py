@@ -15,8 +15,9 @@ __all__ = ["NUM_RUNGS", "Rung", "knots_of", "rungs_below"]
 # From one knot to the next the least step time grows by so much, and memory gets less by this part of its range.
 KNOT_PERMILLE = 20
 LEAST_GAP = 32
-# Knots from where the least step time is that of keeping everything up to the memory of keeping everything.
-NUM_FLAT = 4
+# Knots from where the least step time is that of keeping everything up to the memory of keeping everything, closest at
+# the low end.
+NUM_FLAT = 6
 # Budgets from one knot to the next, which get mixes of both plans.
 NUM_RUNGS = 8
 
@@ -50,7 +51,7 @@ def knots_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, keep_byt
         return (keep_bytes,)
     gap = max(1, (keep_bytes - least) // LEAST_GAP)
     flat = min(keep_bytes, least_budget_bytes(facts, host_bytes, allow, keep_ns))
-    found = [keep_bytes - (keep_bytes - flat) * step // NUM_FLAT for step in range(NUM_FLAT + 1)]
+    found = [flat + (keep_bytes - flat) * step**2 // NUM_FLAT**2 for step in range(NUM_FLAT, -1, -1)]
     step_ns = keep_ns
     while found[-1] > least + gap:
         step_ns += step_ns * KNOT_PERMILLE // 1000

@@ -121,6 +121,7 @@ class Space(ABC):
         items: name of what makes a tensor -> item; layers are numbered within the stage.
         layers: index in the model of each layer.
         is_additive: what several items recompute takes the sum of their times, never less.
+        fixed_operators: what a simulation takes beside its operators, as so many of them.
     """
 
     figures: Figures
@@ -129,6 +130,7 @@ class Space(ABC):
     items: Mapping[str, int]
     layers: Sequence[int]
     is_additive: bool = False
+    fixed_operators: int = 0
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
         self.transfers = transfers

@@ -20,7 +20,7 @@ from mindswap.simulate.host import peak_host_bytes
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.schedule import order_turns
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulate.step_model import HELD, StepModel
 from mindswap.simulate.timeline import Timeline
 
 __all__ = ["WHOLE_LAYER", "Catalog", "Rows", "StepSpace", "WholeSpace", "collect_items", "to_policy"]
@@ -118,8 +118,9 @@ def _measure(
             if freed_bytes > 0:
                 catalog.freed_bytes[position, i, way] = freed_bytes
                 catalog.recompute_ns[position, i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
+    held = {label for label, names in model.keepers(Policy(), layer_index).items() if HELD in names}
     for i, item in enumerate(swapped):
-        if item.swap_names:
+        if item.swap_names and held.isdisjoint(item.producers):
             catalog.freed_bytes[position, i, 0] = item.size_bytes
             out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
             in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
@@ -237,6 +238,8 @@ class Rows:
 class _ModelSpace(Space):
     """Layers of a captured model."""
 
+    fixed_operators = 3000  # blocks are made and put together
+
     def __init__(
         self,
         model: StepModel,
@@ -321,13 +324,25 @@ class WholeSpace(_ModelSpace):
         budget_bytes: device memory, static memory included.
         host_budget_bytes: of one card.
         rows: as for `StepSpace`.
+        layers: those to decide about; None for all.
+        others: choice of all layers, from which the others take theirs.
     """
 
     def __init__(
-        self, model: StepModel, catalog: Catalog, budget_bytes: int, host_budget_bytes: int, rows: Rows | None = None
+        self,
+        model: StepModel,
+        catalog: Catalog,
+        budget_bytes: int,
+        host_budget_bytes: int,
+        rows: Rows | None = None,
+        layers: Sequence[int] | None = None,
+        others: np.ndarray | None = None,
     ):
         in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
-        super().__init__(model, catalog, range(model.captured.num_layers), model.layout, 0, in_flight, rows)
+        layers = range(model.captured.num_layers) if layers is None else layers
+        super().__init__(model, catalog, layers, model.layout, 0, in_flight, rows)
+        if others is not None:
+            self._plain = [self._plain[0], *(self._rows.block(*row) for row in enumerate(others)), self._plain[-1]]
         self.static_bytes = np.array([static.total_bytes for static in model.static])
         self.budget_bytes = budget_bytes
         self.host_budget_bytes = host_budget_bytes

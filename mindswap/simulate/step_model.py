@@ -42,7 +42,10 @@ from mindswap.simulate.program import OpKind, Program
 from mindswap.simulate.step_settings import StepSettings
 from mindswap.simulate.timeline import StepTerm, Timeline
 
-__all__ = ["SimulatedStep", "StepModel"]
+__all__ = ["HELD", "SimulatedStep", "StepModel"]
+
+# In place of the operator paths that stand for a name: no swap takes it away.
+HELD = ("",)
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,17 +172,23 @@ class StepModel:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
         Returns:
-            Label of a tensor -> for each of its names the operator paths that stand for it.
+            Label of a tensor -> for each of its names the operator paths that stand for it; `HELD` is a name that no
+            swap takes away.
         """
         policy = replace(policy, is_swap_enabled=True, op_swap=(), layer_swap=())
         actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
         graph = self._rewritten(_signature(policy, layer_index), actions)
         position = self.captured.sample.layer_map[layer_index]
+        readers = _readers_in_backward(graph)
         found: dict[str, dict[tuple[str, ...], None]] = {}
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
                 names = found.setdefault(self.names(entry.storage.producer), {})
-                names.update(dict.fromkeys(self._paths(graph.owner(node)) for node in entry.keepers))
+                for node in entry.keepers:
+                    owner = graph.owner(node)
+                    by = readers.get(node.name, {owner.name}) if node.name != owner.name else {owner.name}
+                    names.update({self._paths(owner): None} if owner.name in by else {})
+                    names.update({HELD: None} if by - {owner.name} else {})
         return {label: tuple(names) for label, names in found.items()}
 
     def _paths(self, node: Node) -> tuple[str, ...]:
@@ -270,6 +279,22 @@ class StepModel:
             )
             terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
         return tuple(terms)
+
+
+def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
+    """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
+
+    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more (`graph.rewrite`).
+    """
+    forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+    gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
+    found: dict[str, set[str]] = {}
+    for node in graph.backward:
+        for name in node.inputs:
+            if name in forward_names:
+                reader = "" if node.is_duplicate else node.origin or gradients.get(name, "")
+                found.setdefault(forward_names[name], set()).add(reader)
+    return found
 
 
 def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:

@@ -65,7 +65,7 @@ class _Solver:
         keep = np.zeros(shape, np.int64)
         score, timeline = self.search.run(keep)
         num_ops = len(timeline.program.ops)
-        limit = MAX_OPERATORS // max(num_ops, 1) * self.effort_permille // 1000
+        limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1) * self.effort_permille // 1000
         self.search.max_evaluations = min(MAX_EVALUATIONS, max(limit, 40))
         if score.fits:
             return  # nothing is faster than to keep everything
