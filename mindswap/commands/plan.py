@@ -34,7 +34,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 54GiB
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
-  mindswap plan llama2_7b.yaml --memory 40GiB --allow swap,recompute    what the specification says has effect
+  mindswap plan llama2_7b.yaml --memory 40GiB --safe       fits whether or not coupling rule 2 holds
   mindswap plan llama2_7b.yaml --objective memory          least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   step time against memory, with common settings as points
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
@@ -62,6 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "gains much (MindSpore 2.9.0 makes these copies; the specification says that they have no effect)",
     )
     parser.add_argument(
+        "--safe",
+        action="store_true",
+        help="a plan that fits both if swaps of what recomputed operators use have effect (MindSpore 2.9.0) and if they "
+        "have none (coupling rule 2 of the specification); it has no such swap",
+    )
+    parser.add_argument(
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
     )
     parser.add_argument("--solver", choices=sorted(SOLVERS), default="fast", help=argparse.SUPPRESS)
@@ -82,7 +88,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0, or 1 if nothing fits.
     """
-    allowed = _allowed(args.allow)
+    allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     problem = _problem(loaded, allowed, Objective(args.objective))
@@ -131,8 +137,11 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_existing([args.output])
 
 
-def _allowed(text: str) -> Allow:
+def _allowed(text: str, is_safe: bool = False) -> Allow:
     """What the plan may do.
+
+    A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
+    copies only cost time where they are made: of all plans for both readings the best has none.
 
     Raises:
         PlanError: the text names something else, nothing, or `coupled` without both of the others.
@@ -141,7 +150,7 @@ def _allowed(text: str) -> Allow:
     both = {"swap", "recompute"}
     if not names & both or names - both - {"coupled"} or ("coupled" in names and not both <= names):
         raise PlanError(f"--allow {text}: write swap, recompute, swap,recompute or swap,recompute,coupled")
-    return Allow("swap" in names, "recompute" in names, "coupled" in names)
+    return Allow("swap" in names, "recompute" in names, "coupled" in names and not is_safe)
 
 
 def _problem(loaded: LoadedStep, allowed: Allow, objective: Objective) -> Problem:

@@ -19,8 +19,13 @@ __all__ = ["Candidate", "Curve"]
 
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
 COUPLING_PERMILLE = 5
-# Part of the simulations that is spent on a plan without them, before one with them is looked for.
-PROBE_PERMILLE = 400
+# Part of the simulations of a solver that is spent on a knot; mixes with its neighbours come on top.
+FULL_PERMILLE = 600
+# Part of them that is spent on a plan without them, before one with them is looked for.
+PROBE_PERMILLE = 300
+# A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
+# lose to one for less.
+CLOSE_PPM = 500
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
 
@@ -105,7 +110,7 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
 
-        Fixed budgets whose bound is not below what was found need no look.
+        Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look.
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
         for rung in rungs_below(self.knots, budget_bytes):
@@ -149,7 +154,7 @@ class Curve:
         if knot == len(self.knots) - 1:
             return self._candidate(np.zeros(self.strict.shape, np.int64))
         if self.coupled is None:
-            return self._solved(self.strict, budget_bytes, 1000)
+            return self._solved(self.strict, budget_bytes, FULL_PERMILLE)
         bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
         found: list[Candidate] = []
         good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
@@ -158,7 +163,7 @@ class Curve:
             found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
             if self.progress.is_stopped or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
                 return found[0]
-        found.append(self._solved(self.coupled, budget_bytes, 1000))
+        found.append(self._solved(self.coupled, budget_bytes, FULL_PERMILLE))
         ranks = [self._rank(candidate, budget_bytes) for candidate in found]
         # What breaks the rule has to gain more than a little.
         if ranks[0][0] == ranks[-1][0] and ranks[-1][1] * (1000 + COUPLING_PERMILLE) // 1000 >= ranks[0][1]:
@@ -188,7 +193,7 @@ class Curve:
         """The least memory that is found."""
         if self.least is None:
             solver = self.coupled or self.strict
-            found = self._solved(solver, 0, 1000)
+            found = self._solved(solver, 0, PROBE_PERMILLE)
             if self.progress.is_stopped:
                 return found
             self.least = found
@@ -206,6 +211,10 @@ class Curve:
         if candidate.fits(budget_bytes):
             return False, candidate.step_time_ns, candidate.peak_bytes
         return True, candidate.peak_bytes, candidate.step_time_ns
+
+
+def _close_to(bound_ns: int) -> int:
+    return bound_ns + bound_ns * CLOSE_PPM // 1_000_000
 
 
 def _time_of(candidate: Candidate) -> int:

@@ -176,7 +176,7 @@ class Space(ABC):
                     _prefetch_distances(timeline, own, begin, end),
                 )
                 needed[own] = np.maximum(1, np.maximum(*distances))
-        layer_of = np.full(max(self.layers) + 1, -1)
+        layer_of = np.full(1 + max(*self.layers, int(copies.layer.max()), 0), -1)
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         item_of = np.array([self.items.get(label.partition("|")[0], -1) for label in program.labels])
         layer, item = layer_of[copies.layer], item_of[copies.label]

@@ -15,6 +15,7 @@ from mindswap.plan.step_space import Catalog, Rows, StepSpace, WholeSpace, to_po
 from mindswap.policy.model import Policy
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.step_model import StepModel
+from mindswap.simulate.timeline import Timeline
 
 __all__ = ["StageSolver"]
 
@@ -142,7 +143,6 @@ class StageSolver:
         _, timeline = search.run(choice)
         ops = timeline.program.ops
         search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops))
-        forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
         tried = [choice.copy()]
         over = first_over = space.over_bytes(timeline)
         if any(budget <= 0 for budget in budgets):
@@ -158,7 +158,13 @@ class StageSolver:
             over = space.over_bytes(search.run(choice)[1])
         if len(tried) > 1:
             best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
-        improve(search, forward_ns // self.short.layout.num_micro_batches // self.num_stages)
+        improve(search, self._forward_ns(timeline))
+
+    def _forward_ns(self, timeline: Timeline) -> int:
+        """Time of forward of one micro-batch on one stage."""
+        ops = timeline.program.ops
+        total_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
+        return total_ns // self.short.layout.num_micro_batches // self.num_stages
 
     def _repair_stage(
         self, stage: int, choice: np.ndarray, budget_bytes: int, budgets: Sequence[int], effort_permille: int

@@ -28,8 +28,8 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float) -> str:
             f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
             *_bound_lines(plan),
             f"peak memory  {format_bytes(plan.peak_bytes)} of {budget}{_stages(plan)}",
-            f"host memory  {format_bytes(plan.host_bytes)} of a node",
             *_coupling_lines(plan),
+            f"host memory  {format_bytes(plan.host_bytes)} of a node",
             f"found with   {_simulations(plan)}",
             "",
             *_policy_lines(plan),
@@ -55,9 +55,9 @@ def _coupling_lines(plan: Plan) -> list[str]:
     if plan.uncoupled_peak_bytes is None:
         return []
     return [
-        "coupling     some swaps move what recomputed operators use: MindSpore 2.9.0 makes these copies, which",
-        "             `mindswap verify` shows; if they had no effect, as the specification says, the peak would be",
-        f"             {format_bytes(plan.uncoupled_peak_bytes)}. --allow swap,recompute plans without them",
+        f"             {format_bytes(plan.uncoupled_peak_bytes)} if your MindSpore follows coupling rule 2 of the",
+        "             specification: no swap of what recomputed operators use. 2.9.0 makes these copies, as",
+        "             `mindswap verify` shows. --safe plans for both readings at once",
     ]
 
 

@@ -264,7 +264,7 @@ class _Builder:
             size_bytes = self._handed_bytes(target, is_forward)
             columns = self._with_transfer(columns, end, OpKind.SEND, size_bytes, end - 1)
         if len(wait_once):
-            wait_once = np.concatenate([[NONE] * has_receive, wait_once, [NONE] * (target is not None)])
+            wait_once = np.pad(wait_once, (int(has_receive), int(target is not None)), constant_values=NONE)
         _, first, is_once, at = placed[0]
         is_held_back = not at and not is_once and bool(len(first.kind)) and first.kind[0] == OpKind.COLLECTIVE
         starts = {section: at for section, _, is_once, at in placed if not is_once}
