@@ -1,0 +1,146 @@
+"""How far plans are above the bound, over models, devices and budgets, and whether more memory is ever slower.
+
+    python benchmarks/plan_sweeps.py                    # 6 models, 4 devices, some budgets each: 80 plans and more
+    python benchmarks/plan_sweeps.py llama2_7b          # one model
+    python benchmarks/plan_sweeps.py --budgets 2        # fewer
+
+Everything is simulated. Budgets lie between the least that any policy needs and that of keeping everything, closer
+together at the low end. CPU time is that of a planner of its own for each plan, its catalog of the model included;
+the first plan of a process also compiles or loads the loops of the simulator, and does not count. Exit code 1 if a
+target is missed.
+"""
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.commands.stepping import LoadedStep, load_step
+from mindswap.plan.planner import Planner
+from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.result import Plan
+from mindswap.report.tables import format_table
+
+FOLDER = Path(__file__).resolve().parent / "models"
+GIB = 2**30
+# Model -> most CPU time of a plan.
+MODELS = {
+    "llama2_7b": 5,
+    "llama2_13b": 10,
+    "llama2_70b": 10,
+    "llama2_70b_tp8": 10,
+    "gpt_175b_tp2_pp4_vpp2": 10,
+    "qwen2_0_5b": 5,
+    "llama2_70b_pp16": 20,
+}
+DEVICES = ("atlas_800t_a2", "atlas_800t_a2_280t", "atlas_800t_a2_376t", "a3_die")
+# Shares of the range of memory; the rest of it is kept free.
+SHARES = (0.04, 0.15, 0.4, 0.75)
+CLOSE_GAP, MOST_GAP = 0.01, 0.03
+CLOSE_SHARE = 0.9
+# What a plan for more memory may be slower (`plan.curve.CLOSE_PPM`).
+SLACK_PPM = 500
+
+
+@dataclass(frozen=True)
+class Point:
+    """One plan and the CPU time that it took."""
+
+    model: str
+    device: str
+    share: float
+    plan: Plan
+    cpu_s: float
+
+
+def main() -> int:
+    """Print a row for each plan, what is missed, and a summary."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("models", nargs="*", help=", ".join(MODELS))
+    parser.add_argument("--devices", nargs="*", default=DEVICES)
+    parser.add_argument("--budgets", type=int, default=len(SHARES), help="so many of the shares, tightest first")
+    parser.add_argument("--safe", action="store_true", help="plans that follow coupling rule 2")
+    args = parser.parse_args()
+    allow = Allow(coupled=not args.safe)
+    points: list[Point] = []
+    slower: list[str] = []
+    for model in args.models or MODELS:
+        for device in args.devices:
+            found = list(measure(model, device, SHARES[: args.budgets], allow))
+            points += found
+            slower += more_memory_slower(found)
+            print(format_table(HEADER, [row(point) for point in found]), flush=True)
+    missed = [*slower, *summarise(points)]
+    print("Missed: " + ("\n        ".join(missed) or "nothing"))
+    return 1 if missed else 0
+
+
+HEADER = ("model", "device", "budget GiB", "step ms", "above all kept", "above the bound", "CPU s")
+
+
+def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Sequence[Point]:
+    """Plans of a model on a device, each by a planner that knows nothing of the others."""
+    loaded = load_step(str(FOLDER / f"{name}.yaml"), device)
+    planner = Planner(loaded.model, allow)
+    keep = planner.plan(problem_of(loaded, 2**60, allow))
+    low, high = keep.least_budget_bytes, keep.peak_bytes
+    points = []
+    for share in shares:
+        budget_bytes = low + int((high - low) * share)
+        begin_s = time.process_time()
+        plan = Planner(loaded.model, allow).plan(problem_of(loaded, budget_bytes, allow))
+        points.append(Point(name, device, share, plan, time.process_time() - begin_s))
+    return points
+
+
+def problem_of(loaded: LoadedStep, budget_bytes: int, allow: Allow) -> Problem:
+    """A budget of device memory; the rest is that of the device."""
+    device = loaded.device
+    return Problem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node, allow)
+
+
+def row(point: Point) -> tuple[str, ...]:
+    """One plan, for people."""
+    plan = point.plan
+    return (
+        point.model,
+        point.device,
+        f"{plan.budget_bytes / GIB:.2f}",
+        f"{plan.step_time_ns / 1e6:.1f}" if plan.fits else "nothing found",
+        f"{100 * plan.slowdown:.2f} %",
+        "none" if plan.gap is None else f"{100 * plan.gap:.2f} %",
+        f"{point.cpu_s:.1f}",
+    )
+
+
+def more_memory_slower(points: Sequence[Point]) -> list[str]:
+    """Plans for more memory that are slower than one for less."""
+    found = []
+    for less, more in zip(points, points[1:], strict=False):
+        limit_ns = less.plan.step_time_ns * (1_000_000 + SLACK_PPM) // 1_000_000
+        if less.plan.fits and not (more.plan.fits and more.plan.step_time_ns <= limit_ns):
+            found.append(f"{more.model}, {more.device}: slower with {more.plan.budget_bytes / GIB:.2f} GiB than with less")
+    return found
+
+
+def summarise(points: Sequence[Point]) -> list[str]:
+    """Prints how many plans are close to the bound; what is missed."""
+    gaps = [point.plan.gap if point.plan.fits and point.plan.gap is not None else 9.99 for point in points]
+    close = sum(gap <= CLOSE_GAP for gap in gaps)
+    print(f"{close} of {len(gaps)} plans within {CLOSE_GAP:.0%} of the bound, {sum(g <= MOST_GAP for g in gaps)} within")
+    print(f"{MOST_GAP:.0%}; the worst {max(gaps):.1%} above it; most CPU time {max(p.cpu_s for p in points):.1f} s")
+    missed = [
+        f"{point.model}, {point.device}, {point.plan.budget_bytes / GIB:.2f} GiB: {gap:.1%} above the bound"
+        for point, gap in zip(points, gaps, strict=True)
+        if gap > MOST_GAP
+    ]
+    if close < CLOSE_SHARE * len(gaps):
+        missed.append(f"only {close / len(gaps):.0%} within {CLOSE_GAP:.0%} of the bound")
+    slow = [point for point in points if point.cpu_s > MODELS[point.model]]
+    return missed + [f"{p.model}, {p.device}, share {p.share}: {p.cpu_s:.1f} s of CPU" for p in slow]
+
+
+if __name__ == "__main__":
+    sys.exit(main())
