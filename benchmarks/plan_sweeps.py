@@ -121,7 +121,8 @@ def more_memory_slower(points: Sequence[Point]) -> list[str]:
     for less, more in zip(points, points[1:], strict=False):
         limit_ns = less.plan.step_time_ns * (1_000_000 + SLACK_PPM) // 1_000_000
         if less.plan.fits and not (more.plan.fits and more.plan.step_time_ns <= limit_ns):
-            found.append(f"{more.model}, {more.device}: slower with {more.plan.budget_bytes / GIB:.2f} GiB than with less")
+            budget = f"{more.plan.budget_bytes / GIB:.2f} GiB"
+            found.append(f"{more.model}, {more.device}: slower with {budget} than with less")
     return found
 
 
@@ -129,8 +130,9 @@ def summarise(points: Sequence[Point]) -> list[str]:
     """Prints how many plans are close to the bound; what is missed."""
     gaps = [point.plan.gap if point.plan.fits and point.plan.gap is not None else 9.99 for point in points]
     close = sum(gap <= CLOSE_GAP for gap in gaps)
-    print(f"{close} of {len(gaps)} plans within {CLOSE_GAP:.0%} of the bound, {sum(g <= MOST_GAP for g in gaps)} within")
-    print(f"{MOST_GAP:.0%}; the worst {max(gaps):.1%} above it; most CPU time {max(p.cpu_s for p in points):.1f} s")
+    near = sum(gap <= MOST_GAP for gap in gaps)
+    print(f"{close} of {len(gaps)} plans within {CLOSE_GAP:.0%} of the bound, {near} within {MOST_GAP:.0%}")
+    print(f"the worst {max(gaps):.1%} above it; most CPU time {max(p.cpu_s for p in points):.1f} s")
     missed = [
         f"{point.model}, {point.device}, {point.plan.budget_bytes / GIB:.2f} GiB: {gap:.1%} above the bound"
         for point, gap in zip(points, gaps, strict=True)

@@ -64,8 +64,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--safe",
         action="store_true",
-        help="a plan that fits both if swaps of what recomputed operators use have effect (MindSpore 2.9.0) and if they "
-        "have none (coupling rule 2 of the specification); it has no such swap",
+        help="fit both if swaps of what recomputed operators use have effect (MindSpore 2.9.0) and if they have none "
+        "(coupling rule 2 of the specification)",
     )
     parser.add_argument(
         "--objective", choices=[objective.value for objective in Objective], default="time", help="default is time"
