@@ -83,7 +83,7 @@ def build_report(
 def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
     return (
         ("parameters", static.parameter_bytes),
-        ("gradients", static.gradient_bytes),
+        ("sums of gradients", static.gradient_bytes),
         ("optimizer state", static.optimizer_bytes),
         ("workspace", static.workspace_bytes),
     )

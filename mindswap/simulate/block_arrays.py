@@ -13,19 +13,24 @@ __all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copie
 
 @dataclass(frozen=True, eq=False)
 class PassArrays:
-    """Operators of one pass; shape (num_ops,); positions and labels count within the block."""
+    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
+
+    `last_compute` is the last operator of the compute stream.
+    """
 
     duration_ns: np.ndarray
     kind: np.ndarray
     wait_op: np.ndarray
     label: np.ndarray
+    last_compute: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class TensorArrays:
     """Tensors; shape (num_tensors,); positions count within the pass, `NO_OP` for no use.
 
-    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped.
+    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
+    says that it stays until the optimizer.
     """
 
     size_bytes: np.ndarray
@@ -39,6 +44,7 @@ class TensorArrays:
     prefetch: np.ndarray
     num_copies: np.ndarray
     is_held: np.ndarray
+    is_final: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,6 +119,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
         np.array([op.kind for op in ops], np.int8),
         np.array([NO_OP if op.wait_op is None else op.wait_op for op in ops], np.int64),
         np.array([label_of(op.label) for op in ops], np.int32),
+        max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
     )
 
 
@@ -127,9 +134,16 @@ def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int
         last_forward=np.array([position(t.uses.last_forward) for t in tensors], np.int64),
         first_backward=np.array([position(t.uses.first_backward) for t in tensors], np.int64),
         last_backward=np.array([position(t.uses.last_backward) for t in tensors], np.int64),
-        kind=np.array([MemoryKind.RECOMPUTED if t.is_again else MemoryKind.TRANSIENT for t in tensors], np.int8),
+        kind=np.array([_kind(t) for t in tensors], np.int8),
         label=np.array([label_of(t.label) for t in tensors], np.int32),
         prefetch=np.array([t.prefetch for t in tensors], np.int64),
         num_copies=np.array([t.num_copies for t in tensors], np.int64),
         is_held=np.array([t.is_held for t in tensors], bool),
+        is_final=np.array([t.is_final for t in tensors], bool),
     )
+
+
+def _kind(tensor: BlockTensor) -> MemoryKind:
+    if tensor.is_gradient:
+        return MemoryKind.GRADIENT
+    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT

@@ -26,10 +26,13 @@ class StageLayout:
         chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
             list of blocks (0 is what is before the layers, the last what is behind them).
         num_micro_batches: micro-batches of one step.
+        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
+            that are there by then; none if empty.
     """
 
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
+    closing_bytes: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -102,6 +105,7 @@ class _Builder:
         self.label_maps: dict[int, np.ndarray] = {}
         self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
         self.position = 0
+        self.last_compute = 0  # of the stage that is laid out
         self.ops = _Table(OP_COLUMNS)
         self.tensors = _Table(TENSOR_COLUMNS)
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
@@ -149,6 +153,13 @@ class _Builder:
         for chunk, sections in enumerate(chunks):
             for micro_batch in range(num_micro_batches):
                 self._add_tensors(chunk, sections, micro_batch, places)
+        closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
+        if closing_bytes:
+            # The optimizer has no operator here: the last one of backward stands for its begin.
+            last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
+            label = self._label("gradients for the optimizer")
+            row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
+            self.tensors.rows.append(row)
 
     def _run_turn(self, sections: tuple[int, ...], turn: Turn, places: "_Places") -> None:
         order = sections if turn.is_forward else sections[::-1]
@@ -189,6 +200,8 @@ class _Builder:
             layer=self.layers[section],
             micro_batch=turn.micro_batch,
         )
+        if part.last_compute is not None:
+            self.last_compute = self.position + part.last_compute
         self.position += size
 
     def _add_transfer(self, kind: OpKind, size_bytes: int, wait_op: int, micro_batch: int) -> int:
@@ -251,7 +264,7 @@ class _Builder:
             begin=own.made_at + np.where(own.is_forward, forward, backward),
             last_forward=_shift(own.last_forward, forward),
             first_backward=_shift(own.first_backward, backward),
-            last_backward=_shift(own.last_backward, backward),
+            last_backward=np.where(own.is_final, self.last_compute, _shift(own.last_backward, backward)),
             kind=own.kind,
             label=self.label_maps[id(block)][own.label],
             layer=self.layers[section],

@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
+    SHARD_THRESHOLD_BYTES,
     Parameter,
     StaticMemory,
     estimate_gradient_ns,
@@ -34,6 +36,7 @@ from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -110,6 +113,11 @@ class StepModel:
         )
         self.parameters = _stage_parameters(captured, self.layout.chunks)
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self.gradients = GradientRule(
+            settings.num_micro_batches > 1, settings.num_optimizer_shards, SHARD_THRESHOLD_BYTES
+        )
+        closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
+        self.layout = replace(self.layout, closing_bytes=closing_bytes)
         self._blocks: dict[Hashable, StepBlocks] = {}
 
     def simulate(self, policy: Policy) -> SimulatedStep:
@@ -215,6 +223,8 @@ class StepModel:
                 self.captured.collectives,
                 self.collective_ns,
                 self.settings.is_fused,
+                self.gradients,
+                self.costs.device.pool_alignment_bytes,
             )
         return self._blocks[key]
 
@@ -227,7 +237,32 @@ class StepModel:
             settings.num_micro_batches > 1,
             settings.is_accumulator_sharded,
             settings.is_state_offloaded,
+            workspace_bytes((*self.captured.graph.forward, *self.captured.graph.backward), self.costs.device),
         )
+
+    def _closing_bytes(self, parameters: list[Parameter]) -> int:
+        """Gradients that the optimizer reads on a stage, without those that are there when backward ends."""
+        rule = self.gradients
+        return sum(
+            max(0, rule.final_bytes(p.size_bytes, p.num_elements) - rule.kept_bytes(p.size_bytes)) for p in parameters
+        )
+
+    @property
+    def communicators(self) -> tuple[str, ...]:
+        """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
+        settings = self.settings
+        return list_communicators(
+            settings.data_parallel,
+            settings.model_parallel,
+            settings.context_parallel,
+            settings.pipeline.num_stages,
+            settings.num_optimizer_shards > 1,
+        )
+
+    @property
+    def outside_bytes(self) -> int:
+        """Device memory that HCCL takes beside what MindSpore may use."""
+        return communication_bytes(self.communicators, self.costs.device)
 
     def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
         """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
