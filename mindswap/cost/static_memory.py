@@ -15,20 +15,16 @@ from mindswap.units import NS_PER_S
 
 __all__ = [
     "OPTIMIZERS",
-    "SHARD_THRESHOLD_BYTES",
     "Optimizer",
     "Parameter",
     "StaticMemory",
     "estimate_gradient_ns",
     "estimate_optimizer_ns",
     "estimate_static_memory",
-    "estimate_weight_gather_ns",
     "find_optimizer",
 ]
 
 FLOAT32_BYTES = 4
-# Smaller parameters are not cut over data parallel ranks (parallel_optimizer_threshold).
-SHARD_THRESHOLD_BYTES = 64 * 1024
 # Messages smaller than this are sent together (comm_fusion, mode auto).
 FUSION_BYTES = 64 * 2**20
 
@@ -41,11 +37,13 @@ class Parameter:
         name: of the parameter.
         size_bytes: as it is stored (`param_init_type`).
         num_elements: numbers in it.
+        is_cut: the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`).
     """
 
     name: str
     size_bytes: int
     num_elements: int
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
@@ -188,21 +186,6 @@ def estimate_gradient_ns(
     return sum(collective_ns(kind, size, num_ranks, device) for size in _fused_messages(parameters))
 
 
-def estimate_weight_gather_ns(
-    parameters: Sequence[Parameter], num_ranks: int, device: Device, bytes_per_element: int = 2
-) -> int:
-    """Time of gathering the weights that the parallel optimizer cut, once, in ns, if nothing hides it.
-
-    Args:
-        parameters: weights of this rank, whole.
-        num_ranks: ranks over which they are cut.
-        device: where it runs.
-        bytes_per_element: of `compute_dtype`: weights are cast before they are gathered.
-    """
-    cast = [Parameter(p.name, p.num_elements * bytes_per_element, p.num_elements) for p in parameters]
-    return sum(collective_ns("AllGather", size, num_ranks, device) for size in _fused_messages(cast))
-
-
 def _fused_messages(parameters: Iterable[Parameter]) -> Iterable[int]:
     """Sizes of the messages when neighbours are sent together until FUSION_BYTES are reached."""
     size = 0
@@ -216,7 +199,7 @@ def _fused_messages(parameters: Iterable[Parameter]) -> Iterable[int]:
 
 
 def _num_shards(parameter: Parameter, num_shards: int) -> int:
-    return num_shards if parameter.size_bytes >= SHARD_THRESHOLD_BYTES else 1
+    return num_shards if parameter.is_cut else 1
 
 
 def _cut(size: int, shards: int) -> int:

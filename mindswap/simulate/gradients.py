@@ -10,51 +10,57 @@ MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 
 from dataclasses import dataclass
 
+from mindswap.graph.model import TensorType
+from mindswap.policy.weight_sharding import WeightSharding
+
 __all__ = ["GradientRule"]
 
 FLOAT32_BYTES = 4
+WHOLE = WeightSharding()
 
 
 @dataclass(frozen=True)
 class GradientRule:
-    """What becomes of each gradient of a step.
+    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight.
 
     Attributes:
         is_summed: added up over micro-batches.
-        num_shards: ranks over which the parallel optimizer cuts weights; 1 without it.
-        threshold_bytes: smaller weights are not cut.
+        sharding: what the parallel optimizer cuts.
     """
 
     is_summed: bool = False
-    num_shards: int = 1
-    threshold_bytes: int = 0
+    sharding: WeightSharding = WHOLE
 
-    def passing_bytes(self, size_bytes: int, is_cast: bool) -> int:
+    def is_cut(self, known: TensorType) -> bool:
+        """Whether the weight of a gradient is cut: they have one shape and type. Names are not known here."""
+        return self.sharding.cuts("", known.shape, known.size_bytes)
+
+    def passing_bytes(self, size_bytes: int, is_cut: bool, is_cast: bool) -> int:
         """What is there only until the next operator: the whole gradient, if something else takes its place.
 
         Args:
-            size_bytes: of the gradient in the type of the weight.
+            size_bytes: of the gradient.
+            is_cut: its weight is.
             is_cast: made by a cast. The parallel optimizer gathers what was cast, so its ReduceScatter takes what
                 this cast reads, and the cast is of the part.
         """
         if self.is_summed:
             return size_bytes
-        return size_bytes if self._is_cut(size_bytes) and not is_cast else 0
+        return size_bytes if is_cut and not is_cast else 0
 
-    def kept_bytes(self, size_bytes: int) -> int:
+    def kept_bytes(self, size_bytes: int, is_cut: bool) -> int:
         """What stays from its maker until the optimizer."""
         if self.is_summed:
             return 0
-        return -(-size_bytes // self.num_shards) if self._is_cut(size_bytes) else size_bytes
+        return self._own_bytes(size_bytes, is_cut)
 
-    def final_bytes(self, size_bytes: int, num_elements: int) -> int:
+    def final_bytes(self, size_bytes: int, num_elements: int, is_cut: bool) -> int:
         """What the optimizer reads in place of it.
 
         MindFormers' `wrapper.py` scales gradients before the optimizer: to new tensors of float32
         (`_grad_scale`), or of the type of the sums (`shard_grad_scale`).
         """
-        shards = self.num_shards if self._is_cut(size_bytes) else 1
-        return -(-(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES) // shards)
+        return self._own_bytes(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, is_cut)
 
-    def _is_cut(self, size_bytes: int) -> bool:
-        return self.num_shards > 1 and size_bytes >= self.threshold_bytes
+    def _own_bytes(self, size_bytes: int, is_cut: bool) -> int:
+        return -(-size_bytes // self.sharding.num_ranks) if is_cut else size_bytes

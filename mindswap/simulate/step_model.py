@@ -13,18 +13,17 @@ from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
-    SHARD_THRESHOLD_BYTES,
     Parameter,
     StaticMemory,
     estimate_gradient_ns,
     estimate_optimizer_ns,
     estimate_static_memory,
-    estimate_weight_gather_ns,
     find_optimizer,
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
+from mindswap.graph.gather import gather_weights
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
@@ -32,6 +31,7 @@ from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
@@ -45,9 +45,6 @@ from mindswap.simulate.step_settings import StepSettings
 from mindswap.simulate.timeline import StepTerm, Timeline
 
 __all__ = ["SimulatedStep", "StepModel"]
-
-# Bytes of an element that the parallel optimizer gathers: weights are cast before.
-COMPUTE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -94,7 +91,8 @@ class StepModel:
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
-        self._graph = settle_layers(captured.graph)
+        gathered = gather_weights(settle_layers(captured.graph), settings.sharding)
+        self._graph, self._gathers, self._once = gathered.graph, gathered.collectives, gathered.once
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
         plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
@@ -111,11 +109,9 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        self.parameters = _stage_parameters(captured, self.layout.chunks)
+        self.parameters = _stage_parameters(captured, self.layout.chunks, settings.sharding)
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
-        self.gradients = GradientRule(
-            settings.num_micro_batches > 1, settings.num_optimizer_shards, SHARD_THRESHOLD_BYTES
-        )
+        self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
         closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
         self.layout = replace(self.layout, closing_bytes=closing_bytes)
         self._blocks: dict[Hashable, StepBlocks] = {}
@@ -150,6 +146,18 @@ class StepModel:
             for index, position in enumerate(self.captured.sample.layer_map)
         ]
         return [plain.prologue, *layers, plain.epilogue]
+
+    def plain_blocks(self, with_gathers: bool = True) -> list[Block]:
+        """`blocks` without swap and recompute.
+
+        Args:
+            with_gathers: gathering weights that are cut takes time.
+        """
+        if with_gathers or not self._gathers:
+            return self.blocks(Policy())
+        free = copy.copy(self)
+        free._gathers, free._blocks = {}, {}
+        return free.blocks(Policy())
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
         """One layer under a policy, as `blocks` has it."""
@@ -220,9 +228,10 @@ class StepModel:
                 rewritten,
                 self.costs.operator_ns,
                 self.names,
-                self.captured.collectives,
+                {**self.captured.collectives, **self._gathers},
                 self.collective_ns,
                 self.settings.is_fused,
+                self._once,
                 self.gradients,
                 self.costs.device.pool_alignment_bytes,
             )
@@ -244,7 +253,8 @@ class StepModel:
         """Gradients that the optimizer reads on a stage, without those that are there when backward ends."""
         rule = self.gradients
         return sum(
-            max(0, rule.final_bytes(p.size_bytes, p.num_elements) - rule.kept_bytes(p.size_bytes)) for p in parameters
+            max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
+            for p in parameters
         )
 
     @property
@@ -265,10 +275,10 @@ class StepModel:
         return communication_bytes(self.communicators, self.costs.device)
 
     def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
-        """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
+        """Optimizer, and what the passes cannot hide of the communication of gradients.
 
-        Gradients are handed on while backward of the last micro-batch goes on, weights are gathered while forward
-        of the first one does (MindSpore's comm_fusion); what takes longer than that pass is exposed.
+        Gradients are handed on while backward of the last micro-batch goes on (MindSpore's comm_fusion); what takes
+        longer than that pass is exposed. Gathering of weights is in the timeline.
         """
         settings, device = self.settings, self.costs.device
         optimizer = find_optimizer(settings.optimizer)
@@ -286,14 +296,6 @@ class StepModel:
                 for stage in stages
             )
             terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
-        if settings.num_optimizer_shards > 1:
-            width = COMPUTE_BYTES.get(settings.compute_dtype, 4)
-            exposed = max(
-                estimate_weight_gather_ns(self.parameters[stage], settings.num_optimizer_shards, device, width)
-                - _pass_ns(timeline, stage, 0, OpKind.FORWARD)
-                for stage in stages
-            )
-            terms.append(StepTerm("gathering of weights, exposed", max(exposed, 0)))
         return tuple(terms)
 
 
@@ -306,11 +308,11 @@ def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> 
     return int(np.sum(ops.duration_ns[which][chosen]))
 
 
-def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
+def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[Parameter]]:
     """The weights of each stage: layers that are not compiled have those of the layer that stands for them."""
     layer_map = captured.sample.layer_map
     last_section = len(layer_map) + 1
-    placed = find_parameters(captured.graph)
+    placed = find_parameters(captured.graph, sharding)
     stages = []
     for stage in chunks:
         parameters = []

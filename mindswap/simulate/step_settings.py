@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mindswap.policy.document import Document
 from mindswap.policy.pipeline import Pipeline, read_pipeline
+from mindswap.policy.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 
 __all__ = ["StepSettings", "read_step_settings"]
 
@@ -21,7 +22,7 @@ class StepSettings:
         data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
         pipeline: stages and chunks.
         optimizer: `optimizer.type`.
-        num_optimizer_shards: ranks over which the parallel optimizer cuts weights and states; 1 without it.
+        sharding: how the parallel optimizer cuts weights and states.
         is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
@@ -36,11 +37,16 @@ class StepSettings:
     context_parallel: int
     pipeline: Pipeline
     optimizer: str
-    num_optimizer_shards: int
+    sharding: WeightSharding
     is_accumulator_sharded: bool
     is_state_offloaded: bool
     compute_dtype: str
     is_fused: bool
+
+    @property
+    def num_optimizer_shards(self) -> int:
+        """Ranks over which the parallel optimizer cuts weights and states; 1 without it."""
+        return self.sharding.num_ranks
 
     @property
     def num_cards(self) -> int:
@@ -61,13 +67,11 @@ def read_step_settings(document: Document) -> StepSettings:
     num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
-    shards = 1
-    if is_parallel and _value(document, "parallel", "enable_parallel_optimizer") is True:
-        given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
-        shards = given if isinstance(given, int) and given > 0 else data_parallel
+    sharding = read_weight_sharding(document)
     optimizer = _value(document, "optimizer", "type")
     swap = _value(document, "optimizer", "swap")
-    shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
+    level = _value(document, *OPTIMIZER_CONFIG, "optimizer_level")
+    shard_sum = _value(document, *OPTIMIZER_CONFIG, "gradient_accumulation_shard")
     dtype = _value(document, "model", "model_config", "compute_dtype")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
@@ -78,8 +82,8 @@ def read_step_settings(document: Document) -> StepSettings:
         context_parallel=document.count("parallel_config", "context_parallel"),
         pipeline=pipeline,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
-        num_optimizer_shards=shards,
-        is_accumulator_sharded=shard_sum is True,
+        sharding=sharding,
+        is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
         is_state_offloaded=swap is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",

@@ -9,15 +9,14 @@ from mindswap.cost.static_memory import (
     estimate_gradient_ns,
     estimate_optimizer_ns,
     estimate_static_memory,
-    estimate_weight_gather_ns,
     find_optimizer,
 )
 from mindswap.errors import CostError
 from tests.cost.builders import GENERIC, device
 
-# A float32 matrix of 1 MiB and a norm weight of 1 KiB, which is below the threshold of the parallel optimizer.
+# A float32 matrix of 1 MiB and a norm weight of 1 KiB, which the parallel optimizer leaves whole.
 MATRIX = Parameter("w", 2**20, 2**18)
-NORM = Parameter("norm", 2**10, 2**8)
+NORM = Parameter("norm", 2**10, 2**8, is_cut=False)
 HALF = Parameter("h", 2**20, 2**19)
 ADAMW = OPTIMIZERS["AdamW"]
 MIB, KIB = 2**20, 2**10
@@ -40,7 +39,7 @@ def test_pma_keeps_a_third_state():
     assert estimate_static_memory([MATRIX], OPTIMIZERS["PmaAdamW"]).optimizer_bytes == 3 * MIB
 
 
-def test_the_parallel_optimizer_cuts_large_weights():
+def test_the_parallel_optimizer_cuts_weights():
     memory = estimate_static_memory([MATRIX, NORM], ADAMW, num_shards=8)
     assert memory == StaticMemory(MIB // 8 + KIB, 0, 2 * (MIB // 8 + KIB), 0)
 
@@ -78,12 +77,6 @@ def test_gradients_are_sent_together_up_to_64_mib():
     assert estimate_gradient_ns(weights, 2, latency) == 838_861 + 419_431 + 2000
     assert estimate_gradient_ns(weights, 2, GENERIC, is_sharded=True) == 419_431 + 209_716
     assert estimate_gradient_ns(weights, 1, GENERIC) == 0
-
-
-def test_weights_are_gathered_in_the_type_of_compute():
-    # 120 MiB of float32 are 60 MiB of float16: one message, half of it is sent.
-    weights = [Parameter(name, 40 * MIB, 10 * MIB) for name in "abc"]
-    assert estimate_weight_gather_ns(weights, 2, GENERIC) == 314_573
 
 
 def test_an_unknown_optimizer_lists_the_known_ones():
