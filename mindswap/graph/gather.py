@@ -91,7 +91,9 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         backward=backward,
         saved=tuple(saved),
     )
-    collectives = {gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks),) for gather in gathers}
+    collectives = {
+        gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks),) for gather in gathers
+    }
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
     return GatheredStep(rewritten, collectives, frozenset(once))
 
@@ -232,9 +234,7 @@ def _rewrite_backward(
     """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
     gather_of = {value: weight.gather for weight in weights for value in weight.values}
     renamed: dict[str, str] = {}
-    target = {
-        gather.name: again[gather.name][-1].name if again else _saved_name(gather) for gather in gather_of.values()
-    }
+    target = {gather.name: again[gather.name][-1].name if again else _saved_name(gather) for gather in gather_of.values()}
     for entry in graph.saved:
         if entry.forward_name in gather_of:
             renamed[entry.backward_name] = target[gather_of[entry.forward_name].name]
