@@ -74,7 +74,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         graph: a compiled step in which weights are whole, under any policy.
         sharding: how weights are cut.
     """
-    weights = tuple(_find_weights(graph, sharding))
+    weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)
     gathers = [weight.gather for weight in weights]
