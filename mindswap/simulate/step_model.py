@@ -28,6 +28,7 @@ from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
+from mindswap.graph.share_casts import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
@@ -92,6 +93,8 @@ class StepModel:
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
         gathered = gather_weights(settle_layers(captured.graph), settings.sharding)
+        if settings.shares_casts:
+            gathered = share_casts(gathered)
         self._graph, self._gathers, self._once = gathered.graph, gathered.collectives, gathered.once
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
