@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.collectives import Collective
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.settle import BOOKKEEPING_OPS
+from mindswap.graph.storage import VIEW_OPS
 from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
@@ -177,7 +178,10 @@ def _needed_whole(graph: Graph) -> dict[str, set[str]]:
     "" stands for what is no copy of an operator of forward.
     """
     readers: dict[str, set[str]] = {}
-    for node in graph.backward:
+    for node in reversed(graph.backward):
+        if node.op in VIEW_OPS:  # `Depend` ties the copy of an operator to the moment at which it is needed
+            readers.setdefault(node.inputs[0], set()).update(readers.get(node.name, ()))
+            continue
         for name in node.inputs:
             readers.setdefault(name, set()).add(node.origin if node.is_duplicate else "")
     return {entry.forward_name: readers.get(entry.backward_name, set()) for entry in graph.saved}

@@ -133,6 +133,19 @@ def test_the_same_in_a_graph_that_was_compiled_with_it():
     assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
 
 
+def test_a_compiled_copy_of_the_cast_may_read_a_handed_over_weight():
+    # As MindSpore 2.9 compiles it: Load -> TensorMove -> Cast in forward, TensorMove -> Depend -> Cast in backward.
+    before = step(W, recomputed=True)
+    move = typed(node("move", "TensorMove", "w_load"), W)
+    forward = [replace(each, inputs=("move",)) if each.name == "w_cast" else each for each in before.forward]
+    tied = typed(node("tied", "Depend", "move_b dout"), W)
+    again = replace(before.backward[0], inputs=("tied",))
+    compiled = graph([*forward[:2], move, *forward[2:]], [tied, again, before.backward[1]], "move")
+    gathered = gather_weights(compiled, WeightSharding(2)).graph
+    assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
+    assert not any(each.is_duplicate for each in gathered.backward)
+
+
 def test_a_swap_of_the_cast_moves_nothing():
     before = step(W, saved="out")
     swapped = replace(
