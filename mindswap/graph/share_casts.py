@@ -6,6 +6,9 @@ function; pipeline or accumulation only, and only if all readers are casts) and 
 weight through in a pipeline that no other rank shares; `MicroStepAllGatherPass` then drops the AllGather and leaves the
 cast. So there is one copy in half precision, from the first micro-batch to the last, and no policy reaches it. Casts
 of gathered weights are in `graph.gather`. Without the parallel optimizer each micro-batch has casts of its own.
+
+Without lazy_inline all micro-batches are in one graph. No side effect stands between their reads of a weight, so
+AutoMonadEliminator and the frontend's cse make one of equal casts, whatever their types.
 """
 
 from dataclasses import replace
@@ -17,21 +20,31 @@ from mindswap.graph.settle import BOOKKEEPING_OPS
 __all__ = ["share_casts"]
 
 
-def share_casts(step: GatheredStep) -> GatheredStep:
-    """The step with casts of whole weights marked as made once, for all micro-batches."""
+def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
+    """The step with casts of weights marked as made once, for all micro-batches.
+
+    Args:
+        step: casts of gathered weights before the AllGather are made once already.
+        is_inlined: compiled without lazy_inline: casts of any type, also those behind an AllGather.
+    """
     weights: dict[str, str] = {}  # name of a value -> the parameter that it is
     readers: dict[str, list[Node]] = {}
     for node in step.graph.forward:
         name = weight_name(node)
-        if name and node.outputs and node.outputs[0].dtype == "float32":
+        if name and node.outputs and (is_inlined or node.outputs[0].dtype == "float32"):
             weights[node.name] = name
             continue
         for source in {weights[name] for name in node.inputs if name in weights}:
-            if node.op == "TensorMove":
+            if node.op == "TensorMove" or (is_inlined and is_gathering(node)):
                 weights[node.name] = source
             elif node.op not in BOOKKEEPING_OPS:
                 readers.setdefault(source, []).append(node)
-    shared = {node.name for nodes in readers.values() if all(map(_narrows, nodes)) for node in nodes}
+    shared = {
+        node.name
+        for nodes in readers.values()
+        for node in nodes
+        if (node.op == "Cast" if is_inlined else all(map(_narrows, nodes)))
+    }
     shared -= {node.name for node in step.graph.forward if is_gathering(node)}
     if not shared:
         return step

@@ -92,9 +92,10 @@ class StepModel:
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
+        self._source = captured
         gathered = gather_weights(settle_layers(captured.graph), settings.sharding)
         if settings.shares_casts:
-            gathered = share_casts(gathered)
+            gathered = share_casts(gathered, settings.is_inlined)
         self._graph, self._gathers, self._once = gathered.graph, gathered.collectives, gathered.once
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
@@ -193,6 +194,10 @@ class StepModel:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
         own = node.attributes.get(self._tag) if self._tag is not None else None
         return tuple(str(own or self.names(node)).split("|"))
+
+    def with_settings(self, settings: StepSettings) -> "StepModel":
+        """The same captured step under other settings."""
+        return StepModel(self._source, self.costs, settings)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""

@@ -28,6 +28,7 @@ class StepSettings:
         compute_dtype: of the layers, in lower case.
         is_fused: jit_level O1 fuses element-wise operators.
         shares_casts: micro-batches share casts of weights (`graph.share_casts`).
+        is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
     """
 
     batch_size: int
@@ -44,6 +45,7 @@ class StepSettings:
     compute_dtype: str
     is_fused: bool
     shares_casts: bool = False
+    is_inlined: bool = False
 
     @property
     def num_optimizer_shards(self) -> int:
