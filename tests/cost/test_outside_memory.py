@@ -29,9 +29,8 @@ def test_a_device_without_the_figure_has_no_workspace():
 def test_communicators_of_a_rank():
     assert list_communicators(1, 1, 1, 1, False) == ()
     assert list_communicators(8, 1, 1, 1, True) == ("world", "data parallel")
-    assert list_communicators(2, 4, 1, 4, True) == (
-        "world", "tensor parallel", "data parallel", "pipeline forward", "pipeline backward", "pipeline loss", "weights",
-    )  # fmt: skip
+    pipeline = ("pipeline forward", "pipeline backward", "pipeline loss", "weights")
+    assert list_communicators(2, 4, 1, 4, True) == ("world", "tensor parallel", "data parallel", *pipeline)
     assert list_communicators(1, 1, 2, 1, False) == ("world", "context parallel")
 
 

@@ -19,6 +19,7 @@ from tests.graph.builders import KIB, node
 from tests.simulate.steps import SETTINGS, captured, gradient_of, hand_graph
 
 CUT_BY_4 = WeightSharding(num_ranks=4, threshold_bytes=KIB)
+KEEP_ALL = Policy(True)
 KEPT, CUT, SUMMED = GradientRule(), GradientRule(sharding=CUT_BY_4), GradientRule(True, CUT_BY_4)
 
 
@@ -68,12 +69,11 @@ def model(casts: bool = False, **settings) -> StepModel:
     return StepModel(step, CostTable(device()), replace(SETTINGS, **settings))
 
 
-def gradient_bytes(own: StepModel, policy: Policy = Policy(True)) -> list[int]:
+def gradient_bytes(own: StepModel, policy: Policy = KEEP_ALL) -> list[int]:
     """Memory of gradients whenever it changes, from the first one on."""
     timeline = simulate(own.program(policy))
     over_time = profile_memory(timeline, 0).by_kind_bytes[MemoryKind.GRADIENT]
-    changes = over_time[np.flatnonzero(np.diff(over_time, prepend=0))].tolist()
-    return changes
+    return over_time[np.flatnonzero(np.diff(over_time, prepend=0))].tolist()
 
 
 def test_gradients_stay_from_their_maker_to_the_end():
