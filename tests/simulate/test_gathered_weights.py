@@ -35,7 +35,9 @@ CAST = r"mlp\.cast"
 
 def with_cast(tree: CellNode) -> CellNode:
     mlp = tree.children[0]
-    return replace(tree, children=(replace(mlp, children=(*mlp.children, CellNode("cast", "Cast", True))), *tree.children[1:]))
+    return replace(
+        tree, children=(replace(mlp, children=(*mlp.children, CellNode("cast", "Cast", True))), *tree.children[1:])
+    )
 
 
 def weighted(num_layers: int):
@@ -56,9 +58,14 @@ def weighted(num_layers: int):
         replace(each, inputs=(*each.inputs, f"cast{each.layer_index}_b")) if each.op == "MatMul" else each
         for each in graph.backward
     ]
-    saved = (*graph.saved, *(replace(graph.saved[0], forward_name=f"cast{i}", backward_name=f"cast{i}_b") for i in range(3)))
+    saved = (
+        *graph.saved,
+        *(replace(graph.saved[0], forward_name=f"cast{i}", backward_name=f"cast{i}_b") for i in range(3)),
+    )
     trees = (with_cast(TREE),) * 3
-    return replace(step, trees=trees, graph=replace(graph, forward=tuple(forward), backward=tuple(backward), saved=saved))
+    return replace(
+        step, trees=trees, graph=replace(graph, forward=tuple(forward), backward=tuple(backward), saved=saved)
+    )
 
 
 def model(num_layers: int = 3, sharding: WeightSharding = CUT, **settings) -> StepModel:
@@ -166,7 +173,9 @@ def test_a_cast_behind_a_gather_is_nothing_to_choose():
 
 
 @pytest.mark.parametrize("sharding", [CUT, RELEASED])
-@pytest.mark.parametrize("settings", [{}, {"num_micro_batches": 3}, {"pipeline": Pipeline(num_stages=2), "num_micro_batches": 4}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"num_micro_batches": 3}, {"pipeline": Pipeline(num_stages=2), "num_micro_batches": 4}]
+)
 def test_the_bound_is_below_every_policy(sharding, settings):
     own = model(6, sharding, **settings)
     facts = facts_of(own, own.simulate(KEEP_ALL))

@@ -2,6 +2,7 @@
 
 import pytest
 
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.step_settings import read_step_settings
 from tests.builders import document
 
@@ -47,10 +48,35 @@ def test_without_use_parallel_one_rank_trains():
         ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 4),
         ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: -1}}", 8),
         ("{enable_parallel_optimizer: False, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 1),
+        # A size that does not divide the ranks, or of one rank, has no effect.
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 3}}", 8),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 1}}", 8),
+        # In the data parallel mode weights are not cut.
+        ("{enable_parallel_optimizer: True, parallel_mode: 0}", 1),
+        ("{enable_parallel_optimizer: True, parallel_mode: 1}", 8),
     ],
 )
 def test_ranks_that_share_the_optimizer(parallel, shards):
     assert read(f"{{parallel: {parallel}, parallel_config: {{data_parallel: 8}}}}").num_optimizer_shards == shards
+
+
+def test_ranks_of_context_parallelism_have_the_same_weights():
+    text = "parallel: {enable_parallel_optimizer: True}\nparallel_config: {data_parallel: 4, context_parallel: 2}"
+    assert read(text).sharding.num_ranks == 8
+
+
+@pytest.mark.parametrize(
+    "level,is_accumulator_sharded,is_released",
+    [("level1", False, False), ("level2", True, False), ("level3", True, True)],
+)
+def test_optimizer_levels(level, is_accumulator_sharded, is_released):
+    config = f"{{optimizer_level: {level}, parallel_optimizer_threshold: 24}}"
+    settings = read(
+        f"{{parallel: {{enable_parallel_optimizer: True, parallel_optimizer_config: {config}}},"
+        " parallel_config: {data_parallel: 2}}"
+    )
+    assert settings.is_accumulator_sharded == is_accumulator_sharded
+    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released)
 
 
 def test_other_settings():
