@@ -11,6 +11,7 @@ import pytest
 
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import TensorType
+from mindswap.plan.baselines.saved import find_turns
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.candidates import find_items
 from mindswap.plan.problem import Allow
@@ -162,6 +163,15 @@ def test_a_reader_waits_for_its_weight_and_later_micro_batches_do_not():
     # The cast of the part (8 KiB read, 4 KiB written: 12.288 ns) ends, then 287 ns of AllGather.
     assert timeline.op_start_ns[first][0] >= 287
     assert not timeline.stall_ns[is_product & (ops.micro_batch == 1)].any()
+
+
+def test_turns_begin_behind_what_runs_once():
+    own = model(6, num_micro_batches=2)
+    # Before the first turn of layer 0: the embedding, the mask, then the cast and the AllGather of its weight.
+    first, second = find_turns(own, own.program(KEEP_ALL), 0)[0]
+    assert first.forward == 2 + 2
+    # Forward: 6 layers of 4, what 5 of them do once (2 each), the loss; backward: 1 + 24 + 1; again 2 before layer 0.
+    assert second.forward == first.forward + (24 + 10 + 1) + 26 + 2
 
 
 def test_a_cast_behind_a_gather_is_nothing_to_choose():
