@@ -442,7 +442,8 @@ class _Cutter:
         return roles
 
     def _block(self, section: int, roles: Mapping[int, Role]) -> Block:
-        tensors, reads = [], []
+        tensors: list[BlockTensor] = []
+        reads: list[Read] = []
         for index, tensor in enumerate(self.tensors):
             uses = Uses(
                 tensor.last_forward.get(section),
