@@ -79,9 +79,10 @@ class StaticMemory:
 
     Attributes:
         parameter_bytes: weights as they are stored; copies in `compute_dtype` are activations of the graph.
-        gradient_bytes: gradients once backward has ended, and what they are summed up in over micro-batches.
+        gradient_bytes: what gradients are summed up in over micro-batches (`accu_grads` of MindFormers). Gradients
+            themselves come and go with backward: the simulator has them over time.
         optimizer_bytes: optimizer state.
-        workspace_bytes: what operators need while they run.
+        workspace_bytes: the largest that an operator needs while it runs.
     """
 
     parameter_bytes: int
@@ -116,7 +117,7 @@ def estimate_static_memory(
     is_state_offloaded: bool = False,
     workspace_bytes: int = 0,
 ) -> StaticMemory:
-    """Static memory of one rank.
+    """Static memory of one rank; gradients of a step of one micro-batch are not in it.
 
     Args:
         parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
@@ -124,7 +125,7 @@ def estimate_static_memory(
         num_shards: ranks over which `enable_parallel_optimizer` cuts weights, optimizer state and gradients (data
             parallel ranks, or optimizer_weight_shard_size); 1 without it.
         is_accumulating: gradients are summed up over micro-batches (pipeline, gradient accumulation): a tensor for
-            each weight besides the gradients of the current micro-batch.
+            each weight, of its type.
         is_accumulator_sharded: this sum is cut as well (optimizer_level level2, gradient_accumulation_shard).
         is_state_offloaded: the state is in host memory (`swap: True` of the optimizer).
         workspace_bytes: what operators need while they run.
@@ -141,9 +142,7 @@ def estimate_static_memory(
         weights += own_bytes
         states += optimizer.num_float32_states * _cut(parameter.num_elements, shards) * FLOAT32_BYTES
         states += optimizer.num_like_states * own_bytes
-        # A gradient is as its weight: backward casts it (seen in the compiled graph).
-        gradients += own_bytes
-        if is_accumulating:
+        if is_accumulating:  # clones of the weights (MFPipelineWithLossScaleCell)
             gradients += own_bytes if is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if is_state_offloaded else states, workspace_bytes)
 

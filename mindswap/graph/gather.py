@@ -2,21 +2,21 @@
 
 With `enable_parallel_optimizer` a rank holds one part of each weight that several ranks have. MindSpore inserts an
 AllGather where the weight is read (frontend/parallel/step_parallel.cc: ApplyParallelOptOnParam, InsertAllGatherOp).
-A cast of the weight from float32 to half precision stands before it, so that less is sent
-(InsertAllGatherAfterCast, FindChildCastWithFP32ToFP16 of step_parallel_utils.cc; pass/optimize_parallel_allgather_comm.cc)
-if nothing else reads the weight. What backward reads is the output of the AllGather. It is marked as not recomputed
-(instance name `parallel_optimizer_allgather_not_recompute`, ReplaceNode), it is no operator of the model, which
-`op_swap` could name, and it stands outside the function of the lazy_inline cell: all readers and all micro-batches
-share one (InsertParallelOpt: "share one same allgather"). `parallel_optimizer_comm_recompute` does nothing in
-MindSpore 2.9 (nn/cell.py, `recompute`: only a warning).
+If nothing else reads the weight, a cast of it from float32 to half precision stands before, so that less is sent
+(FindChildCastWithFP32ToFP16 in step_parallel_utils.cc, pass/optimize_parallel_allgather_comm.cc). Backward reads what
+the AllGather gives. That is marked as not recomputed (ReplaceNode, `parallel_optimizer_allgather_not_recompute`) and
+has no name for `op_swap`; all readers and all micro-batches share it (InsertParallelOpt). So no policy moves it.
+`parallel_optimizer_comm_recompute` does nothing in MindSpore 2.9 (nn/cell.py, `recompute`: only a warning), and
+`select_comm_recompute` concerns the communication of tensor parallelism. With optimizer_level level3 (zero3) each
+micro-batch gathers for itself, and backward gathers again (context.py, `optimizer_level`).
 
-With optimizer_level level3 (zero3) it stands in that function, once for each micro-batch; the whole weight is
-released after forward and gathered again before backward (context.py, `optimizer_level`).
+Which weights: parallel_optimizer/opt_param_mgr.cc (SplitParam: `parallel_optimizer_threshold`, in KiB, against the
+stored size on one rank) and tensor_layout.cc (GenerateOptShardSliceShape: the first dimension must be divisible).
 
-Which weights: frontend/parallel/parallel_optimizer/opt_param_mgr.cc (SplitParam: `parallel_optimizer_threshold`, in
-KiB, against the stored size of the weight on one rank of its tensor parallel group) and tensor_layout.cc
-(GenerateOptShardSliceShape: the first dimension must be divisible, else the weight stays whole). MindFormers exempts
-biases of linear layers and the weights of LayerNorm (modules/layers.py, `parallel_optimizer = False`).
+tests/adapters/test_gathered_weights.py shows it in graphs of MindSpore 2.9.0. Two differences are known with
+lazy_inline on, which mindswap needs. On one stage with one micro-batch the weight is gathered as it is stored, and
+its cast stands in the function: backward holds as many bytes, the float32 copy before the cast is not simulated.
+With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -25,6 +25,7 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.collectives import Collective
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.settle import BOOKKEEPING_OPS
+from mindswap.graph.storage import VIEW_OPS
 from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
@@ -91,9 +92,7 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         backward=backward,
         saved=tuple(saved),
     )
-    collectives = {
-        gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks),) for gather in gathers
-    }
+    collectives = {gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks),) for gather in gathers}
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
     return GatheredStep(rewritten, collectives, frozenset(once))
 
@@ -177,7 +176,10 @@ def _needed_whole(graph: Graph) -> dict[str, set[str]]:
     "" stands for what is no copy of an operator of forward.
     """
     readers: dict[str, set[str]] = {}
-    for node in graph.backward:
+    for node in reversed(graph.backward):
+        if node.op in VIEW_OPS:  # `Depend` ties the copy of an operator to the moment at which it is needed
+            readers.setdefault(node.inputs[0], set()).update(readers.get(node.name, ()))
+            continue
         for name in node.inputs:
             readers.setdefault(name, set()).add(node.origin if node.is_duplicate else "")
     return {entry.forward_name: readers.get(entry.backward_name, set()) for entry in graph.saved}
@@ -191,9 +193,8 @@ def _reads(kept: Mapping[str, set[str]], values: Iterable[str], cast: Node) -> b
 def _users(name: str, readers: Mapping[str, list[Node]]) -> Iterator[Node]:
     """Operators that compute with a value; what only ties values together is none."""
     for reader in readers.get(name, ()):
-        if reader.op == "MakeTuple" and any(True for _ in _users(reader.name, readers)):
-            yield reader
-        elif reader.op not in BOOKKEEPING_OPS and reader.op != "MoveTo":
+        is_tuple = reader.op == "MakeTuple" and any(True for _ in _users(reader.name, readers))
+        if is_tuple or reader.op not in (*BOOKKEEPING_OPS, "MoveTo"):
             yield reader
 
 
@@ -234,7 +235,9 @@ def _rewrite_backward(
     """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
     gather_of = {value: weight.gather for weight in weights for value in weight.values}
     renamed: dict[str, str] = {}
-    target = {gather.name: again[gather.name][-1].name if again else _saved_name(gather) for gather in gather_of.values()}
+    target = {
+        gather.name: again[gather.name][-1].name if again else _saved_name(gather) for gather in gather_of.values()
+    }
     for entry in graph.saved:
         if entry.forward_name in gather_of:
             renamed[entry.backward_name] = target[gather_of[entry.forward_name].name]

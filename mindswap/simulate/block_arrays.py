@@ -13,20 +13,25 @@ __all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copie
 
 @dataclass(frozen=True, eq=False)
 class PassArrays:
-    """Operators of one pass; shape (num_ops,); positions and labels count within the block."""
+    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
+
+    `last_compute` is the last operator of the compute stream.
+    """
 
     duration_ns: np.ndarray
     kind: np.ndarray
     wait_op: np.ndarray
     label: np.ndarray
     wait_once: np.ndarray
+    last_compute: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class TensorArrays:
     """Tensors; shape (num_tensors,); positions count within the pass, `NO_OP` for no use.
 
-    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped.
+    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
+    says that it stays until the optimizer.
     """
 
     size_bytes: np.ndarray
@@ -41,6 +46,7 @@ class TensorArrays:
     num_copies: np.ndarray
     is_held: np.ndarray
     last_once: np.ndarray
+    is_final: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,6 +132,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
         np.array([_position(op.wait_op) for op in ops], np.int64),
         np.array([label_of(op.label) for op in ops], np.int32),
         np.array([_position(op.wait_once) for op in ops], np.int64),
+        max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
     )
 
 
@@ -137,10 +144,17 @@ def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int
         last_forward=np.array([_position(t.uses.last_forward) for t in tensors], np.int64),
         first_backward=np.array([_position(t.uses.first_backward) for t in tensors], np.int64),
         last_backward=np.array([_position(t.uses.last_backward) for t in tensors], np.int64),
-        kind=np.array([MemoryKind.RECOMPUTED if t.is_again else MemoryKind.TRANSIENT for t in tensors], np.int8),
+        kind=np.array([_kind(t) for t in tensors], np.int8),
         label=np.array([label_of(t.label) for t in tensors], np.int32),
         prefetch=np.array([t.prefetch for t in tensors], np.int64),
         num_copies=np.array([t.num_copies for t in tensors], np.int64),
         is_held=np.array([t.is_held for t in tensors], bool),
         last_once=np.array([_position(t.uses.last_once) for t in tensors], np.int64),
+        is_final=np.array([t.is_final for t in tensors], bool),
     )
+
+
+def _kind(tensor: BlockTensor) -> MemoryKind:
+    if tensor.is_gradient:
+        return MemoryKind.GRADIENT
+    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT

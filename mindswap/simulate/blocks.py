@@ -6,7 +6,7 @@ before, of the block behind and of the whole step it reads. So three compiled la
 and layers under different settings can stand side by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +17,7 @@ from mindswap.graph.fusion import fuse_work
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
+from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import OpKind
 
 __all__ = ["Block", "BlockOp", "BlockTensor", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
@@ -98,6 +99,8 @@ class BlockTensor:
         num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
         is_held: another name of it is not swapped, so it stays on the device all the same.
         is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
+        is_gradient: of a weight.
+        is_final: stays until the optimizer.
     """
 
     label: str
@@ -111,6 +114,8 @@ class BlockTensor:
     num_copies: int = 0
     is_held: bool = False
     is_once: bool = False
+    is_gradient: bool = False
+    is_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -158,6 +163,8 @@ def cut_blocks(
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
     once: Set[str] = frozenset(),
+    gradients: GradientRule | None = None,
+    alignment_bytes: int = 1,
 ) -> StepBlocks:
     """The blocks of a compiled step.
 
@@ -170,6 +177,8 @@ def cut_blocks(
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
         once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
             another only.
+        gradients: what becomes of gradients of weights; by default they stay as they are made.
+        alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
@@ -179,7 +188,10 @@ def cut_blocks(
     works = measure_work(graph)
     if is_fused:
         works = fuse_work(graph, works)
-    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns, once).cut(works)
+    cutter = _Cutter(graph, operator_ns, label, collectives or {}, collective_ns, once)
+    cutter.gradient_rule = gradients or GradientRule()
+    cutter.alignment_bytes = alignment_bytes
+    return cutter.cut(works)
 
 
 @dataclass
@@ -198,6 +210,7 @@ class _Tensor:
     prefetch: list[int] = field(default_factory=list)
     has_keeper: bool = False
     is_read: bool = False
+    is_cast: bool = False  # made by a cast
     collective: int | None = None  # position of the collective that makes it what readers want
     is_once: bool = False
     last_once: int | None = None
@@ -233,6 +246,9 @@ class _Cutter:
         self.once_ops: dict[int, list[BlockOp]] = {}
         self.tensors: list[_Tensor] = []
         self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
+        self.gradients: set[int | None] = set()  # tensors that backward hands out
+        self.gradient_rule = GradientRule()
+        self.alignment_bytes = 1
 
     def cut(self, works: tuple[Sequence[Work], Sequence[Work]]) -> StepBlocks:
         forward_work, backward_work = works
@@ -245,6 +261,7 @@ class _Cutter:
         for node, section, work in zip(self.graph.backward, sections, backward_work, strict=True):
             self._read(node, section, False, work)
         self._note_copies()
+        self._note_gradients()
         roles = self._name_roles()
         known = self._by_section()
         blocks = [self._block(section, known[section], roles) for section in range(-1, self.num_layers + 1)]
@@ -336,7 +353,11 @@ class _Cutter:
             outputs.append(len(self.tensors) if known.size_bytes else None)
             if known.size_bytes:
                 again = node.is_duplicate and not is_forward
-                self.tensors.append(_Tensor(label, known, is_forward, again, section, position, is_once=is_once))
+                self.tensors.append(
+                    _Tensor(
+                        label, known, is_forward, again, section, position, is_once=is_once, is_cast=node.op == "Cast"
+                    )
+                )
         self.values[node.name] = tuple(outputs)
         for collective in after:
             self._communicate(ops, label, collective.kind, collective)
@@ -388,6 +409,12 @@ class _Cutter:
                 else:
                     self.tensors[index].has_keeper = True
 
+    def _note_gradients(self) -> None:
+        """Backward gives the gradients of what its function reads from outside, as one tuple."""
+        last = self.graph.backward[-1] if self.graph.backward else None
+        if last is not None and last.op == "MakeTuple":
+            self.gradients = {i for i in self.values[last.name] if i is not None and not self.tensors[i].is_forward}
+
     # -- blocks -----------------------------------------------------------------------------------
 
     def _readers(self, tensor: _Tensor) -> set[int]:
@@ -424,7 +451,8 @@ class _Cutter:
         return found
 
     def _block(self, section: int, known: Sequence[int], roles: Mapping[int, Role]) -> Block:
-        tensors, reads = [], []
+        tensors: list[BlockTensor] = []
+        reads: list[Read] = []
         for index in known:
             tensor = self.tensors[index]
             uses = Uses(
@@ -433,18 +461,39 @@ class _Cutter:
                 tensor.last_backward.get(section),
                 tensor.last_once if tensor.section == section else None,
             )
+            size_bytes = self._memory_of(tensor.type.size_bytes)
+            if tensor.section == section and index in self.gradients:
+                tensors += self._gradient(tensor)
             if tensor.section == section and (tensor.is_forward or tensor.is_read):
-                # What backward makes and nobody reads is a gradient of a weight: counted with the weights.
                 tensors.append(
                     BlockTensor(
-                        tensor.label, tensor.type.size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
+                        tensor.label, size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
                         roles.get(index), *_copies(tensor), tensor.is_once,
                     )
                 )  # fmt: skip
             elif uses != Uses():
-                reads.append(Read(self._source(tensor, section), roles[index], tensor.type.size_bytes, uses))
+                reads.append(Read(self._source(tensor, section), roles[index], size_bytes, uses))
         forward, backward = (tuple(self.ops.get((section, is_forward), ())) for is_forward in (True, False))
         return Block(forward, backward, tuple(tensors), tuple(reads), tuple(self.once_ops.get(section, ())))
+
+    def _memory_of(self, size_bytes: int) -> int:
+        """The piece of memory that a tensor gets."""
+        return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+
+    def _gradient(self, tensor: _Tensor) -> Iterable[BlockTensor]:
+        """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
+        size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
+        ops = self.ops[tensor.section, False]
+        taken_at = next((at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication), made_at)
+        rule, is_cut = self.gradient_rule, self.gradient_rule.is_cut(tensor.type)
+        passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
+        kept_bytes = rule.kept_bytes(size_bytes, is_cut)
+        for size, uses, is_final in ((passing_bytes, Uses(None, None, taken_at), False), (kept_bytes, Uses(), True)):
+            if size:
+                yield BlockTensor(
+                    tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
+                    is_final=is_final,
+                )  # fmt: skip
 
     def _source(self, tensor: _Tensor, section: int) -> Source:
         if self._is_shared(tensor):

@@ -26,10 +26,13 @@ class StageLayout:
         chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
             list of blocks (0 is what is before the layers, the last what is behind them).
         num_micro_batches: micro-batches of one step.
+        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
+            that are there by then; none if empty.
     """
 
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
+    closing_bytes: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -128,6 +131,7 @@ class _Builder:
         self.label_maps: dict[int, np.ndarray] = {}
         self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
         self.position = 0
+        self.last_compute = 0  # of the stage that is laid out
         self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
         self.receives: dict[int, tuple[int, int, bool]] = {}
@@ -168,10 +172,23 @@ class _Builder:
             self._run_turn(found[turn.chunk], turn)
         tables = []
         for chunk in found:
-            tables += [_laid_down(chunk.first.own, chunk.first, 0), _laid_down(chunk.later.own, chunk.later, 1)]
+            tables += [
+                self._laid_down(chunk.first.own, chunk.first, 0),
+                self._laid_down(chunk.later.own, chunk.later, 1),
+            ]
             tables += [self._shared(section, chunk) for section in chunk.sections if self.blocks[section].once]
         for chunk in found:
-            tables += [_laid_down(chunk.first.others, chunk.first, 0), _laid_down(chunk.later.others, chunk.later, 1)]
+            tables += [
+                self._laid_down(chunk.first.others, chunk.first, 0),
+                self._laid_down(chunk.later.others, chunk.later, 1),
+            ]
+        closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
+        if closing_bytes:
+            # The optimizer has no operator here: the last one of backward stands for its begin.
+            last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
+            label = self._label("gradients for the optimizer")
+            row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
+            tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
 
     def _run_turn(self, chunk: _Chunk, turn: Turn) -> None:
@@ -190,6 +207,9 @@ class _Builder:
         self.ops["micro_batch"].append(np.full(part.num_ops, turn.micro_batch))
         if part.receive is not None:
             self.receives[self.position] = (part.receive, turn.micro_batch, turn.is_forward)
+        compute = np.flatnonzero(part.columns["kind"] < OpKind.COLLECTIVE)
+        if len(compute):
+            self.last_compute = self.position + int(compute[-1])
         self.position += part.num_ops
         if part.send is not None:
             self.sends[part.send, turn.micro_batch, turn.is_forward] = self.position - 1
@@ -332,6 +352,7 @@ class _Builder:
             "prefetch": joined("prefetch"),
             "num_copies": joined("num_copies"),
             "is_held": joined("is_held"),
+            "is_final": joined("is_final"),
         }
 
     def _shared(self, section: int, chunk: _Chunk) -> dict[str, np.ndarray]:
@@ -364,6 +385,27 @@ class _Builder:
             "num_copies": shared.num_copies,
             "is_held": shared.is_held,
         }
+
+    def _laid_down(
+        self, tensors: dict[str, np.ndarray], turns: _Turns, first_micro_batch: int
+    ) -> dict[str, np.ndarray]:
+        """The tensors of every micro-batch of a kind, one after the other, at the positions of its passes."""
+        num = len(turns.forward_begin)
+        micro_batches = first_micro_batch + np.arange(num)
+        forward, backward = (
+            np.array(begins, np.int64)[:, None] for begins in (turns.forward_begin, turns.backward_begin)
+        )
+        is_forward = tensors["is_forward"].astype(bool)
+        is_final = tensors.get("is_final", np.zeros_like(is_forward))
+        placed = {
+            "begin": tensors["begin"] + np.where(is_forward, forward, backward),
+            "last_forward": _shift(tensors["last_forward"], forward),
+            "first_backward": _shift(tensors["first_backward"], backward),
+            "last_backward": np.where(is_final, self.last_compute, _shift(tensors["last_backward"], backward)),
+            "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
+        }
+        table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
+        return table | {name: column.ravel() for name, column in placed.items()}
 
     def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
         """Rows of what blocks hand on, what other stages send, and what the layers share."""
@@ -416,23 +458,6 @@ class _Builder:
     ) -> tuple[int, ...]:  # fmt: skip
         kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
         return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, *copies)
-
-
-def _laid_down(tensors: dict[str, np.ndarray], turns: _Turns, first_micro_batch: int) -> dict[str, np.ndarray]:
-    """The tensors of every micro-batch of a kind, one after the other, at the positions of its passes."""
-    num = len(turns.forward_begin)
-    micro_batches = first_micro_batch + np.arange(num)
-    forward, backward = (np.array(begins, np.int64)[:, None] for begins in (turns.forward_begin, turns.backward_begin))
-    is_forward = tensors["is_forward"].astype(bool)
-    placed = {
-        "begin": tensors["begin"] + np.where(is_forward, forward, backward),
-        "last_forward": _shift(tensors["last_forward"], forward),
-        "first_backward": _shift(tensors["first_backward"], backward),
-        "last_backward": _shift(tensors["last_backward"], backward),
-        "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
-    }
-    table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
-    return table | {name: column.ravel() for name, column in placed.items()}
 
 
 # Last use in forward, first and last use in backward.

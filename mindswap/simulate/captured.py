@@ -16,6 +16,9 @@ from mindswap.policy.weight_sharding import WeightSharding
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
 
 
+NOT_CUT = WeightSharding()
+
+
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
     """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute.
@@ -64,7 +67,7 @@ class PlacedParameter:
     is_behind: bool
 
 
-def find_parameters(graph: Graph, sharding: WeightSharding = WeightSharding()) -> tuple[PlacedParameter, ...]:
+def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
     """The weights that forward reads, in order of their first read, each once.
 
     Args:

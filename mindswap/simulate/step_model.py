@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
@@ -27,6 +28,7 @@ from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
+from mindswap.graph.share_casts import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
@@ -35,6 +37,7 @@ from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -92,7 +95,10 @@ class StepModel:
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
+        self._source = captured
         gathered = gather_weights(settle_layers(captured.graph), settings.sharding)
+        if settings.shares_casts:
+            gathered = share_casts(gathered, settings.is_inlined)
         self._graph, self._gathers, self._once = gathered.graph, gathered.collectives, gathered.once
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
@@ -112,6 +118,9 @@ class StepModel:
         )
         self.parameters = _stage_parameters(captured, self.layout.chunks, settings.sharding)
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
+        closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
+        self.layout = replace(self.layout, closing_bytes=closing_bytes)
         self._blocks: dict[Hashable, StepBlocks] = {}
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
@@ -196,6 +205,10 @@ class StepModel:
         own = node.attributes.get(self._tag) if self._tag is not None else None
         return tuple(str(own or self.names(node)).split("|"))
 
+    def with_settings(self, settings: StepSettings) -> "StepModel":
+        """The same captured step under other settings."""
+        return StepModel(self._source, self.costs, settings)
+
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
         other = copy.copy(self)
@@ -235,6 +248,8 @@ class StepModel:
                 self.collective_ns,
                 self.settings.is_fused,
                 self._once,
+                self.gradients,
+                self.costs.device.pool_alignment_bytes,
             )
         return self._blocks[key]
 
@@ -254,7 +269,33 @@ class StepModel:
             settings.num_micro_batches > 1,
             settings.is_accumulator_sharded,
             settings.is_state_offloaded,
+            workspace_bytes((*self.captured.graph.forward, *self.captured.graph.backward), self.costs.device),
         )
+
+    def _closing_bytes(self, parameters: list[Parameter]) -> int:
+        """Gradients that the optimizer reads on a stage, without those that are there when backward ends."""
+        rule = self.gradients
+        return sum(
+            max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
+            for p in parameters
+        )
+
+    @property
+    def communicators(self) -> tuple[str, ...]:
+        """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
+        settings = self.settings
+        return list_communicators(
+            settings.data_parallel,
+            settings.model_parallel,
+            settings.context_parallel,
+            settings.pipeline.num_stages,
+            settings.num_optimizer_shards > 1,
+        )
+
+    @property
+    def outside_bytes(self) -> int:
+        """Device memory that HCCL takes beside what MindSpore may use."""
+        return communication_bytes(self.communicators, self.costs.device)
 
     def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
         """Optimizer, and what the passes cannot hide of the communication of gradients.

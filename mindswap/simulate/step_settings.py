@@ -27,6 +27,8 @@ class StepSettings:
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
         is_fused: jit_level O1 fuses element-wise operators.
+        shares_casts: micro-batches share casts of weights (`graph.share_casts`).
+        is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
     """
 
     batch_size: int
@@ -42,6 +44,8 @@ class StepSettings:
     is_state_offloaded: bool
     compute_dtype: str
     is_fused: bool
+    shares_casts: bool = False
+    is_inlined: bool = False
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -62,8 +66,10 @@ class StepSettings:
 def read_step_settings(document: Document) -> StepSettings:
     """The settings of a configuration of MindFormers; what is missing is as MindFormers takes it."""
     pipeline = read_pipeline(document)
-    num_micro_batches = document.count("parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
-    num_micro_batches *= document.count("runner_config", "gradient_accumulation_steps")
+    if pipeline.num_stages > 1:  # which takes no accumulation beside it (trainer/base_trainer.py resets it to 1)
+        num_micro_batches = document.count("parallel_config", "micro_batch_num")
+    else:
+        num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
     num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
@@ -87,6 +93,10 @@ def read_step_settings(document: Document) -> StepSettings:
         is_state_offloaded=swap is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
+        shares_casts=is_parallel
+        and _value(document, "parallel", "enable_parallel_optimizer") is True
+        and num_micro_batches > 1
+        and level != "level3",
     )
 
 

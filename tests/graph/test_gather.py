@@ -30,7 +30,9 @@ def load(name: str, known: TensorType, layer: int | None = 0) -> Node:
     return typed(node(f"{name}_load", "Load", f"f:▸CR_{name} u", layer=layer, cell_path=name), known)
 
 
-def step(known: TensorType, compute: str = HALF, layer: int | None = 0, saved: str = "w_cast", recomputed: bool = False):
+def step(
+    known: TensorType, compute: str = HALF, layer: int | None = 0, saved: str = "w_cast", recomputed: bool = False
+):
     """`weight -> Load -> Cast -> MatMul`, of which backward reads the cast weight; no Cast where types are equal."""
     whole = replace(known, dtype=compute, size_bytes=known.size_bytes // WIDTHS[known.dtype] * WIDTHS[compute])
     has_cast = known.dtype != compute
@@ -102,7 +104,8 @@ def test_forward_and_backward_read_the_gathered_weight():
 def test_weights_that_stay_whole(known, name, sharding):
     before = step(known)
     before = replace(
-        before, forward=tuple(replace(n, inputs=(f"f:▸CR_{name}", "u")) if n.op == "Load" else n for n in before.forward)
+        before,
+        forward=tuple(replace(n, inputs=(f"f:▸CR_{name}", "u")) if n.op == "Load" else n for n in before.forward),
     )
     assert gather_weights(before, sharding).graph is before
 
@@ -133,6 +136,19 @@ def test_the_same_in_a_graph_that_was_compiled_with_it():
     assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
 
 
+def test_a_compiled_copy_of_the_cast_may_read_a_handed_over_weight():
+    # As MindSpore 2.9 compiles it: Load -> TensorMove -> Cast in forward, TensorMove -> Depend -> Cast in backward.
+    before = step(W, recomputed=True)
+    move = typed(node("move", "TensorMove", "w_load"), W)
+    forward = [replace(each, inputs=("move",)) if each.name == "w_cast" else each for each in before.forward]
+    tied = typed(node("tied", "Depend", "move_b dout"), W)
+    again = replace(before.backward[0], inputs=("tied",))
+    compiled = graph([*forward[:2], move, *forward[2:]], [tied, again, before.backward[1]], "move")
+    gathered = gather_weights(compiled, WeightSharding(2)).graph
+    assert [entry.kept_bytes for entry in classify_saved(gathered)] == [32 * 1024]
+    assert not any(each.is_duplicate for each in gathered.backward)
+
+
 def test_a_swap_of_the_cast_moves_nothing():
     before = step(W, saved="out")
     swapped = replace(
@@ -148,9 +164,7 @@ def test_a_swap_of_the_cast_moves_nothing():
 def test_level3_releases_and_gathers_again_when_backward_of_the_layer_begins():
     before = step(W)
     first = node("other_grad", "GeluGrad", "dout")
-    gathered = gather_weights(
-        replace(before, backward=(first, *before.backward)), WeightSharding(2, is_released=True)
-    )
+    gathered = gather_weights(replace(before, backward=(first, *before.backward)), WeightSharding(2, is_released=True))
     assert classify_saved(gathered.graph) == ()
     assert [each.name for each in gathered.graph.backward] == [
         "w_cast@again", "w_cast@gather@again", "other_grad", "y_grad",

@@ -89,8 +89,9 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
+    unit = model.costs.device.pool_alignment_bytes
     return Flow(
-        tuple(graph.forward_nodes[name].outputs[index].size_bytes for name, index in keys),
+        tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
         frozenset(saved),
         frozenset(outputs),

@@ -77,8 +77,6 @@ def _idle_shard_size(context: Context, section: Node, path: str) -> Iterator[Pro
     used = read_weight_sharding(context.document).num_ranks
     if node is None or used < 2 or not is_whole_number(node.value) or node.value in (-1, used) or node.value < 1:
         return
-    message = (
-        f"{path}.optimizer_weight_shard_size: {node.value} has no effect, weights are cut over {used} ranks"
-    )
+    message = f"{path}.optimizer_weight_shard_size: {node.value} has no effect, weights are cut over {used} ranks"
     allowed = f"-1, or a divisor of {num_sharing_ranks(context.document)} from 2 on"
     yield Problem(node.location, ID, Level.WARNING, message, allowed)
