@@ -175,7 +175,10 @@ class Curve:
 
     def _mix(self, rung: Rung) -> Candidate:
         """Some layers of the plan for the knot below, the others of that for the knot above."""
-        rich, lean = (self._at(Rung(self.knots[knot], knot, 0)) for knot in (rung.knot + 1, rung.knot))
+        rich = self._at(Rung(self.knots[rung.knot + 1], rung.knot + 1, 0))
+        if self.progress.is_stopped:
+            return rich
+        lean = self._at(Rung(self.knots[rung.knot], rung.knot, 0))
         assert lean.choice is not None and rich.choice is not None
         if self.progress.is_stopped or rich.fits(rung.budget_bytes):
             return rich if rich.fits(rung.budget_bytes) else lean

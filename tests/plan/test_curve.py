@@ -5,11 +5,13 @@ from dataclasses import replace
 import pytest
 
 from mindswap.cost.hardware import Device
+from mindswap.plan import stages
 from mindswap.plan.curve import CLOSE_PPM
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Problem
 from mindswap.plan.result import Plan
+from mindswap.plan.solvers import fast
 from mindswap.plan.solvers.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
@@ -42,6 +44,13 @@ MODELS = {
     "9 layers": small_model(9),
     "pipeline": small_model(6, num_stages=2, num_micro_batches=4),
 }
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    """A quick search will do: what is asked here holds for any."""
+    monkeypatch.setattr(fast, "MAX_EVALUATIONS", 60)
+    monkeypatch.setattr(stages, "MAX_OPERATORS", 2000)
 
 
 def problem(model: StepModel, budget_bytes: int, **options) -> Problem:
