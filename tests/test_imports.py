@@ -19,6 +19,7 @@ ORDER = (
     "simulate",
     "plan",
     "datasets",
+    "prove",
     "report",
     "adapters",
 )
