@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
             for state in run_variants(bench, proof):
                 proof = state
     except Stopped as signal:
-        bench.say("interrupted: stopping all workers")
+        bench.say("interrupted: all workers are stopped")
         stopped = signal
     finally:
         stop_descendants()
@@ -139,9 +139,7 @@ def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
     else:
         print("\n" + format_proof(proof))
         print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
-        print(
-            f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look before you send)"
-        )
+        print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
 
 
 def _budget(text: str | None) -> int | None:

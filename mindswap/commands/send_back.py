@@ -21,7 +21,7 @@ TELLING = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITI
 MAX_LOG_BYTES = 1 << 20
 MAX_FILE_BYTES = 256 << 20
 CANN_FILES = ("latest/version.cfg", "latest/compiler/version.info", "latest/runtime/version.info")
-QUESTION_TIMEOUT_S = 20
+TIMEOUT_S = 20
 
 
 def describe_machine() -> dict[str, str]:
@@ -67,7 +67,7 @@ def _npu_smi() -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=QUESTION_TIMEOUT_S,
+            timeout=TIMEOUT_S,
             check=False,
         )
         return done.stdout.strip() or done.stderr.strip()

@@ -40,7 +40,8 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
     expected = f"{proof.num_steps} steps in each of {proof.num_workers} workers"
     measured = variant.measured
     if measured is None:
-        yield Check(variant.name, "training", expected, "did not run", Verdict.UNSEEN, variant.skipped)
+        reason = variant.skipped or ("interrupted" if proof.is_interrupted else "")
+        yield Check(variant.name, "training", expected, "did not run", Verdict.UNSEEN, reason)
         return
     counts = {len(worker.steps) for worker in measured.workers}
     seen = f"{_spread(sorted(counts))} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"

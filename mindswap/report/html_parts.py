@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindswap.report.simulation_style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
 
-__all__ = ["colours", "read_part", "table"]
+__all__ = ["FILES", "colours", "read_part", "table"]
 
 FILES = Path(__file__).parents[1] / "data" / "report"
 

@@ -9,7 +9,6 @@ from mindswap import __version__
 from mindswap.prove.model import Proof, Variant, Verdict, typical_ns
 from mindswap.report.html_parts import colours, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
-from mindswap.report.simulation_style import BarKind
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["format_proof_html"]
@@ -63,9 +62,10 @@ def _figures_hint(is_cpu: bool) -> str:
             "The simulated figures are of the device named above."
         )
     return (
-        "Step time: the middle of the steps of the slowest worker, without the first and the profiled one. Peak memory: "
-        "without fragments, the highest of all workers. Copies: of the profiled step of rank 0. The difference is that "
-        "of the simulation to what was measured; calibrated: simulated with the figures that the profile gives."
+        "Step time: the middle of the steps of the slowest worker, without the first and the profiled one. Peak "
+        "memory: without fragments, the highest of all workers. Copies: of the profiled step of rank 0. The "
+        "difference is that of the simulation to what was measured; calibrated: simulated with the figures of the "
+        "profile."
     )
 
 
@@ -77,7 +77,10 @@ def _cards(proof: Proof) -> Iterable[str]:
         step = typical_ns(variant.measured, proof.is_profiled) if variant.measured is not None else None
         value = format_time(step) if step is not None else "not timed"
         simulated = variant.simulated
-        beside = f"{format_time(simulated.step_time_ns)} simulated" if simulated is not None else variant.skipped
+        beside = variant.skipped
+        if simulated is not None:
+            where = " on the device" if proof.target == "CPU" else ""
+            beside = f"{format_time(simulated.step_time_ns)} simulated{where}"
         yield _card(f"{variant.name}: step on {proof.target}", value, f"{beside}; {variant.title}")
     yield _card("the whole proof took", format_time(round(proof.wall_s * 1e9)), "")
 
@@ -135,15 +138,15 @@ def _bars(rows: Sequence[tuple[Variant, int | None, int | None]], form) -> str:
     parts = []
     for variant, measured, simulated in rows:
         bars = ""
-        for name, value, kind in (
-            ("measured", measured, BarKind.FORWARD),
-            ("simulated", simulated, BarKind.WAIT_COPY_IN),
+        for name, value, colour in (
+            ("measured", measured, "var(--accent)"),
+            ("simulated", simulated, "var(--static)"),
         ):
             if value is not None:
                 width = f"{100 * value / max(1, largest):.1f}%"
                 bars += (
                     f'<span class="what">{escape(variant.name)}, {name}</span>'
-                    f'<i style="width:{width};background:var(--bar-{kind:d})"></i><span>{escape(form(value))}</span>'
+                    f'<i style="width:{width};background:{colour}"></i><span>{escape(form(value))}</span>'
                 )
         parts.append(f'<div class="pair">{bars}</div>')
     return "".join(parts)
