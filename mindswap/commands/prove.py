@@ -90,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     overrides = device_overrides(args)
     memory = overrides.pop("memory", None)
     bench = Bench(
-        folder=_fresh_folder(args.output, args.overwrite),
+        folder=args.output,
         config=Path(args.config),
         variants=args.variants,
         num_steps=args.steps,
@@ -106,6 +106,7 @@ def run(args: argparse.Namespace) -> int:
         ),
         say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
     )
+    _make_fresh(bench.folder, args.overwrite)
     adopt_orphans()
     stopped: Stopped | None = None
     proof: Proof | None = None
@@ -149,8 +150,8 @@ def _budget(text: str | None) -> int | None:
         raise LaunchError(f"--memory: {error}") from None
 
 
-def _fresh_folder(folder: Path, is_put_aside: bool) -> Path:
-    """The folder, made; what an earlier proof left in it counts for nothing here.
+def _make_fresh(folder: Path, is_put_aside: bool) -> None:
+    """Make the folder; what an earlier proof left in it must not be taken for this one.
 
     Raises:
         LaunchError: it is there and not empty, or cannot be made.
@@ -164,7 +165,6 @@ def _fresh_folder(folder: Path, is_put_aside: bool) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error
-    return folder
 
 
 class _Progress:

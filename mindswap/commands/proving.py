@@ -27,7 +27,7 @@ from mindswap.prove.model import Proof, Simulated, Variant, typical_ns
 from mindswap.simulate.step_settings import read_step_settings
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["Bench", "prepare", "run_variants"]
+__all__ = ["Bench", "calibrated", "prepare", "run_variants"]
 
 MAX_DEFAULT_WORKERS = 8
 # Without --memory: of what the step needs with everything kept, so that the plan has something to move.
@@ -210,7 +210,7 @@ def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
                 rest = [replace(v, skipped=f"{variant.name} failed") for v in proof.variants[index + 1 :]]
                 yield replace(proof, variants=(*proof.variants[: index + 1], *rest))
                 return
-    yield _calibrated(bench, proof)
+    yield calibrated(bench, proof)
 
 
 def _with_variant(proof: Proof, index: int, variant: Variant) -> Proof:
@@ -252,7 +252,7 @@ def _outcome(variant: Variant, proof: Proof) -> str:
     return f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}{spread}"
 
 
-def _calibrated(bench: Bench, proof: Proof) -> Proof:
+def calibrated(bench: Bench, proof: Proof) -> Proof:
     """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
     found: Mapping[str, str] = {
         variant.name: variant.measured.profile

@@ -4,12 +4,14 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from mindswap import __version__
+from mindswap.cost.figures import FIGURES, Kind
 from mindswap.prove.model import Proof, Variant, Verdict, typical_ns
 from mindswap.report.html_parts import colours, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["format_proof_html"]
 
@@ -174,8 +176,9 @@ def _calibration(proof: Proof) -> str:
     if not proof.calibration:
         return f"<p>Nothing was fitted: {escape(proof.calibration_problem or 'the runs did not come that far')}.</p>"
     rows = [
-        tuple(escape(str(change.get(key, ""))) for key in ("name", "before", "after", "basis"))
+        (escape(name), *(escape(_figure(name, change.get(key))) for key in ("before", "after")), escape(basis))
         for change in proof.calibration.get("changes", ())
+        for name, basis in [(str(change.get("name")), str(change.get("basis")))]
     ]
     found = table(("figure", "in the device file", "from the profile", "fitted to"), rows, text_columns=(3,))
     notes = "".join(f"<li>{escape(str(note))}</li>" for note in proof.calibration.get("notes", ()))
@@ -184,6 +187,16 @@ def _calibration(proof: Proof) -> str:
         f"<p>Operators with these figures: {error / 10:+.1f} % of their measured time.</p>" if error is not None else ""
     )
     return f"{found}{fit}<ul>{notes}</ul>"
+
+
+def _figure(name: str, value: Any) -> str:
+    """A figure of a device file in its unit; shares in parts of 1."""
+    kind = FIGURES[name].kind if name in FIGURES else None
+    if kind is Kind.BANDWIDTH:
+        return format_bandwidth(value)
+    if kind is Kind.TIME:
+        return format_time(value)
+    return f"{value / 1000:.3f}" if kind is Kind.FRACTION else str(value)
 
 
 def _runs(proof: Proof) -> str:
