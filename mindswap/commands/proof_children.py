@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from mindswap.adaptive.watch import read_worker_exits
 from mindswap.errors import LaunchError
 from mindswap.launch.network import free_port
 from mindswap.launch.processes import stop_descendants
@@ -20,6 +21,8 @@ __all__ = ["Answer", "ask", "train"]
 
 POLL_S = 0.3
 SAY_EVERY_S = 15.0
+# Other workers have so long to say what went wrong.
+GRACE_S = 5.0
 # How long workers wait for each other to start.
 CLUSTER_TIMEOUT_S = 300
 PACKAGE_FOLDER = Path(__file__).parents[2]
@@ -89,17 +92,24 @@ def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], Non
             stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
         try:
-            return _watch(process, logs / "worker_0.log", say)
+            return _watch(process, folder / "launcher.log", logs / "worker_0.log", say)
         finally:
             stop_descendants()
 
 
-def _watch(process: subprocess.Popen, log: Path, say: Callable[[str], None]) -> int:
+def _watch(process: subprocess.Popen, launcher: Path, log: Path, say: Callable[[str], None]) -> int:
+    """Wait for the end; a worker that failed ends the run, for which msrun may take minutes."""
     said_s, said = time.monotonic(), ""
+    failed_s: float | None = None
     while (code := process.poll()) is None:
         time.sleep(POLL_S)
-        if time.monotonic() - said_s >= SAY_EVERY_S:
-            said_s = time.monotonic()
+        now_s = time.monotonic()
+        if failed_s is None and any(code for _, code in read_worker_exits("\n".join(read_tail(launcher)))):
+            failed_s = now_s
+        if failed_s is not None and now_s - failed_s > GRACE_S:
+            return 1
+        if now_s - said_s >= SAY_EVERY_S:
+            said_s = now_s
             step = find_last_step(read_tail(log)) if log.exists() else ""
             if step != said or not step:
                 say(f"    step {step}" if step else "    starting and compiling")
