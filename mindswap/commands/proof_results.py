@@ -8,11 +8,11 @@ from typing import Any
 from mindswap.commands.proof_children import Answer
 from mindswap.logs.read import read_worker_logs
 from mindswap.logs.step_report import parse_steps
-from mindswap.prove.model import Effect, Measured, Simulated, Worker
+from mindswap.prove.model import Effect, Fit, Measured, Simulated, Worker
 from mindswap.prove.overlap import Overlap
 from mindswap.prove.trace import read_trace, trace_overlap
 
-__all__ = ["read_effect", "read_measured", "read_simulated"]
+__all__ = ["read_effect", "read_fits", "read_measured", "read_simulated"]
 
 KERNELS, TRACE = "kernel_details.csv", "trace_view.json"
 
@@ -47,6 +47,21 @@ def read_effect(answer: Answer) -> Effect:
         are_logs_ok=logs["ok"] if logs else None,
         log_findings=tuple(f"{one['level']}: {one['message']}" for one in findings),
     )
+
+
+def read_fits(data: Mapping[str, Any]) -> tuple[Fit, ...]:
+    """From `mindswap calibrate --json`."""
+    if "figures" in data:
+        return tuple(
+            Fit(
+                one["name"],
+                one["before"],
+                one["fitted"] if one["is_accepted"] else None,
+                one["objection"] or f"{one['num_samples']} samples",
+            )
+            for one in data["figures"]
+        )
+    return tuple(Fit(one["name"], one["before"], one["after"], one["basis"]) for one in data["changes"])
 
 
 def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:

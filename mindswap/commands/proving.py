@@ -1,5 +1,6 @@
 """The phases of `mindswap prove`: configurations and simulations first, then one run after the other."""
 
+import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -8,7 +9,7 @@ from typing import Any
 
 from mindswap.commands.proof_children import ask, train
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
-from mindswap.commands.proof_results import read_effect, read_measured, read_simulated
+from mindswap.commands.proof_results import read_effect, read_fits, read_measured, read_simulated
 from mindswap.commands.send_back import describe_machine
 from mindswap.commands.stepping import policy_of
 from mindswap.commands.writing import write_new
@@ -268,6 +269,10 @@ def calibrated(bench: Bench, proof: Proof) -> Proof:
     configured = read_cost_settings(load_document(str(bench.file("yaml")))).device or DEFAULT_DEVICE
     device = bench.device_words[1] if bench.device_words[:1] == ("--device",) else configured
     answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
+    if answer.data is not None:
+        write_new(bench.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
+        notes = tuple(map(str, answer.data["notes"]))
+        proof = replace(proof, calibration=read_fits(answer.data), calibration_notes=notes)
     if answer.exit_code or answer.data is None:
         return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
     variants = tuple(
@@ -276,4 +281,4 @@ def calibrated(bench: Bench, proof: Proof) -> Proof:
         else variant
         for variant in proof.variants
     )
-    return replace(proof, variants=variants, calibration=answer.data)
+    return replace(proof, variants=variants)

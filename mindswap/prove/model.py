@@ -3,12 +3,11 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from mindswap.logs.step_report import ReportedStep
 from mindswap.prove.overlap import Overlap
 
-__all__ = ["Check", "Effect", "Measured", "Proof", "Simulated", "Variant", "Verdict", "Worker", "typical_ns"]
+__all__ = ["Check", "Effect", "Fit", "Measured", "Proof", "Simulated", "Variant", "Verdict", "Worker", "typical_ns"]
 
 
 class Verdict(enum.Enum):
@@ -150,6 +149,23 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Fit:
+    """A figure of the device that the profile was asked for.
+
+    Attributes:
+        name: of the figure.
+        before: in the device file, in its smallest unit.
+        after: as the profile has it; None where it stays.
+        basis: what it was fitted to, or why it stays.
+    """
+
+    name: str
+    before: int
+    after: int | None
+    basis: str
+
+
+@dataclass(frozen=True)
 class Proof:
     """Everything that a proof found.
 
@@ -166,8 +182,9 @@ class Proof:
         environment: of the machine.
         variants: in order.
         checks: in order.
-        calibration: what `mindswap calibrate --json` says; empty without a profile of a device.
-        calibration_problem: why there is none.
+        calibration: figures that the profile was asked for; empty without a profile of a device.
+        calibration_notes: what could not be fitted, and why.
+        calibration_problem: why nothing was simulated with them; "" if it was.
         is_interrupted: ended by the user before all runs were over.
         wall_s: of the whole proof.
     """
@@ -185,7 +202,8 @@ class Proof:
     environment: Mapping[str, str] = field(default_factory=dict)
     variants: tuple[Variant, ...] = ()
     checks: tuple[Check, ...] = ()
-    calibration: Mapping[str, Any] = field(default_factory=dict)
+    calibration: tuple[Fit, ...] = ()
+    calibration_notes: tuple[str, ...] = ()
     calibration_problem: str = ""
     is_interrupted: bool = False
     wall_s: float = 0.0

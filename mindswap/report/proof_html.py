@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
 
 from mindswap import __version__
 from mindswap.cost.figures import FIGURES, Kind
@@ -16,10 +15,11 @@ from mindswap.units import format_bandwidth, format_bytes, format_time
 __all__ = ["format_proof_html"]
 
 MARKS = {Verdict.PASS: "pass", Verdict.FAIL: "fail", Verdict.UNSEEN: "unseen"}
+FIT_HEADER = ("figure", "in the device file", "from the profile", "fitted to, or why it stays")
 SENT = (
     ("report.json, report.html", "this report; the JSON has the schema mindswap.proof"),
     ("off.yaml, yaml.yaml, plan.yaml", "what ran, made from your configuration: look for paths and names in them"),
-    ("device.yaml", "the figures that the profile gives, where there is one"),
+    ("device.yaml, calibration.json", "the figures that the profile gives, where there is one"),
     ("*/logs", "lines about swap, memory, steps and errors; not the whole logs"),
     ("*/profile", "tables and the trace of one step of rank 0"),
 )
@@ -173,24 +173,22 @@ def _loss_table(proof: Proof) -> str:
 
 
 def _calibration(proof: Proof) -> str:
+    reason = proof.calibration_problem or ("" if proof.calibration else "the runs did not come that far")
+    text = f"<p>Nothing was simulated again: {escape(reason)}.</p>" if reason else ""
     if not proof.calibration:
-        return f"<p>Nothing was fitted: {escape(proof.calibration_problem or 'the runs did not come that far')}.</p>"
+        return text
     rows = [
-        (escape(name), *(escape(_figure(name, change.get(key))) for key in ("before", "after")), escape(basis))
-        for change in proof.calibration.get("changes", ())
-        for name, basis in [(str(change.get("name")), str(change.get("basis")))]
+        (escape(fit.name), *(escape(_figure(fit.name, value)) for value in (fit.before, fit.after)), escape(fit.basis))
+        for fit in proof.calibration
     ]
-    found = table(("figure", "in the device file", "from the profile", "fitted to"), rows, text_columns=(3,))
-    notes = "".join(f"<li>{escape(str(note))}</li>" for note in proof.calibration.get("notes", ()))
-    error = proof.calibration.get("roofline_error_permille")
-    fit = (
-        f"<p>Operators with these figures: {error / 10:+.1f} % of their measured time.</p>" if error is not None else ""
-    )
-    return f"{found}{fit}<ul>{notes}</ul>"
+    notes = "".join(f"<li>{escape(note)}</li>" for note in proof.calibration_notes)
+    return f"{text}{table(FIT_HEADER, rows, text_columns=(3,))}<ul>{notes}</ul>"
 
 
-def _figure(name: str, value: Any) -> str:
+def _figure(name: str, value: int | None) -> str:
     """A figure of a device file in its unit; shares in parts of 1."""
+    if value is None:
+        return "stays"
     kind = FIGURES[name].kind if name in FIGURES else None
     if kind is Kind.BANDWIDTH:
         return format_bandwidth(value)

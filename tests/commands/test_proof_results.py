@@ -5,10 +5,10 @@ import tarfile
 import pytest
 
 from mindswap.commands.proof_children import Answer
-from mindswap.commands.proof_results import read_effect, read_measured, read_simulated
+from mindswap.commands.proof_results import read_effect, read_fits, read_measured, read_simulated
 from mindswap.commands.send_back import describe_machine, pack
 from mindswap.logs.step_report import ReportedStep, format_step
-from mindswap.prove.model import Effect, Simulated
+from mindswap.prove.model import Effect, Fit, Simulated
 from tests.cost.profiles import copy, kernel, write_profile
 
 HEAD = "2026-01-01 10:00:00,000 - mindformers[x.py:1] - INFO - "
@@ -62,7 +62,9 @@ def write_run_with_profile(folder):
     computing = {"ph": "X", "name": "Computing", "pid": 5, "tid": 0, "ts": "1717575960000000.000", "dur": 30}
     # Copy 20-60 us, compute 0-30 us: 10 of 40 us are hidden.
     events = [ANALYSIS, HARDWARE, computing, copy(20, 40, 4096)]
-    kernels = [kernel("MatMulV2", "30", "FLOAT16 128,128; FLOAT16 128,128", "FLOAT16 128,128")]
+    # 2 x 4096^3 FLOPs in 600 us: 229 TFLOPS of 313.
+    matmul = kernel("MatMulV2", "600", "FLOAT16 4096,4096; FLOAT16 4096,4096", "FLOAT16 4096,4096")
+    kernels = [matmul] * 20
     return write_profile(folder / "profile" / "rank_0", kernels, events)
 
 
@@ -108,6 +110,14 @@ LOGS = {"ok": False, "findings": [{"level": "error", "message": "no log"}, {"lev
 )
 def test_what_verify_says(data, effect):
     assert read_effect(Answer(0 if data["ok"] else 1, data, "")) == effect
+
+
+def test_what_calibrate_says():
+    figure = {"name": "d2h", "before": 23, "fitted": 20, "num_samples": 16, "is_accepted": True, "objection": ""}
+    refused = {**figure, "is_accepted": False, "objection": "too few"}
+    fits = (Fit("d2h", 23, 20, "16 samples"), Fit("d2h", 23, None, "too few"))
+    assert read_fits({"figures": [figure, refused]}) == fits
+    assert read_fits({"changes": [{"name": "h2d", "before": 1, "after": 2, "basis": "b"}]}) == (Fit("h2d", 1, 2, "b"),)
 
 
 def test_what_verify_cannot_say():

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.prove.checks import make_checks
-from mindswap.prove.model import Simulated
+from mindswap.prove.model import Fit, Simulated
 from mindswap.report.proof_html import format_proof_html
 from tests.prove.builders import GIB, LOSSES, MS, measured, proof, with_yaml
 
@@ -29,11 +29,20 @@ def test_a_loss_that_differs_stands_out():
 
 
 def test_the_calibration_is_shown_with_what_it_replaces():
-    change = {"name": "memory_fraction", "before": 600, "after": 710, "basis": "80 kernels"}
-    whole = proof(calibration={"changes": [change], "notes": ["d2h: stays"], "roofline_error_permille": -12})
+    fits = (Fit("memory_fraction", 600, 710, "80 kernels"), Fit("d2h", 23_000_000_000, None, "too few copies"))
+    whole = proof(calibration=fits, calibration_notes=("no trace_view.json",))
     whole = with_yaml(whole, calibrated=Simulated(103 * MS, 15 * GIB, 40 * MS, 4 * MS, 2 * GIB))
     text = page(whole)
-    for part in ("memory_fraction", "710", "80 kernels", "d2h: stays", "-1.2 %", "calibrated"):
+    for part in (
+        "0.600",
+        "0.710",
+        "80 kernels",
+        "23.0 GB/s",
+        "stays",
+        "too few copies",
+        "no trace_view.json",
+        "calibrated",
+    ):
         assert part in text
 
 
