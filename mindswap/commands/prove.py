@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.commands.proving import Bench, prepare, run_variants
+from mindswap.commands.proof_runs import run_variants
+from mindswap.commands.proving import Bench, prepare
 from mindswap.commands.send_back import pack
 from mindswap.commands.stepping import add_device_arguments, device_overrides
 from mindswap.commands.writing import write_new

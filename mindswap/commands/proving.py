@@ -1,19 +1,16 @@
-"""The phases of `mindswap prove`: configurations and simulations first, then one run after the other."""
+"""What `mindswap prove` does before anything runs: configurations, data, simulations, the plan."""
 
-import json
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.commands.proof_children import ask, train
+from mindswap.commands.proof_children import ask
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
-from mindswap.commands.proof_results import read_effect, read_fits, read_measured, read_simulated
+from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
 from mindswap.commands.stepping import policy_of
 from mindswap.commands.writing import write_new
-from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.settings import read_cost_settings
 from mindswap.errors import LaunchError
 from mindswap.policy.check import check_document
@@ -21,14 +18,13 @@ from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Policy
 from mindswap.policy.plain_data import document_from_data
 from mindswap.policy.stage_form import policy_sections
-from mindswap.policy.yaml_source import load_document
 from mindswap.prove.cut import cut_policy, kept_layers
 from mindswap.prove.derive import Wanted, derive, format_config, switched_off
-from mindswap.prove.model import Proof, Simulated, Variant, typical_ns
+from mindswap.prove.model import Proof, Simulated, Variant
 from mindswap.simulate.step_settings import read_step_settings
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes
 
-__all__ = ["Bench", "calibrated", "prepare", "run_variants"]
+__all__ = ["Bench", "prepare", "simulate"]
 
 MAX_DEFAULT_WORKERS = 8
 # Without --memory: of what the step needs with everything kept, so that the plan has something to move.
@@ -152,21 +148,21 @@ def _make_data(bench: Bench, document: Document):
 def _simulate_all(bench: Bench, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
     bench.say("simulating: swap off")
-    title, off = _simulate(bench, "off")
+    title, off = simulate(bench, "off")
     proof = replace(proof, device=title)
     for name in bench.variants:
         if name == "off":
             variant = Variant(name, TITLES[name], str(bench.file(name)), off)
         elif name == "yaml":
             bench.say("simulating: as the configuration asks")
-            variant = Variant(name, TITLES[name], str(bench.file(name)), _simulate(bench, name)[1])
+            variant = Variant(name, TITLES[name], str(bench.file(name)), simulate(bench, name)[1])
         else:
             variant = _plan(bench, off)
         proof = replace(proof, variants=(*proof.variants, variant))
     return proof
 
 
-def _simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
     """Title of the device, and the step of a run on it."""
     words = bench.device_words if device is None else device
     data = ask(["simulate", "--json", str(bench.file(name)), *words]).require(f"simulating {name}.yaml")
@@ -187,7 +183,7 @@ def _plan(bench: Bench, off: Simulated) -> Variant:
         bench.say(f"planning for {format_bytes(budget)}, the least that is possible")
         answer = _ask_plan(bench, budget)
     answer.require("planning")
-    simulated = _simulate(bench, "plan")[1]
+    simulated = simulate(bench, "plan")[1]
     title = f"{TITLES['plan']} for {format_bytes(budget)}"
     return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
 
@@ -195,90 +191,3 @@ def _plan(bench: Bench, off: Simulated) -> Variant:
 def _ask_plan(bench: Bench, budget_bytes: int):
     words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
     return ask(["plan", str(bench.file("yaml")), *words])
-
-
-def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
-    """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
-    yield proof
-    for index, variant in enumerate(proof.variants):
-        if not variant.skipped:
-            for state in _run_variant(bench, proof, variant):
-                proof = _with_variant(proof, index, state)
-                yield proof
-            first = proof.variants[index].measured
-            if first is not None and first.exit_code and not first.is_out_of_memory:
-                # What keeps one run from training keeps the others, too: do not wait for it again.
-                rest = [replace(v, skipped=f"{variant.name} failed") for v in proof.variants[index + 1 :]]
-                yield replace(proof, variants=(*proof.variants[: index + 1], *rest))
-                return
-    yield calibrated(bench, proof)
-
-
-def _with_variant(proof: Proof, index: int, variant: Variant) -> Proof:
-    return replace(proof, variants=(*proof.variants[:index], variant, *proof.variants[index + 1 :]))
-
-
-def _run_variant(bench: Bench, proof: Proof, variant: Variant) -> Iterator[Variant]:
-    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
-    bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
-    folder = bench.folder / variant.name
-    folder.mkdir()
-    code, wall_s = _timed(lambda: train(Path(variant.config), folder, proof.num_workers, bench.say))
-    variant = replace(variant, measured=read_measured(folder, code, wall_s))
-    bench.say(f"    {_outcome(variant, proof)}")
-    yield variant
-    if variant.name != "off":
-        bench.say(f"{variant.name}: compiled graph and log lines")
-        words = ["verify", "--json", variant.config, "--log", str(folder / "logs")]
-        yield replace(variant, effect=read_effect(ask(words)))
-    else:
-        yield variant
-
-
-def _timed(work: Callable[[], int]) -> tuple[int, float]:
-    begin_s = time.monotonic()
-    return work(), time.monotonic() - begin_s
-
-
-def _outcome(variant: Variant, proof: Proof) -> str:
-    measured = variant.measured
-    assert measured is not None
-    if measured.is_out_of_memory:
-        return "out of device memory"
-    if measured.exit_code:
-        return f"failed, exit code {measured.exit_code}: {measured.last_error or 'see ' + variant.name + '/logs'}"
-    step = typical_ns(measured, proof.is_profiled)
-    losses = [entry.loss for entry in measured.workers[0].steps] if measured.workers else []
-    spread = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-    return f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}{spread}"
-
-
-def calibrated(bench: Bench, proof: Proof) -> Proof:
-    """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
-    found: Mapping[str, str] = {
-        variant.name: variant.measured.profile
-        for variant in proof.variants
-        if variant.measured is not None and variant.measured.profile is not None
-    }
-    profile = next((found[name] for name in ("plan", "yaml", "off") if name in found), None)
-    if profile is None:
-        reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
-        return replace(proof, calibration_problem=reason)
-    bench.say("calibrating from the profile, simulating again")
-    file = bench.folder / "device.yaml"
-    configured = read_cost_settings(load_document(str(bench.file("yaml")))).device or DEFAULT_DEVICE
-    device = bench.device_words[1] if bench.device_words[:1] == ("--device",) else configured
-    answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
-    if answer.data is not None:
-        write_new(bench.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
-        notes = tuple(map(str, answer.data["notes"]))
-        proof = replace(proof, calibration=read_fits(answer.data), calibration_notes=notes)
-    if answer.exit_code or answer.data is None:
-        return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
-    variants = tuple(
-        replace(variant, calibrated=_simulate(bench, variant.name, ("--device", str(file)))[1])
-        if variant.simulated is not None
-        else variant
-        for variant in proof.variants
-    )
-    return replace(proof, variants=variants)

@@ -12,7 +12,8 @@ import pytest
 
 from mindswap import cli
 from mindswap.commands.proof_results import read_measured, read_simulated
-from mindswap.commands.proving import Bench, calibrated
+from mindswap.commands.proof_runs import calibrated
+from mindswap.commands.proving import Bench
 from mindswap.prove.model import Proof, Variant
 from tests.commands.test_proof_results import write_run_with_profile
 
