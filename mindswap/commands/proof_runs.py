@@ -70,7 +70,7 @@ def _outcome(variant: Variant, proof: Proof) -> str:
     if measured.exit_code:
         return f"failed, exit code {measured.exit_code}: {measured.last_error or 'see ' + variant.name + '/logs'}"
     step = typical_ns(measured, proof.is_profiled)
-    losses = [entry.loss for entry in measured.workers[0].steps] if measured.workers else []
+    losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
     spread = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
     return f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}{spread}"
 

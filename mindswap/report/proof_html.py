@@ -40,7 +40,9 @@ def format_proof_html(proof: Proof) -> str:
         figures_hint=escape(_figures_hint(is_cpu)),
         charts=_charts(proof),
         figures=_figure_table(proof),
-        losses_hint=escape("Of worker 0, as the worker computed it, every digit. All workers are compared."),
+        losses_hint=escape(
+            "Of the last worker, as it computed them, with every digit. The checks compare all workers."
+        ),
         losses=_loss_table(proof),
         calibration=_calibration(proof),
         runs=_runs(proof),
@@ -155,10 +157,10 @@ def _bars(rows: Sequence[tuple[Variant, int | None, int | None]], form) -> str:
 
 
 def _loss_table(proof: Proof) -> str:
-    runs = [v for v in proof.variants if v.measured is not None and v.measured.workers and v.measured.workers[0].steps]
+    runs = [v for v in proof.variants if v.measured is not None and v.measured.workers and v.measured.workers[-1].steps]
     if not runs:
         return "<p>No run reported a loss.</p>"
-    losses = {v.name: {step.number: step.loss for step in v.measured.workers[0].steps} for v in runs if v.measured}
+    losses = {v.name: {step.number: step.loss for step in v.measured.workers[-1].steps} for v in runs if v.measured}
     numbers = sorted({number for own in losses.values() for number in own})
     rows = []
     for number in numbers:
