@@ -54,7 +54,8 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
         yield Check(variant.name, "training", expected, "out of device memory", Verdict.UNSEEN, reason)
     else:
         seen = "out of device memory" if measured.is_out_of_memory else seen
-        yield Check(variant.name, "training", expected, seen, Verdict.FAIL, measured.last_error)
+        reason = "; ".join(filter(None, [measured.last_error, f"see {variant.name}/logs"]))
+        yield Check(variant.name, "training", expected, seen, Verdict.FAIL, reason)
 
 
 def _spread(numbers: list[int]) -> str:

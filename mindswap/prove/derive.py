@@ -60,6 +60,8 @@ def derive(config: Mapping[str, Any], wanted: Wanted) -> tuple[dict[str, Any], t
     for key, value in (("load_checkpoint", ""), ("resume_training", False), ("auto_trans_ckpt", False)):
         edit.set(key, value)
     edit.set("do_eval", False)
+    if edit.get("seed") is None:  # weights would differ from run to run
+        edit.set("seed", 0)
     edit.set("only_save_strategy", False)
     edit.set("model.model_config.checkpoint_name_or_path", "", only_if_there=True)
     edit.set("runner_config.epochs", 1)

@@ -23,7 +23,7 @@ class Check:
     """One statement that was held against a run.
 
     Attributes:
-        variant: the run; "" for the proof as a whole.
+        variant: the run.
         name: what is checked.
         expected, seen: in words.
         verdict: pass, fail, or not visible on this machine.

@@ -18,14 +18,15 @@ NOTHING = "-"
 
 def format_proof(proof: Proof) -> str:
     """The checks, the figures, and one line that sums up."""
-    rows = [(c.variant or "all", c.name, c.verdict.value, c.seen) for c in proof.checks]
-    lines = [_left_table(("run", "check", "verdict", "seen"), rows)]
+    checks = [(c.variant, c.name, c.verdict.value, c.seen) for c in proof.checks]
+    lines = [_left_table(("run", "check", "verdict", "seen"), checks)]
     failed = [check for check in proof.checks if check.verdict is Verdict.FAIL]
     for check in failed:
         lines += ["", f"{check.variant}: {check.name}: expected {check.expected}; seen {check.seen}"]
         lines += [f"    {line}" for line in check.reason.splitlines()]
-    if proof.target != "CPU":
-        lines += ["", format_table(FIGURE_HEADER, figure_rows(proof))]
+    rows = figure_rows(proof)
+    if proof.target != "CPU" and any(row[2] != NOTHING for row in rows):
+        lines += ["", format_table(FIGURE_HEADER, rows)]
     reasons = dict.fromkeys(check.reason for check in proof.checks if check.verdict is Verdict.UNSEEN and check.reason)
     lines += [""] + [f"not visible: {reason}" for reason in reasons] if reasons else []
     if proof.calibration_problem:

@@ -109,7 +109,10 @@ def test_a_graph_that_cannot_be_compiled_fails():
 
 
 def test_too_few_steps_fail():
-    assert checks(replace(proof(), num_steps=6))["training"].verdict is Verdict.FAIL
+    check = checks(replace(proof(), num_steps=6))["training"]
+    assert (check.verdict, check.seen, check.reason) == (
+        Verdict.FAIL, "5 steps in 2 workers, exit code 0", "see yaml/logs",
+    )  # fmt: skip
 
 
 def test_off_may_run_out_of_memory_and_the_others_may_not():

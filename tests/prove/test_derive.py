@@ -73,6 +73,11 @@ def test_the_last_step_is_profiled(is_profiled):
     assert config.get("profile_start_step") == config.get("profile_stop_step") == (5 if is_profiled else None)
 
 
+@pytest.mark.parametrize(("given", "seed"), [({}, 0), ({"seed": 7}, 7)])
+def test_all_runs_begin_with_the_same_weights(given, seed):
+    assert derive({**CONFIG, **given}, Wanted(5, 8))[0]["seed"] == seed
+
+
 def test_what_the_user_has_stays_as_it_is():
     before = repr(CONFIG)
     derive(CONFIG, Wanted(5, 8, num_layers=4))
