@@ -19,7 +19,7 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
-__all__ = ["compile_training_graph", "enable_lazy_inline", "find_layers", "find_lazy_inline_cell", "has_lazy_inline"]
+__all__ = ["compile_training_graph", "enable_lazy_inline", "find_layers", "find_lazy_inline_cell", "has_lazy_inline", "is_pynative"]
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
@@ -33,6 +33,11 @@ _lazy_inline_ids = itertools.count()
 def has_lazy_inline(cell: nn.Cell) -> bool:
     """Whether the compiler keeps `cell` as functions of its own, the condition of any offload."""
     return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
+
+
+def is_pynative() -> bool:
+    """Whether operators run one by one, not as a compiled graph."""
+    return ms.get_context("mode") == ms.PYNATIVE_MODE
 
 
 def enable_lazy_inline(cell: nn.Cell) -> None:
