@@ -1,6 +1,5 @@
 """The Python interface: put a policy on any network whose layers are a list."""
 
-import contextlib
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -73,9 +72,7 @@ def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
 
     if with_lazy_inline:
         adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
-    swap = running_swap(network)
-    with contextlib.nullcontext() if swap is None else swap.paused():
-        return adapter.compile_training_graph(network, inputs)
+    return adapter.compile_training_graph(network, inputs)
 
 
 def running_swap(network) -> "Swap | None":

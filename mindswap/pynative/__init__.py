@@ -1,1 +1,1 @@
-"""Swap executed in PyNative mode: what a step saved (trace), what to move when (schedule), what lives (ledger). Pure."""
+"""Swap executed in PyNative mode: trace of a step, schedule of moves, ledger of what lives. Pure."""

@@ -8,7 +8,6 @@ way through the network) everything is brought back, the pass goes on without sw
 import logging
 from dataclasses import dataclass
 
-
 from mindswap.adapters.pynative.copies import Copies, Copy
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals

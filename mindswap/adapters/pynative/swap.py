@@ -17,7 +17,7 @@ from mindswap.pynative.ledger import Totals, predict
 from mindswap.pynative.schedule import Schedule, Unit, make_schedule
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Swap", "running_swap"]
+__all__ = ["Swap", "running_swap", "swaps_paused"]
 
 _running: "weakref.WeakKeyDictionary[nn.Cell, Swap]" = weakref.WeakKeyDictionary()
 
@@ -36,6 +36,10 @@ class Swap:
         copies: how bytes move; default is a thread, which is right for a CPU.
         poison: fill memory with NaN before it is given back, for tests.
         watch_all: see the saves of all layers, so that the ledger counts what stays, too.
+
+    Attributes:
+        watch: its hooks on the network.
+        trace, schedule, executor: of the passes that swap; None before.
 
     Raises:
         ApplyError: if a swap runs on this network already.
@@ -59,7 +63,7 @@ class Swap:
         self.executor: Executor | None = None
         self._recorder: Recorder | None = Recorder(network, self.layers)
         self._recording = contextlib.ExitStack()
-        self._watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
+        self.watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
         _running[network] = self
 
     @property
@@ -77,17 +81,8 @@ class Swap:
         self._recording.close()
         if self.executor is not None:
             self.executor.give_up()
-        self._watch.remove()
+        self.watch.remove()
         _running.pop(self.network, None)
-
-    @contextlib.contextmanager
-    def paused(self) -> Iterator[None]:
-        """Without hooks: a compiler would take them for a part of the network."""
-        self._watch.remove()
-        try:
-            yield
-        finally:
-            self._watch.install()
 
     def _before_pass(self) -> None:
         """The network is about to run: from recording to swapping, and back if the last pass was different."""
@@ -108,16 +103,29 @@ class Swap:
         return self._recorder is not None and self._recorder.is_on
 
     def _record(self, recorder: Recorder) -> None:
-        self._recorder = self._watch.observer = recorder
-        self._watch.choose(range(len(self.layers)))
+        self._recorder = self.watch.observer = recorder
+        self.watch.choose(range(len(self.layers)))
         self._recording.enter_context(recording(recorder, self.layers))
 
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
         watched = range(len(self.layers)) if self.watch_all else ()
         self.schedule = make_schedule(trace, decide(trace, self.actions, self.unit), watched)
-        self.executor = self._watch.observer = Executor(trace, self.schedule, self.copies, self.poison)
-        self._watch.choose(self.schedule.hooked_layers)
+        self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison)
+        self.watch.choose(self.schedule.hooked_layers)
+
+
+@contextlib.contextmanager
+def swaps_paused(network: nn.Cell) -> Iterator[None]:
+    """A network and its cells without the hooks of swaps: a compiler would take them for a part of it."""
+    found = [swap for cell, swap in _running.items() if any(cell is other for _, other in network.cells_and_names())]
+    for swap in found:
+        swap.watch.remove()
+    try:
+        yield
+    finally:
+        for swap in found:
+            swap.watch.install()
 
 
 def running_swap(network: nn.Cell) -> Swap | None:
