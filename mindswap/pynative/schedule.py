@@ -141,15 +141,17 @@ class _Clock:
         self.ends: dict[tuple[EventKind, int], int] = {}
         self.saves: dict[int, list[int]] = {}
         self.reads: dict[int, list[int]] = {}
-        self.forward_end = 0  # the last event of forward
+        self.forward_end = 0  # the last event of forward; a recomputed layer begins, saves and ends in backward again
+        is_forward = True
         for position, event in enumerate(events):
             if event.kind is EventKind.SAVE:
                 self.saves.setdefault(trace.saves[event.index].storage, []).append(position)
             elif event.kind is EventKind.READ:
                 self.reads.setdefault(trace.saves[event.index].storage, []).append(position)
             else:
-                self.ends[event.kind, event.index] = position
-            if event.kind in (EventKind.SAVE, EventKind.FORWARD_END, EventKind.FORWARD_BEGIN):
+                self.ends.setdefault((event.kind, event.index), position)
+            is_forward = is_forward and event.kind is not EventKind.BACKWARD_BEGIN
+            if is_forward:
                 self.forward_end = position
 
     def first_behind(self, num_operators: int) -> int:
@@ -171,7 +173,7 @@ def _own_moments(clock: _Clock, index: int) -> _Life:
 def _moments(clock: _Clock, trace: Trace, index: int, storage: SavedStorage, distance: Distance) -> _Moments | None:
     """When a storage goes and comes back; None if there is no such moment."""
     reads = clock.reads.get(index)
-    if reads is None:  # nobody needs it again: nothing to bring back
+    if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does
         return None
     last_save = clock.saves[index][-1]
     saved = [trace.saves[clock.events[position].index] for position in clock.saves[index]]

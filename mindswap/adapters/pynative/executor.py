@@ -59,6 +59,12 @@ class Executor:
         self._released: set[int] = set()
         self._start()
 
+    @property
+    def device_bytes(self) -> tuple[int, int]:
+        """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
+        booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
+        return booked, sum(live.storage.size() for live in self._live.values())  # type: ignore[attr-defined]
+
     def _start(self) -> None:
         self._position = 0
         self._is_following = True
@@ -209,7 +215,3 @@ class Executor:
         self._copies = {}
         self._released = set()
 
-
-def size_of_live(executor: Executor) -> int:
-    """Bytes on the device of all storages that the executor moves, asked of MindSpore; for audits."""
-    return sum(live.storage.size() for live in executor._live.values())  # type: ignore[attr-defined]

@@ -150,9 +150,10 @@ class Recorder:
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
-        for tensor in _tensors(outputs) if self.is_forward and self.open_inputs is not None else ():
+        inputs = self.open_inputs or set()
+        for tensor in _tensors(outputs) if self.is_forward else ():
             address = _address(tensor)
-            if address in self.open_inputs:
+            if address in inputs:
                 self.viewed.add(address)
             else:
                 self.makers[address] = len(self.operators) - 1
