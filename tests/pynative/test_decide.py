@@ -9,9 +9,7 @@ from mindswap.pynative.decide import decide
 from mindswap.pynative.schedule import Distance, Unit
 from tests.pynative.builders import chain
 
-TREE = CellNode(
-    "", "Layer", children=(CellNode("cell", "Cell", children=(CellNode("op1", "Op", is_primitive=True),)),)
-)
+TREE = CellNode("", "Layer", children=(CellNode("cell", "Cell", children=(CellNode("op1", "Op", is_primitive=True),)),))
 
 
 def decisions(unit=Unit.OPERATORS, trace=None, **settings):

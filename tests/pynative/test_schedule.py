@@ -30,7 +30,7 @@ def test_a_storage_goes_when_its_last_reader_has_run_and_comes_back_just_before_
     """Layer 0: made by operator 1, last read by 2; the next event with 4 operators begun is f0> (2). First read at 20
     operators: with p = 0 the last event with at most 19 begun is read 1 (12)."""
     schedule = make_schedule(chain(), {0: Distance(0)})
-    # Saves and reads of other layers are not seen: 0 f0< 1 save 2 f0> 3 f1< 4 f1> 5 f2< 6 f2> 7 b2< 8 b1< 9 b0< 10 read.
+    # Saves and reads of other layers are not seen: f0< save f0> f1< f1> f2< f2> b2< b1< b0< read.
     assert schedule.hooked_layers == (0,)
     assert [event.kind for event in schedule.events].count(EventKind.READ) == 1
     assert moments(schedule, 0) == {"ADD": 1, "OFFLOAD": 1, "RELEASE": 2, "PREFETCH": 8, "WAIT": 10, "DROP": 10}

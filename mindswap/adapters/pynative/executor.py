@@ -214,4 +214,3 @@ class Executor:
                 self.copies.discard(copy)
         self._copies = {}
         self._released = set()
-

@@ -26,9 +26,9 @@ class FeedForward(nn.Cell):
 class Layer(nn.Cell):
     """A residual layer; its input is read by its first and by its last operator."""
 
-    def __init__(self):
+    def __init__(self, has_norm):
         super().__init__()
-        self.norm = nn.LayerNorm((WIDTH,))
+        self.norm = nn.LayerNorm((WIDTH,)) if has_norm else nn.Identity()
         self.feed_forward = FeedForward()
         self.add = ops.Add()
 
@@ -39,9 +39,9 @@ class Layer(nn.Cell):
 class Network(nn.Cell):
     """Layers, and a loss that is the sum of squares."""
 
-    def __init__(self, num_layers=3, seed=0):
+    def __init__(self, num_layers=3, seed=0, has_norm=True):
         super().__init__()
-        self.layers = nn.CellList([Layer() for _ in range(num_layers)])
+        self.layers = nn.CellList([Layer(has_norm) for _ in range(num_layers)])
         values = np.random.default_rng(seed)
         for weight in self.trainable_params():
             weight.set_data(ms.Tensor(values.normal(0, 0.3, weight.shape).astype(np.float32)))

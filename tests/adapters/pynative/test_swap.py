@@ -1,7 +1,10 @@
-"""Swap in PyNative mode moves memory for real: gradients stay the same, bit for bit, and every byte is accounted for."""
+"""Swap in PyNative mode moves memory for real: gradients stay the same bit for bit, every byte is accounted for."""
+
+import subprocess
+import sys
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mindswap
@@ -147,25 +150,13 @@ def test_an_evaluation_between_two_steps(parts):
     assert swap.executor.num_passes == 3 and swap.executor.num_deviations == 0
 
 
-def test_an_exception_in_forward_loses_nothing(parts):
-    """The pass breaks off behind two layers, their activations on the host; the next pass is right."""
-    network, inputs = parts.networks.Network(), parts.networks.batch()
-    step = parts.networks.gradients(network)
-    expected = step(inputs)
-    swap, _ = run(parts, network, SWAP_ALL, inputs)
-    construct = network.layers[2].construct
-
-    def broken(x):
-        raise RuntimeError("by the test")
-
-    network.layers[2].construct = broken
-    with pytest.raises(RuntimeError, match="by the test"):
-        step(inputs)
-    network.layers[2].construct = construct
-    assert swap.copies.host_bytes > 0
-    assert parts.networks.are_equal(step(inputs), expected)
-    assert swap.copies.host_bytes == 0
-    swap.remove()
+def test_an_exception_in_forward_loses_nothing():
+    """A step breaks off with activations on the host; the next one is right. In a process of its own: behind an
+    exception MindSpore 2.9.0 itself fails at the next LayerNorm ("For LayerNormGrad, the index 7 is out of range")."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.pynative.broken_step"], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines()[-1:] == ["on the host True, equal True, left 0"], ran.stderr
 
 
 def test_remove_leaves_no_hook(parts):
@@ -224,39 +215,49 @@ policies = st.builds(
 
 
 @pytest.fixture(scope="module")
-def trained(parts):
+def recorded(parts):
+    """A network, one step of it, its results, its trace."""
+    from mindswap.adapters.pynative.record import record
+
     network, inputs = parts.networks.Network(), parts.networks.batch()
-    step = parts.networks.gradients(network)
-    return network, inputs, step, step(inputs)
+    gradients = parts.networks.gradients(network)
+
+    def step():
+        return gradients(inputs)
+
+    return network, step, step(), record(network, list(network.layers), step)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, deadline=None)
 @given(policy=policies, in_layers=st.booleans())
-def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, trained, policy, in_layers):
-    network, inputs, step, expected = trained
+def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
+    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.pynative.decide import decide
+    from mindswap.pynative.ledger import predict
+    from mindswap.pynative.schedule import make_schedule
+
+    network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
-    swap, results = run(parts, network, policy, inputs, num_passes=1, unit=unit)
+    schedule = make_schedule(trace, decide(trace, actions_of(policy, network.layers), unit), range(3))
+    executor = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True)
+    differences = []
+    act = executor._act
+
+    def audited_act():
+        act()
+        booked, seen = executor.device_bytes
+        if executor.num_passes == 0 and booked != seen:
+            differences.append((booked, seen))
+
+    executor._act = audited_act
+    watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
     try:
-        swap.watch.before_pass = lambda: None
-        swap._recorder.finish()
-        swap._recording.close()
-        swap._follow(swap._recorder.trace)
-        differences = []
-        act = swap.executor._act
-
-        def checked():
-            act()
-            booked, seen = swap.executor.device_bytes
-            if swap.executor._live and booked != seen:
-                differences.append((booked, seen))
-
-        swap.executor._act = checked
-        results = step(inputs)
-        assert parts.networks.are_equal(results, expected)
-        assert not differences
-        assert swap.executor.num_passes == 1
-        assert swap.totals == swap.predicted
-        assert swap.totals.offloaded_bytes == swap.totals.prefetched_bytes
-        assert swap.copies.host_bytes == 0
+        results = step()
     finally:
-        swap.remove()
+        watch.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert differences == []  # the ledger against the sizes that MindSpore gives, behind every event
+    assert executor.num_passes == 1
+    assert executor.totals == predict(trace, schedule)
+    assert executor.totals.offloaded_bytes == executor.totals.prefetched_bytes
+    assert executor.copies.host_bytes == 0
