@@ -1,8 +1,8 @@
 """One step in PyNative mode -> its trace: which operator makes, saves and reads which storage.
 
 Operators are seen by `MsDispatchMode` (experimental in MindSpore 2.9.0), so a recorded step is slower. What autograd
-saves comes right behind its operator. Nothing is kept that autograd does not keep: an address belongs to the operator
-that wrote there last.
+saves comes right behind its operator. A storage is known by its address. So that none is used twice, what the operators
+of a layer give is held until the layer ends: a recorded step needs that much more memory.
 """
 
 import contextlib
@@ -70,7 +70,8 @@ class Recorder:
         self.saves: list[Save] = []
         self.events: list[Event] = []
         self.by_address: dict[int, int] = {}  # of saved storages -> index
-        self.makers: dict[int, int] = {}  # address -> operator that wrote there last
+        self.makers: dict[int, int] = {}  # address -> operator that made what is there
+        self.held: list[object] = []  # what operators gave since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
@@ -91,6 +92,7 @@ class Recorder:
             if index is not None:
                 self.storages[index].protection = "output"
         self.is_forward = False
+        self.held = []
 
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
@@ -105,6 +107,10 @@ class Recorder:
                 if own or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
+        if self.is_forward:
+            self.held = [tensors]
+            stays = at_border | self.by_address.keys()
+            self.makers = {address: maker for address, maker in self.makers.items() if address in stays}
 
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
         """Number of the save, and the tensor."""
@@ -151,6 +157,8 @@ class Recorder:
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
         inputs = self.open_inputs or set()
+        if self.is_forward:
+            self.held.append(outputs)
         for tensor in _tensors(outputs) if self.is_forward else ():
             address = _address(tensor)
             if address in inputs:

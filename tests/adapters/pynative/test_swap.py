@@ -228,6 +228,14 @@ def recorded(parts):
     return network, step, step(), record(network, list(network.layers), step)
 
 
+def test_two_recordings_of_a_step_are_equal(parts, recorded):
+    """Addresses are used again and differ from step to step; what is told by them must not."""
+    from mindswap.adapters.pynative.record import record
+
+    network, step, _, trace = recorded
+    assert all(record(network, list(network.layers), step) == trace for _ in range(5))
+
+
 @settings(max_examples=200, deadline=None)
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
