@@ -18,6 +18,7 @@ ORDER = (
     "cost",
     "simulate",
     "plan",
+    "pynative",
     "datasets",
     "prove",
     "report",
