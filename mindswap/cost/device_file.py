@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
@@ -175,7 +176,28 @@ class _Reader:
         self.wrong.append(f"{where.location}: {text}")
 
 
-def _build(name: str, reader: _Reader) -> Device:
+@dataclass(frozen=True)
+class _Replaced:
+    """What `_build` takes, of a device with other figures."""
+
+    title: str
+    values: Mapping[str, int]
+    efficiencies: Mapping[str, tuple[tuple[int, int], ...]]
+    sources: dict[str, str]
+
+
+def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
+    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
+    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
+    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
+    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
+    return _build(
+        device.name,
+        _Replaced(device.title, {**figure_values(device), **values}, efficiencies, {**kept, **(sources or {})}),
+    )
+
+
+def _build(name: str, reader: _Reader | _Replaced) -> Device:
     value = reader.values
     return Device(
         name=name,
