@@ -15,7 +15,7 @@ from mindswap.cost.profile_trace import Progress
 from mindswap.datasets.staged_file import refuse_existing, staged
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 
-HELP = "Make a device file from a profile of MindSpore, torch_npu or msprof on a real machine: measured operators, copies."
+HELP = "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links."
 EXAMPLES = """\
   mindswap calibrate ./profile -o device.yaml
   mindswap calibrate ./profile/host_20260101_ascend_ms -o device.yaml --device atlas_800t_a2_376t
@@ -76,7 +76,8 @@ def _refusal(result: Calibration) -> str:
         return (
             f"the figures are off by {100 * off // known} % of the time of the kernels they are for: this is not "
             "what the model describes\n"
-            "    fix:     look at the operators above; --device with the card that was profiled; --force writes it anyway"
+            "    fix:     look at the operators above; --device with the card that was profiled;\n"
+            "             --force writes the file all the same"
         )
     return ""
 

@@ -8,7 +8,7 @@ from mindswap.cost.explained import Explained, explain
 from mindswap.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_contention, fit_link, fit_share
 from mindswap.cost.hardware import Device
 from mindswap.cost.kernel_fit import FigureFit, fit_kernels
-from mindswap.cost.kernel_samples import has_figures, measure, samples_of
+from mindswap.cost.kernel_samples import can_measure, measure, samples_of
 from mindswap.cost.measured import Measurement
 from mindswap.cost.profile import Engine, Profile
 from mindswap.units import format_bytes
@@ -65,7 +65,7 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
         {figure.name: figure.fitted for figure in accepted if figure.fitted is not None},
         {figure.name: f"{source}, {figure.num_samples} samples" for figure in accepted},
     )
-    covered = [kernel for kernel in kernels if has_figures(kernel)]
+    covered = [kernel for kernel in kernels if can_measure(kernel)]
     return Calibration(
         device=new_device,
         measurements=measurements,
@@ -87,9 +87,7 @@ def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
     return {name: fit if fit and fit.bandwidth_bytes_per_s <= limit else None for name, fit in fits.items()}
 
 
-def _link_figures(
-    profile: Profile, device: Device, fits: Mapping[str, LinkFit | None]
-) -> Iterable[FigureFit]:
+def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit | None]) -> Iterable[FigureFit]:
     values = figure_values(device)
     for name, is_out in (("d2h", True), ("h2d", False)):
         fit = fits[name]
@@ -102,7 +100,8 @@ def _link_figures(
                 fitted = fit.bandwidth_bytes_per_s if key == name else fit.latency_ns
                 objection = ""
                 if fit.num_large < MIN_COPIES:
-                    objection = f"{fit.num_large} of them of {format_bytes(LARGE_BYTES)} or more; {MIN_COPIES} are needed"
+                    large = f"{fit.num_large} copies of {format_bytes(LARGE_BYTES)} or more"
+                    objection = f"{large} are too few, {MIN_COPIES} are needed"
                 yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
     contention = fit_contention(profile.copies, fits["d2h"], fits["h2d"])
     name = "contended_fraction"

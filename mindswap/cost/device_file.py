@@ -14,7 +14,8 @@ from mindswap.policy.wording import closest_names
 from mindswap.policy.yaml_parser import parse_file
 from mindswap.units import format_bytes, parse_bytes
 
-__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device"]
+__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device",
+           "with_figures"]  # fmt: skip
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"

@@ -1,24 +1,25 @@
 """How much of the measured time of kernels a device's figures explain. Pure."""
 
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.hardware import Device
-from mindswap.cost.kernel_samples import Sample
-from mindswap.cost.measured import Measurement
+from mindswap.cost.kernel_samples import Sample, can_measure, key_of
+from mindswap.cost.measured import MeasuredKey, Measurement
 from mindswap.cost.profile import Kernel
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["ClassTime", "Explained", "OperatorTime", "explain"]
+__all__ = ["WITHOUT_FIGURES", "ClassTime", "Explained", "OperatorTime", "explain"]
 
 # More wrong than right: times by the figures are off by more than this share of the time they are for.
 ABSURD_PERMILLE = 500
+WITHOUT_FIGURES = "without figures"
 
 
 @dataclass(frozen=True)
 class ClassTime:
-    """One class of operators, or `not in the model`.
+    """One class of operators, or `WITHOUT_FIGURES`.
 
     Attributes:
         name: of the class.
@@ -56,6 +57,7 @@ class Explained:
         operators: the worst first.
         known_ns, error_ns: measured time of operators that the figures are for, and how far those are off together.
         total_ns: of all compute kernels.
+        others: kernels without figures and their time, the largest first.
     """
 
     classes: tuple[ClassTime, ...]
@@ -63,6 +65,7 @@ class Explained:
     known_ns: int
     error_ns: int
     total_ns: int
+    others: tuple[tuple[str, int], ...]
 
     @property
     def explained_permille(self) -> int | None:
@@ -75,7 +78,7 @@ class Explained:
         return self.error_ns * 1000 > ABSURD_PERMILLE * self.known_ns
 
 
-def explain(kernels: Sequence[Kernel], samples: Iterable[Sample], device: Device) -> Explained:
+def explain(kernels: Sequence[Kernel], samples: Sequence[Sample], device: Device) -> Explained:
     """Compare each operator with what the device's figures say.
 
     Args:
@@ -92,7 +95,7 @@ def explain(kernels: Sequence[Kernel], samples: Iterable[Sample], device: Device
     known_ns = sum(entry.measured_ns for entry in classes)
     total_ns = sum(kernel.duration_ns for kernel in kernels)
     rest = ClassTime(
-        "not in the model", len(kernels) - sum(c.num_kernels for c in classes), max(0, total_ns - known_ns), None, None
+        WITHOUT_FIGURES, len(kernels) - sum(c.num_kernels for c in classes), max(0, total_ns - known_ns), None, None
     )
     return Explained(
         classes=(*classes, rest) if rest.num_kernels else tuple(classes),
@@ -100,7 +103,16 @@ def explain(kernels: Sequence[Kernel], samples: Iterable[Sample], device: Device
         known_ns=known_ns,
         error_ns=sum(operator.error_ns for operator in operators),
         total_ns=total_ns,
+        others=_others(kernels, {sample.measurement.key for sample in samples}),
     )
+
+
+def _others(kernels: Iterable[Kernel], known: Container[MeasuredKey]) -> tuple[tuple[str, int], ...]:
+    times: dict[str, int] = {}
+    for kernel in kernels:
+        if not can_measure(kernel) or key_of(kernel) not in known:
+            times[kernel.type] = times.get(kernel.type, 0) + kernel.duration_ns
+    return tuple(sorted(times.items(), key=lambda entry: (-entry[1], entry[0])))
 
 
 def _class_time(name: str, operators: Sequence[OperatorTime]) -> ClassTime:

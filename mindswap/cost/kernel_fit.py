@@ -61,7 +61,8 @@ class FigureFit:
         before: of the device that was begun with, in its smallest unit.
         fitted: by the profile; None if it shows nothing.
         num_samples: runs of kernels, copies or collectives.
-        residual_permille: middle of how far times by the fit are from those measured; None without any.
+        residual_permille: middle, over operators, copies or transfers, of how far times by the fit are from those
+            measured; None without any.
         objection: why the figure stays as it was; empty if it is replaced.
     """
 
@@ -115,7 +116,7 @@ def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: 
     reference = _reference(name, device)
     times = [(sample.measurement.count, time, _net_ns(sample, device)) for sample, time in samples]
     fitted = max(1, reference * sum(n * time for n, time, _ in times) // sum(n * net for n, _, net in times))
-    errors = [abs(reference * time // fitted - net) * 1000 // net for n, time, net in times for _ in range(min(n, 1000))]
+    errors = [abs(reference * time // fitted - net) * 1000 // net for _, time, net in times]
     is_fraction = FIGURES[name].kind is Kind.FRACTION
     objection = ""
     if count < MIN_KERNELS:

@@ -11,9 +11,8 @@ from mindswap.cost.roofline import ON_MATRIX_UNITS, OpClass, classify, is_kernel
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
-__all__ = ["Sample", "has_figures", "measure", "samples_of"]
+__all__ = ["Sample", "can_measure", "key_of", "measure", "samples_of"]
 
-CORES = (Engine.CORE, Engine.MATRIX, Engine.VECTOR)
 # Element-wise kernels whose work follows from their shapes: each input once, the output once. Left out are those that
 # only write (ZerosLike), reductions, convolutions, sorts, and optimizers, which write into their inputs.
 ELEMENTWISE_OPS = frozenset(
@@ -50,20 +49,28 @@ class Sample:
         return self.kind in ON_MATRIX_UNITS
 
 
-def has_figures(kernel: Kernel) -> bool:
-    """Whether it ran on the cores and its tensors are known: only then do figures of a device say how long it takes."""
-    return kernel.engine in CORES and kernel.is_plain and kernel.inputs is not None and kernel.outputs is not None
+def can_measure(kernel: Kernel) -> bool:
+    """Whether it ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
+
+    A matrix product on the vector units, or the other way round, is another kernel with the same name.
+    """
+    if not kernel.is_plain or kernel.inputs is None or kernel.outputs is None:
+        return False
+    is_matrix = classify(key_of(kernel).op) in ON_MATRIX_UNITS
+    return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix else Engine.VECTOR)
+
+
+def key_of(kernel: Kernel) -> MeasuredKey:
+    """Under which operator it is known."""
+    return measured_key(kernel.type, kernel.inputs or (), kernel.outputs or ())
 
 
 def measure(kernels: Iterable[Kernel]) -> tuple[Measurement, ...]:
     """The middle duration of each operator with the same types, the largest sum first."""
     durations: dict[MeasuredKey, list[int]] = {}
     for kernel in kernels:
-        if has_figures(kernel):
-            assert kernel.inputs is not None and kernel.outputs is not None
-            if _is_on_its_units(kernel):
-                key = measured_key(kernel.type, kernel.inputs, kernel.outputs)
-                durations.setdefault(key, []).append(kernel.duration_ns)
+        if can_measure(kernel):
+            durations.setdefault(key_of(kernel), []).append(kernel.duration_ns)
     measured = [Measurement(key, round(statistics.median(times)), len(times)) for key, times in durations.items()]
     return tuple(sorted(measured, key=lambda m: (-m.duration_ns * m.count, m.key.op, m.key.inputs, m.key.outputs)))
 
@@ -71,13 +78,6 @@ def measure(kernels: Iterable[Kernel]) -> tuple[Measurement, ...]:
 def samples_of(measurements: Iterable[Measurement]) -> tuple[Sample, ...]:
     """Those whose work can be counted."""
     return tuple(sample for measurement in measurements if (sample := _sample(measurement)) is not None)
-
-
-def _is_on_its_units(kernel: Kernel) -> bool:
-    """A matrix product on the vector units, or the other way round, is a different kernel with the same name."""
-    op = measured_key(kernel.type, (), ()).op
-    others = Engine.VECTOR if classify(op) in ON_MATRIX_UNITS else Engine.MATRIX
-    return kernel.engine is not others
 
 
 def _sample(measurement: Measurement) -> Sample | None:

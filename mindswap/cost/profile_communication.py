@@ -32,7 +32,8 @@ def read_transfers(path: Path) -> tuple[Transfer, ...]:
     try:
         size = path.stat().st_size
         if size > MAX_BYTES:
-            raise CostError(f"{path}: has {size >> 20} MiB, at most {MAX_BYTES >> 20} are read\n    fix:     fewer steps")
+            limit = f"at most {MAX_BYTES >> 20} are read"
+            raise CostError(f"{path}: has {size >> 20} MiB, {limit}\n    fix:     profile fewer steps")
         data = json.loads(path.read_text("utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise CostError(f"{path}: is no communication.json of a profiler: {error}") from error

@@ -130,6 +130,7 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
 
 def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
     kernels = tuple(kernel for file in rank.get(Table.KERNELS, Table.SUMMARY) for kernel in read_kernels(file))
+    peaks = [read_peak(file) for file in rank.get(Table.BLOCKS, Table.MEMORY)]
     copies, num_unsized = [], 0
     for file in rank.get(Text.TRACE):
         found, unsized = read_copies(file, number, progress)
@@ -141,9 +142,7 @@ def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profi
         kernels=kernels,
         copies=tuple(sorted(copies, key=lambda copy: copy.start_ns)),
         steps=tuple(step for file in rank.get(Table.STEPS) for step in read_steps(file)),
-        peak_memory_bytes=max(
-            (peak for file in rank.get(Table.BLOCKS, Table.MEMORY) if (peak := read_peak(file)) is not None), default=None
-        ),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
         notes=tuple(notes),
         transfers=tuple(transfer for file in rank.get(Text.COMMUNICATION) for transfer in read_transfers(file)),
         num_unsized_copies=num_unsized,

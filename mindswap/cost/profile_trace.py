@@ -123,6 +123,7 @@ class _Scanner:
                 return ""
 
     def value(self) -> Any:
+        self.next_char()
         while True:
             try:
                 value, end = self.decoder.raw_decode(self.text, self.position)

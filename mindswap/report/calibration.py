@@ -13,6 +13,7 @@ from mindswap.units import format_bandwidth, format_bytes, format_time
 __all__ = ["calibration_header", "calibration_json", "format_calibration"]
 
 MAX_SHOWN_OPERATORS = 8
+MAX_SHOWN_OTHERS = 6
 
 
 def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
@@ -67,7 +68,7 @@ def format_calibration(profile: Profile, result: Calibration, title: str) -> str
     if profile.peak_memory_bytes is not None:
         lines.append(f"highest use of the memory pool: {format_bytes(profile.peak_memory_bytes)}")
     lines += ["", _figures(result.figures)]
-    lines += [f"{figure.name} stays: {figure.objection}" for figure in result.figures if figure.objection]
+    lines += _objections(result.figures)
     for name, fit in result.links.items():
         middle, largest = (f"{error / 10:.1f} %" for error in (fit.middle_error_permille, fit.largest_error_permille))
         line = f"t = {format_time(fit.latency_ns)} + size / {format_bandwidth(fit.bandwidth_bytes_per_s)}"
@@ -106,6 +107,14 @@ def _figures(figures: tuple[FigureFit, ...]) -> str:
     return format_table(("figure", "before", "fitted", "samples", "middle error", ""), rows)
 
 
+def _objections(figures: tuple[FigureFit, ...]) -> list[str]:
+    names: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.objection:
+            names.setdefault(figure.objection, []).append(figure.name)
+    return [f"{', '.join(found)} stay{'s' * (len(found) == 1)}: {why}" for why, found in names.items()]
+
+
 def _explained(explained: Explained) -> list[str]:
     if not explained.classes:
         return []
@@ -122,6 +131,9 @@ def _explained(explained: Explained) -> list[str]:
     lines = ["", format_table(("kernels", "runs", "measured", "by the figures", "middle error"), rows)]
     if explained.explained_permille is not None:
         lines.append(f"the figures explain {explained.explained_permille / 10:.1f} % of the time of all kernels")
+    if explained.others:
+        others = ", ".join(f"{name} {format_time(time)}" for name, time in explained.others[:MAX_SHOWN_OTHERS])
+        lines.append(f"without figures, longest first: {others}")
     worst = [
         (
             operator.measurement.key.op,
