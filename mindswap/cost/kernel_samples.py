@@ -16,11 +16,11 @@ __all__ = ["Sample", "can_measure", "key_of", "measure", "samples_of"]
 # Element-wise kernels whose work follows from their shapes: each input once, the output once. Left out are those that
 # only write (ZerosLike), reductions, convolutions, sorts, and optimizers, which write into their inputs.
 ELEMENTWISE_OPS = frozenset(
-    {"Abs", "Add", "AddExt", "Adds", "Cos", "Div", "Equal", "Exp", "FastGelu", "FastGeluGrad", "GeLU", "GeLUGrad",
-     "Gelu", "GeluGrad", "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr",
-     "Maximum", "Minimum", "Mul", "Muls", "Neg", "NotEqual", "Pow", "RealDiv", "Relu", "ReluGrad", "Rsqrt", "Select",
-     "SiLU", "SiLUGrad", "Sigmoid", "SigmoidGrad", "Sin", "Sqrt", "Square", "Sub", "SubExt", "SwiGlu", "SwiGluGrad",
-     "Tanh", "TanhGrad"}
+    {"Abs", "Add", "AddExt", "Adds", "Cos", "Div", "Equal", "Exp", "FastGeLU", "FastGeLUGrad", "GeLU", "GeLUGrad",
+     "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum",
+     "Minimum", "Mul", "Muls", "Neg", "NotEqual", "Pow", "RealDiv", "Relu", "ReluGrad", "Rsqrt", "Select", "SiLU",
+     "SiLUGrad", "Sigmoid", "SigmoidGrad", "Sin", "Sqrt", "Square", "Sub", "SubExt", "SwiGlu", "SwiGluGrad", "Tanh",
+     "TanhGrad"}
 )  # fmt: skip
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))

@@ -1,4 +1,4 @@
-"""Profiles written by hand in the formats of MindSpore 2.9, torch_npu and CANN: columns and fields as those have them."""
+"""Profiles written by hand as MindSpore 2.9, torch_npu and CANN write them: columns and fields as those have them."""
 
 import csv
 import json
