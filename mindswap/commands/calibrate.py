@@ -28,6 +28,8 @@ folder of msprof; all ranks below it are read as one. Profile a few steps at pro
 sizes of copies, level 0 no shapes. What the profile does not show keeps the figure of --device. Exit code 1, and no
 file, where the profile shows nothing or the fitted figures do not explain it.
 """
+# Below, most of what the card did is nothing that the model has figures for, and that deserves a look.
+FEW_PERMILLE = 500
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,6 +64,9 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(format_calibration(profile, result, device.title))
         print(f"\nwritten: {args.output}" if is_written else f"\n{args.output} was not written")
+    explained = result.explained.explained_permille
+    if explained is not None and explained < FEW_PERMILLE:
+        print(f"warning: the figures explain {explained / 10:.1f} % of the time of all kernels", file=sys.stderr)
     if refusal:
         print(f"{'warning' if is_written else 'error'}: {refusal}", file=sys.stderr)
     return 0 if is_written else 1
@@ -69,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _refusal(result: Calibration) -> str:
     """Why the result is not worth a file; empty if it is."""
-    if not result.changes and not result.measurements:
+    if not result.changes:
         return "this profile shows no figure of the device\n    fix:     profile a training step at profiler level 2"
     if result.explained.is_absurd:
         off, known = result.explained.error_ns, result.explained.known_ns

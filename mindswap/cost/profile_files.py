@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
 from mindswap.cost.profile import Profile
 from mindswap.cost.profile_communication import read_transfers
@@ -30,6 +31,9 @@ SNIFFED_BYTES = 2**16
 MAX_INFO_BYTES = 2**20
 
 
+Kind = TypeVar("Kind", Table, "Text")
+
+
 class Text(Enum):
     """What a JSON file holds."""
 
@@ -47,6 +51,15 @@ JSON_SIGNS = (
     ('"Communication Time Info"', Text.COMMUNICATION),
     ("profiler_level", Text.INFO),
 )
+
+
+# A file of such a name that holds something else is broken, which its reader says.
+NAMES = (
+    ("kernel_details", Table.KERNELS),
+    ("op_summary", Table.SUMMARY),
+    ("step_trace_time", Table.STEPS),
+)
+JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communication.json", Text.COMMUNICATION))
 
 
 @dataclass(frozen=True)
@@ -180,7 +193,7 @@ def _recognise(file: Path) -> Table | Text | None:
     if not file.is_file():
         return None
     if file.suffix == ".csv":
-        return recognise_table(file)
+        return recognise_table(file) or _by_name(file, NAMES)
     if file.suffix != ".json":
         return None
     try:
@@ -188,9 +201,11 @@ def _recognise(file: Path) -> Table | Text | None:
             text = stream.read(SNIFFED_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
-    # A trace that is broken from its first character on shall be heard of.
-    by_name = Text.TRACE if file.name.startswith(("trace_view", "msprof_")) else None
-    return next((kind for sign, kind in JSON_SIGNS if sign in text), by_name)
+    return next((kind for sign, kind in JSON_SIGNS if sign in text), _by_name(file, JSON_NAMES))
+
+
+def _by_name(file: Path, names: Iterable[tuple[str, Kind]]) -> Kind | None:
+    return next((kind for start, kind in names if file.name.startswith(start)), None)
 
 
 def _with_info(rank: RankFiles) -> RankFiles:

@@ -89,7 +89,7 @@ def _steps(profile: Profile) -> list[str]:
         ("free", sum(step.free_ns for step in profile.steps)),
     )
     shares = ", ".join(f"{name} {100 * part / total if total else 0:.0f} %" for name, part in parts)
-    return [f"{count} steps of {format_time(total // count)} on average: {shares}"]
+    return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
 
 
 def _figures(figures: tuple[FigureFit, ...]) -> str:
