@@ -111,7 +111,7 @@ def test_figures_that_explain_nothing_are_not_written(run, tmp_path):
     assert "MatMul" in out and f"{file} was not written" in out
     code, out, err = run(tmp_path / "profile", "-o", file, "--device", "generic", "--force")
     assert (code, file.exists()) == (0, True)
-    assert err.startswith("warning: the figures are off by")
+    assert "warning: the figures are off by" in err
 
 
 def test_a_profile_that_shows_nothing_is_not_written(run, tmp_path):
