@@ -126,11 +126,11 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
         ("collective_fraction", "HCCS", device.intranode.bandwidth_bytes_per_s // num_links),
         ("internode_fraction", "RDMA", device.internode.bandwidth_bytes_per_s),
     ):
-        if name not in values:
-            continue
-        fit = fit_share(profile.transfers, link, bandwidth)
+        fit = fit_share(profile.transfers, link, bandwidth, device.op_latency_ns["communication"])
         if fit is None:
-            yield FigureFit(name, values[name], None, 0, None, f"no {link} transfers in communication.json")
+            yield FigureFit(
+                name, values[name], None, 0, None, f"no large {link} transfers in communication.json that did not wait"
+            )
             continue
         objection = ""
         if fit.num_transfers < MIN_COPIES:

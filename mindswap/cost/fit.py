@@ -14,6 +14,8 @@ __all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention",
 MIN_COPIES = 3
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20
+# A collective says how fast links are when they are busy for this much of it.
+BUSY_PERMILLE = 800
 # A copy counts as contended when this much of it runs beside copies in the other direction.
 CONTENDED_PERMILLE = 900
 
@@ -93,7 +95,7 @@ class ShareFit:
 
     Attributes:
         permille: of the bandwidth of one link.
-        num_transfers: operators that were fitted.
+        num_transfers: collectives that were compared.
         middle_error_permille: how far times by the fit are from measured ones.
     """
 
@@ -102,24 +104,40 @@ class ShareFit:
     middle_error_permille: int
 
 
-def fit_share(transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int) -> ShareFit | None:
-    """Share of its bandwidth that a link reaches: bytes over times of all large transfers together.
+def fit_share(
+    transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
+) -> ShareFit | None:
+    """Share of the bandwidth of its links that collectives reach, from their start to their end.
+
+    Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
+    side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
+    even the quickest waited, and says nothing.
 
     Args:
         transfers: of a profile.
         link: the kind of link, as in `Transfer.link`.
         bandwidth_bytes_per_s: of one link of this kind.
+        latency_ns: fixed cost of a collective.
 
     Returns:
-        None without large transfers.
+        None without large transfers that say something.
     """
-    large = [t for t in transfers if t.link == link and t.size_bytes >= LARGE_BYTES and t.link_ns > 0]
-    if not large or not bandwidth_bytes_per_s:
+    groups: dict[tuple[str, int], list[Transfer]] = {}
+    for transfer in transfers:
+        if transfer.link == link and transfer.size_bytes >= LARGE_BYTES and transfer.elapsed_ns > 2 * latency_ns:
+            groups.setdefault((transfer.op.partition("__")[0], transfer.size_bytes), []).append(transfer)
+    moved = []
+    for group in groups.values():
+        best = min(group, key=lambda transfer: transfer.elapsed_ns)
+        num_links = max(1, -(-best.link_ns // best.elapsed_ns))
+        if best.link_ns * 1000 >= BUSY_PERMILLE * num_links * best.elapsed_ns:
+            moved.append((len(group), best.size_bytes, num_links * (best.elapsed_ns - latency_ns)))
+    if not moved or not bandwidth_bytes_per_s:
         return None
-    size, time = sum(t.size_bytes for t in large), sum(t.link_ns for t in large)
-    errors = [abs(t.size_bytes * time // size - t.link_ns) * 1000 // t.link_ns for t in large]
+    size, time = sum(n * size for n, size, _ in moved), sum(n * time for n, _, time in moved)
+    errors = [abs(one_size * time // size - one_time) * 1000 // one_time for _, one_size, one_time in moved]
     permille = size * NS_PER_S * 1000 // (time * bandwidth_bytes_per_s)
-    return ShareFit(max(1, permille), len(large), int(statistics.median(errors)))
+    return ShareFit(max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors)))
 
 
 def fit_contention(copies: Sequence[Copy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:

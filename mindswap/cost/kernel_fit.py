@@ -49,6 +49,8 @@ MIN_KERNELS = 3
 MAX_FRACTION_PERMILLE = 950
 # A rate so low that it decides every time.
 LOW_RATE = 10**6
+# Times below, by the figure alone, are rounded too much to tell what decides them.
+MIN_NS = 100
 IDEAL_PERMILLE = 1000
 
 
@@ -82,13 +84,12 @@ class FigureFit:
 def fit_kernels(samples: Iterable[Sample], device: Device) -> tuple[FigureFit, ...]:
     """Every figure of kernels that the device has."""
     values = figure_values(device)
-    ideal = {figure.name: _ideal(figure.name) for figure in KERNEL_FIGURES if figure.name in values}
+    ideal = {figure.name: _ideal(figure.name) for figure in KERNEL_FIGURES}
     left = [sample for sample in samples if sample.measurement.duration_ns >= 2 * _latency_ns(sample, device)]
     fits = []
     for figure in KERNEL_FIGURES:
-        if figure.name in values:
-            mine, left = _split(left, figure, device, ideal)
-            fits.append(_fit(figure.name, values[figure.name], mine, device))
+        mine, left = _split(left, figure, device, ideal)
+        fits.append(_fit(figure.name, values[figure.name], mine, device))
     return tuple(fits)
 
 
@@ -102,7 +103,7 @@ def _split(
     for sample in samples:
         latency = _latency_ns(sample, device)
         time, slower = (operator_ns(sample.node, sample.work, known) - latency for known in (whole, half))
-        if sample.is_matrix is figure.is_matrix and time > 0 and abs(slower - 2 * time) <= 2:
+        if sample.is_matrix is figure.is_matrix and time >= MIN_NS and abs(slower - 2 * time) <= 2:
             mine.append((sample, time))
         else:
             others.append(sample)

@@ -3,7 +3,7 @@
 from dataclasses import asdict
 
 from mindswap.cost.calibrate import Calibration
-from mindswap.cost.explained import Explained
+from mindswap.cost.explained import WITHOUT_FIGURES, Explained
 from mindswap.cost.figures import FIGURES, Kind
 from mindswap.cost.kernel_fit import FigureFit
 from mindswap.cost.profile import Profile
@@ -67,7 +67,7 @@ def format_calibration(profile: Profile, result: Calibration, title: str) -> str
     lines += _steps(profile)
     if profile.peak_memory_bytes is not None:
         lines.append(f"highest use of the memory pool: {format_bytes(profile.peak_memory_bytes)}")
-    lines += ["", _figures(result.figures)]
+    lines += ["", *_figures(result.figures)]
     lines += _objections(result.figures)
     for name, fit in result.links.items():
         middle, largest = (f"{error / 10:.1f} %" for error in (fit.middle_error_permille, fit.largest_error_permille))
@@ -92,19 +92,20 @@ def _steps(profile: Profile) -> list[str]:
     return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
 
 
-def _figures(figures: tuple[FigureFit, ...]) -> str:
+def _figures(figures: tuple[FigureFit, ...]) -> list[str]:
     rows = [
         (
             figure.name,
             _show(figure.name, figure.before),
-            "-" if figure.fitted is None else _show(figure.name, figure.fitted),
+            _show(figure.name, figure.fitted),
             str(figure.num_samples),
             "-" if figure.residual_permille is None else f"{figure.residual_permille / 10:.1f} %",
             "" if figure.is_accepted else "stays",
         )
         for figure in figures
+        if figure.fitted is not None
     ]
-    return format_table(("figure", "before", "fitted", "samples", "middle error", ""), rows)
+    return [format_table(("figure", "before", "fitted", "samples", "middle error", ""), rows)] if rows else []
 
 
 def _objections(figures: tuple[FigureFit, ...]) -> list[str]:
@@ -133,7 +134,7 @@ def _explained(explained: Explained) -> list[str]:
         lines.append(f"the figures explain {explained.explained_permille / 10:.1f} % of the time of all kernels")
     if explained.others:
         others = ", ".join(f"{name} {format_time(time)}" for name, time in explained.others[:MAX_SHOWN_OTHERS])
-        lines.append(f"without figures, longest first: {others}")
+        lines.append(f"{WITHOUT_FIGURES}, longest first: {others}")
     worst = [
         (
             operator.measurement.key.op,

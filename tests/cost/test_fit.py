@@ -86,12 +86,28 @@ def test_copies_of_other_ranks_are_beside_nothing():
     assert fit_link([*alone, Copy(0, 10**6, MB, False, rank=0)], True) is None
 
 
-def gather(size_bytes: int, link_ns: int, link: str = "HCCS") -> Transfer:
-    return Transfer("hcom_allGather_", link, size_bytes, link_ns, link_ns)
+def gather(size_bytes: int, link_ns: int, elapsed_ns: int, number: int = 0, link: str = "HCCS") -> Transfer:
+    return Transfer(f"hcom_allGather__1_{number}", link, size_bytes, link_ns, elapsed_ns)
 
 
-def test_the_share_of_a_link_is_bytes_over_time():
-    # 20 + 40 MB in 2 + 3 ms: 12 GB/s of 20. By it they take 1.667 and 3.333 ms: off by 16.6 % and 11.1 %.
-    found = [gather(20 * MB, 2 * MB), gather(40 * MB, 3 * MB), gather(MB, 500 * MB), gather(20 * MB, MB, "RDMA")]
-    assert fit_share(found, "HCCS", 20 * GB_PER_S) == ShareFit(600, 2, 138)
+def test_the_quickest_of_the_same_collective_counts():
+    # 20 MB over one link, 1.9 ms busy of 2, twice; once it waited: 10 GB/s of 20. 40 MB over four links, 3.6 ms
+    # together within 1 ms: 10 GB/s each. Fixed cost: none.
+    found = [
+        *[gather(20 * MB, 1_900_000, elapsed, n) for n, elapsed in enumerate((2 * MB, 9 * MB, 2 * MB))],
+        gather(40 * MB, 3_600_000, MB),
+        gather(20 * MB, 500_000, MB, link="RDMA"),
+    ]
+    assert fit_share(found, "HCCS", 20 * GB_PER_S) == ShareFit(500, 4, 0)
     assert fit_share(found, "PCIE", 20 * GB_PER_S) is None
+
+
+def test_the_fixed_cost_of_a_collective_is_no_part_of_the_share():
+    # 20 MB in 2.1 ms, of which 0.1 ms are fixed.
+    assert fit_share([gather(20 * MB, 1_900_000, 2_100_000)], "HCCS", 20 * GB_PER_S, 100_000) == ShareFit(500, 1, 0)
+
+
+def test_collectives_that_only_wait_or_are_small_say_nothing():
+    waited = gather(20 * MB, 2 * MB, 9 * MB)  # busy for 22 %
+    small = gather(MB, 2 * MB, 2 * MB)  # less than 1 MiB
+    assert fit_share([waited, small], "HCCS", 20 * GB_PER_S) is None
