@@ -100,8 +100,8 @@ def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit |
                 fitted = fit.bandwidth_bytes_per_s if key == name else fit.latency_ns
                 objection = ""
                 if fit.num_large < MIN_COPIES:
-                    large = f"{fit.num_large} copies of {format_bytes(LARGE_BYTES)} or more"
-                    objection = f"{large} are too few, {MIN_COPIES} are needed"
+                    large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
+                    objection = f"{large}; {MIN_COPIES} are needed"
                 yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
     contention = fit_contention(profile.copies, fits["d2h"], fits["h2d"])
     name = "contended_fraction"
@@ -134,7 +134,7 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
             continue
         objection = ""
         if fit.num_transfers < MIN_COPIES:
-            objection = f"{fit.num_transfers} transfers are too few, {MIN_COPIES} are needed"
+            objection = f"too few collectives ({fit.num_transfers}); {MIN_COPIES} are needed"
         elif fit.permille > 1000:
             objection = f"links are faster than those of {device.title}: is this its profile?"
         yield FigureFit(name, values[name], fit.permille, fit.num_transfers, fit.middle_error_permille, objection)

@@ -121,7 +121,7 @@ def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: 
     is_fraction = FIGURES[name].kind is Kind.FRACTION
     objection = ""
     if count < MIN_KERNELS:
-        objection = f"{count} kernels are too few, {MIN_KERNELS} are needed"
+        objection = f"too few kernels ({count}); {MIN_KERNELS} are needed"
     elif is_fraction and fitted > IDEAL_PERMILLE:
         objection = f"kernels are faster than the peak of {device.title}: is this its profile?"
     elif is_fraction and fitted > MAX_FRACTION_PERMILLE:

@@ -53,7 +53,7 @@ def test_links():
 def test_links_need_large_copies():
     small = [replace(copy, size_bytes=copy.size_bytes // 1000) for copy in MOVED]
     result = calibrate(profile(moved=small), GENERIC)
-    assert objections(result)["d2h"] == "0 copies of 1.0 MiB or more are too few, 3 are needed"
+    assert objections(result)["d2h"] == "too few copies of 1.0 MiB or more (0); 3 are needed"
     assert result.device.offload == GENERIC.offload
 
 
@@ -87,7 +87,7 @@ def test_collectives_by_the_bandwidth_of_one_link():
     result = calibrate(profile(transfers=sent("HCCS", *[(200 * MB, MB)] * 3)), device(intranode=mesh))
     assert objections(result)["collective_fraction"].startswith("links are faster than those of")
     result = calibrate(profile(transfers=sent("HCCS", *[(10 * MB, MB)] * 2)), device(intranode=mesh))
-    assert objections(result)["collective_fraction"] == "2 transfers are too few, 3 are needed"
+    assert objections(result)["collective_fraction"] == "too few collectives (2); 3 are needed"
 
 
 def test_kernels_that_are_not_those_of_the_steps():
