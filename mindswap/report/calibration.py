@@ -75,7 +75,7 @@ def format_calibration(profile: Profile, result: Calibration, title: str) -> str
         lines.append(f"{name}: {line}; off by {middle} for the middle copy, {largest} at most")
     lines += _explained(result.explained)
     lines += ["", *(f"note: {note}" for note in result.notes)] if result.notes else []
-    return "\n".join(lines)
+    return "\n".join(line.rstrip() for text in lines for line in text.split("\n"))
 
 
 def _steps(profile: Profile) -> list[str]:
