@@ -25,6 +25,8 @@ ELEMENTWISE_OPS = frozenset(
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))
 CAUSAL = 2
+# Pairs of a mask are counted one query after another.
+MAX_SEQUENCE = 2**22
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ def _sample(measurement: Measurement) -> Sample | None:
     kind = classify(op)
     if not is_kernel(op) or kind is OpClass.COMMUNICATION or not inputs or not outputs:
         return None
+    if not all(math.prod(tensor.shape) for tensor in (*inputs, *outputs)):
+        return None
     if kind is OpClass.ELEMENTWISE and op not in ELEMENTWISE_OPS:
         return None
     if kind is OpClass.MATMUL and not _is_product(inputs, outputs):
@@ -122,6 +126,8 @@ def _attention_integers(op: str, inputs: Sequence[TensorType], outputs: Sequence
     if statistic is None or len(inputs) < (4 if op.endswith("Grad") else 3):
         return None
     batch, _, sequence, _ = statistic
+    if sequence > MAX_SEQUENCE:
+        return None
     query = inputs[0].shape
     for layout, num_axes, batch_axis, sequence_axis in ATTENTION_LAYOUTS:
         if len(query) == num_axes and (query[batch_axis], query[sequence_axis]) == (batch, sequence):

@@ -182,7 +182,11 @@ def _rank_of(folder: Path) -> Path:
 
 def _recognise_all(folder: Path) -> dict[Table | Text, tuple[Path, ...]]:
     found: dict[Table | Text, tuple[Path, ...]] = {}
-    for file in sorted(folder.iterdir()):
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise CostError(f"{folder}: cannot be read: {error.strerror}") from error
+    for file in files:
         kind = _recognise(file)
         if kind is not None:
             found[kind] = (*found.get(kind, ()), file)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from pathlib import Path
+from typing import TextIO
 
 from mindswap.cost.measured import BYTES_PER_ELEMENT
 from mindswap.cost.profile import Kernel, Share
@@ -180,11 +181,19 @@ def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, Mapping[st
             yield line, {name: value.strip() for name, value in zip(names, row, strict=False)}
 
 
+def _lines(stream: TextIO) -> Iterator[str]:
+    """Lines of bounded length: what is no table may have none."""
+    while line := stream.readline(MAX_FIELD):
+        if len(line) == MAX_FIELD:
+            raise csv.Error(f"a line has more than {MAX_FIELD} characters")
+        yield line
+
+
 def _read(path: Path) -> Iterator[list[str]]:
     limit = csv.field_size_limit(MAX_FIELD)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            yield from csv.reader(stream, skipinitialspace=True)
+            yield from csv.reader(_lines(stream), skipinitialspace=True)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CostError(f"{path}: cannot be read: {error}") from error
     finally:
