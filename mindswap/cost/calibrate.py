@@ -7,10 +7,10 @@ from mindswap.cost.device_file import figure_values, with_figures
 from mindswap.cost.explained import Explained, explain
 from mindswap.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_contention, fit_link, fit_share
 from mindswap.cost.hardware import Device
-from mindswap.cost.kernel_fit import FigureFit, fit_kernels
-from mindswap.cost.kernel_samples import can_measure, measure, samples_of
+from mindswap.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
+from mindswap.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
 from mindswap.cost.measured import Measurement
-from mindswap.cost.profile import Engine, Profile
+from mindswap.cost.profile import Engine, Kernel, Profile
 from mindswap.units import format_bytes
 
 __all__ = ["Calibration", "calibrate"]
@@ -76,7 +76,7 @@ def calibrate(profile: Profile, device: Device) -> Calibration:
         kernels_ns=sum(kernel.duration_ns for kernel in kernels),
         num_covered=len(covered),
         covered_ns=sum(kernel.duration_ns for kernel in covered),
-        notes=(*profile.notes, *_notes(profile)),
+        notes=(*profile.notes, *_notes(profile), *_doubts(kernels, device)),
     )
 
 
@@ -138,6 +138,15 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
         elif fit.permille > 1000:
             objection = f"links are faster than those of {device.title}: is this its profile?"
         yield FigureFit(name, values[name], fit.permille, fit.num_transfers, fit.middle_error_permille, objection)
+
+
+def _doubts(kernels: Iterable[Kernel], device: Device) -> Iterable[str]:
+    """Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25."""
+    blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
+    most, num_cores = max(blocks, default=0), device.num_matrix_cores
+    if num_cores and len(blocks) >= MIN_KERNELS and most and most != num_cores:
+        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
+        yield f"{cores}: is --device the card of this profile?"
 
 
 def _notes(profile: Profile) -> Iterable[str]:

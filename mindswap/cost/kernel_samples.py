@@ -11,7 +11,7 @@ from mindswap.cost.roofline import ON_MATRIX_UNITS, OpClass, classify, is_kernel
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
-__all__ = ["Sample", "can_measure", "key_of", "measure", "samples_of"]
+__all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
 
 # Element-wise kernels whose work follows from their shapes: each input once, the output once. Left out are those that
 # only write (ZerosLike), reductions, convolutions, sorts, and optimizers, which write into their inputs.
@@ -58,8 +58,12 @@ def can_measure(kernel: Kernel) -> bool:
     """
     if not kernel.is_plain or kernel.inputs is None or kernel.outputs is None:
         return False
-    is_matrix = classify(key_of(kernel).op) in ON_MATRIX_UNITS
-    return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix else Engine.VECTOR)
+    return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix_kernel(kernel) else Engine.VECTOR)
+
+
+def is_matrix_kernel(kernel: Kernel) -> bool:
+    """Whether its operator belongs on the matrix units."""
+    return classify(key_of(kernel).op) in ON_MATRIX_UNITS
 
 
 def key_of(kernel: Kernel) -> MeasuredKey:

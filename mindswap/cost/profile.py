@@ -38,6 +38,7 @@ class Kernel:
         inputs, outputs: tensors; None where the profile has none that can be read.
         core: what ran it, as the profile calls it.
         is_plain: every tensor is laid out as its shape says; formats such as FRACTAL_NZ split and pad it.
+        num_blocks: parts that it was split into, one for each core; 0 where the profile does not say.
     """
 
     type: str
@@ -46,6 +47,7 @@ class Kernel:
     outputs: tuple[TensorType, ...] | None
     core: str = "AI_CORE"
     is_plain: bool = True
+    num_blocks: int = 0
 
     @property
     def engine(self) -> Engine:

@@ -22,6 +22,8 @@ __all__ = ["Table", "number", "read_kernels", "read_peak", "read_steps", "recogn
 # Type, engine, duration: as the profilers of frameworks and as msprof write them.
 KERNEL_SPELLINGS = (("Type", "Accelerator Core", "Duration(us)"), ("OP Type", "Task Type", "Task Duration(us)"))
 SHAPE_COLUMNS = ("Input Shapes", "Input Data Types", "Output Shapes", "Output Data Types")
+# In older and in newer versions of CANN.
+BLOCK_COLUMNS = ("Block Dim", "Block Num")
 FORMAT_COLUMNS = ("Input Formats", "Output Formats")
 STEP_COLUMNS = ("Computing", "Communication(Not Overlapped)", "Free")
 MEMORY_COLUMNS = ("Component", "Total Allocated(MB)")
@@ -33,6 +35,7 @@ DTYPES = {"FLOAT": "float32", "BF16": "bfloat16", "DOUBLE": "float64"}
 PLAIN_FORMATS = frozenset({"ND", "NCHW", "NHWC", "NCDHW", "NCL", ""})
 # The shapes of an optimizer that takes hundreds of tensors stand in one field.
 MAX_FIELD = 2**24
+MAX_DIGITS = 10
 NO_VALUE = ("", "N/A", "NA")
 
 
@@ -94,7 +97,10 @@ def read_kernels(path: Path) -> Iterator[Kernel]:
         inputs, outputs = (tensors(row[SHAPE_COLUMNS[i]], row[SHAPE_COLUMNS[i + 1]]) for i in (0, 2))
         is_plain = all(_is_plain(row.get(column, "")) for column in FORMAT_COLUMNS)
         duration = to_ns(f"{path}:{line}", row[time_column])
-        yield Kernel(row[type_column], duration, inputs, outputs, row.get(core_column, "") or "AI_CORE", is_plain)
+        core = row.get(core_column, "") or "AI_CORE"
+        blocks = next((row[column] for column in BLOCK_COLUMNS if column in row), "")
+        num_blocks = int(blocks) if blocks.isascii() and blocks.isdecimal() and len(blocks) < MAX_DIGITS else 0
+        yield Kernel(row[type_column], duration, inputs, outputs, core, is_plain, num_blocks)
 
 
 def read_steps(path: Path) -> Iterator[Share]:

@@ -13,7 +13,7 @@ from mindswap.cost.profile import Copy
 from mindswap.cost.profile_tables import number, to_ns
 from mindswap.errors import CostError
 
-__all__ = ["Progress", "read_copies"]
+__all__ = ["Progress", "read_copies", "read_events"]
 
 # Told of bytes that were read.
 Progress = Callable[[int], object]
@@ -39,7 +39,7 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
     """
     copies: list[Copy] = []
     num_unsized = 0
-    for index, event in enumerate(_events(path, progress)):
+    for index, event in enumerate(read_events(path, progress)):
         if not isinstance(event, dict):
             raise CostError(f"{path}: is no trace of the profiler: event {index} is no object")
         if event.get("name") != COPY_NAME or event.get("ph") != "X":
@@ -60,7 +60,12 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
     return copies, num_unsized
 
 
-def _events(path: Path, progress: Progress | None) -> Iterator[Any]:
+def read_events(path: Path, progress: Progress | None = None) -> Iterator[Any]:
+    """Everything in the list of events, one after another.
+
+    Raises:
+        CostError: with the place where the file is no trace.
+    """
     try:
         with path.open(encoding="utf-8-sig") as stream:
             yield from _Scanner(stream, path, progress).events()

@@ -90,6 +90,16 @@ def test_collectives_by_the_bandwidth_of_one_link():
     assert objections(result)["collective_fraction"] == "too few collectives (2); 3 are needed"
 
 
+def test_a_card_with_another_number_of_cores():
+    kernels = [replace(matmul(40_000), num_blocks=blocks) for blocks in (16, 20, 20)]
+    assert calibrate(profile(kernels), device(num_matrix_cores=20)).notes == ()
+    assert calibrate(profile(kernels), device(num_matrix_cores=24)).notes == (
+        "matrix kernels run on 20 cores, a device of round numbers has 24: is --device the card of this profile?",
+    )
+    # Vector kernels are split otherwise.
+    assert calibrate(profile([replace(mul(40_000), num_blocks=48)] * 3), device(num_matrix_cores=24)).notes == ()
+
+
 def test_kernels_that_are_not_those_of_the_steps():
     # Kernels of 40 us against 100 us of computing.
     result = calibrate(profile([matmul(40_000)], steps=(Share(100_000, 0, 0),)), GENERIC)

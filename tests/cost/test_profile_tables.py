@@ -100,6 +100,19 @@ def test_a_field_with_the_shapes_of_many_tensors(path):
     assert csv.field_size_limit() == 131_072
 
 
+@pytest.mark.parametrize(
+    ("columns", "name", "text", "num_blocks"),
+    [
+        (KERNEL_COLUMNS, "Block Num", "20", 20),
+        (TORCH_COLUMNS, "Block Dim", "24", 24),
+        (KERNEL_COLUMNS, "Block Num", "N/A", 0),
+        (KERNEL_COLUMNS, "Block Num", "9" * 5000, 0),
+    ],
+)
+def test_cores_that_a_kernel_was_split_over(path, columns, name, text, num_blocks):
+    assert read(path, MATMUL | {name: text}, columns=columns)[0].num_blocks == num_blocks
+
+
 def test_steps(path):
     row = {"Step": "1", "Computing": "900000.5", "Communication(Not Overlapped)": "50000", "Free": "10000"}
     write_csv(path, ("Device_id", *STEP_COLUMNS), [row])

@@ -48,6 +48,10 @@ def test_gpt_with_tensor_parallel_8_on_24_cores():
         sum(kernel.engine is Engine.OTHER for kernel in read(f"{ADVISOR}/advisor_backend/compute_advice").kernels) == 14
     )
     assert not result.explained.is_absurd
+    # Begun with a card of 20 cores.
+    doubt = "matrix kernels run on 24 cores"
+    assert not any(doubt in note for note in result.notes)
+    assert any(doubt in note for note in fitted(f"{ADVISOR}/advisor_backend/compute_advice")[1].notes)
 
 
 def test_attention_on_20_cores():
