@@ -134,8 +134,8 @@ def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: 
 def _middle(times: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
     """The operator (count, time, measured) in the middle of all time, ordered by how much slower it was measured.
 
-    Its ratio leaves the smallest sum of errors: sum n |r time - measured| is least at the median of measured / time with
-    weights n time. One operator that is much slower than the others moves it little.
+    Its ratio leaves the smallest sum of errors: sum n |r time - measured| is least at the median of measured / time
+    with weights n time. One operator that is much slower than the others moves it little.
     """
     ordered = sorted(times, key=lambda entry: Fraction(entry[2], entry[1]))
     half, so_far = sum(n * time for n, time, _ in times), 0

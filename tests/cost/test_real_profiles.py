@@ -71,8 +71,8 @@ def test_training_of_two_ranks_on_20_cores():
     assert 262 <= figures["attention_fraction"].fitted <= 272
     assert 255 <= figures["attention_grad_fraction"].fitted <= 264
     assert (figures["attention_fraction"].num_samples, figures["attention_grad_fraction"].num_samples) == (56, 56)
-    # 4096 x 4096 by 4096 x 1024, most often run: 34.36 GFLOP in 183 - 5 us are 193 of 294.9 TFLOPS; its 128 tiles take 7
-    # rounds of 20 cores, 140 places: 193 / 294.9 x 140 / 128 = 0.716.
+    # 4096 x 4096 by 4096 x 1024, most often run: 34.36 GFLOP in 183 - 5 us are 193 of 294.9 TFLOPS; its 128 tiles take
+    # 7 rounds of 20 cores, 140 places: 193 / 294.9 x 140 / 128 = 0.716.
     assert 700 <= figures["compute_fraction"].fitted <= 735
     # Vector kernels beyond the cache: 0.60 to 0.68 TB/s of 1.76.
     assert 330 <= figures["memory_fraction"].fitted <= 390
