@@ -5,9 +5,9 @@
     python benchmarks/published.py --mindspeed      # absolute TFLOPS of MindSpeed's GPT-175B cuts
 
 Nothing is tuned to a published figure: devices are as they come, with shares of their peaks from kernels of real
-profiles (docs/device_figures.md). The target holds for Atlas 800T A2: mean absolute error of the step time 7 % or less, and all
-points but one within 15 %. Exit code 1 if it is missed, or if a point cannot be simulated. Every run trained within its
-`max_device_memory`, so its peak has to fit.
+profiles (docs/device_figures.md). The target holds for Atlas 800T A2: mean absolute error of the step time 7 % or
+less, and all points but one within 15 %. Exit code 1 if it is missed, or if a point cannot be simulated. Every run
+trained within its `max_device_memory`, so its peak has to fit.
 
 Published: MindFormers branch r1.3.0 (the source of each is in its file in benchmarks/published), MindSpeed
 (spec of adaptive memory). What a page does not say is assumed and stands below the tables.
