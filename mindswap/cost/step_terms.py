@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.hardware import Device
-from mindswap.cost.roofline import moving_ns
 from mindswap.cost.static_memory import FLOAT32_BYTES, Optimizer, Parameter, cut, num_parameter_shards
 from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
 from mindswap.units import NS_PER_S

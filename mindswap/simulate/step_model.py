@@ -40,8 +40,8 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.comm_groups import CommGroup, exposed_exchange_ns, exposed_gather_ns, group_parameters
 from mindswap.simulate.captured import CapturedStep, find_parameters
+from mindswap.simulate.comm_groups import CommGroup, exposed_exchange_ns, exposed_gather_ns, group_parameters
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
@@ -322,7 +322,10 @@ class StepModel:
 
 
 def _stage_parameters(captured: CapturedStep, chunks) -> list[list[tuple[int, Parameter]]]:
-    """The weights of each stage with their sections: layers that are not compiled have those of the layer that stands for them."""
+    """The weights of each stage with their sections.
+
+    Layers that are not compiled have those of the layer that stands for them.
+    """
     layer_map = captured.sample.layer_map
     last_section = len(layer_map) + 1
     placed = find_parameters(captured.graph)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.cost.hardware import Link
 from mindswap.cost.device_file import load_device
+from mindswap.cost.hardware import Link
 from mindswap.cost.transfer import COLLECTIVES, collective_ns, copy_in_ns, copy_out_ns, send_ns
 from tests.cost.builders import GENERIC, device
 
