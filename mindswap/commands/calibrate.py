@@ -11,7 +11,7 @@ from mindswap.cost.calibrate import Calibration, calibrate
 from mindswap.cost.calibration_file import format_device_file
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.profile_files import load_profile
-from mindswap.cost.profile_trace import Progress
+from mindswap.cost.profile_tables import Progress
 from mindswap.datasets.staged_file import refuse_existing, staged
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 
@@ -98,7 +98,7 @@ class _Bar:
 
     def begin(self, num_bytes: int) -> Progress:
         """Show the bar; gives what to call with bytes that were read."""
-        self.bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading traces", leave=False, disable=None)
+        self.bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
         return self.bar.update
 
     def __exit__(self, *error: object) -> None:

@@ -14,17 +14,19 @@ from typing import TypeVar
 
 from mindswap.cost.profile import Profile
 from mindswap.cost.profile_communication import read_transfers
-from mindswap.cost.profile_tables import Table, read_kernels, read_peak, read_steps, recognise_table
-from mindswap.cost.profile_trace import Progress, read_copies
+from mindswap.cost.profile_tables import Progress, Table, read_kernels, read_peak, read_steps, recognise_table
+from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
 
-__all__ = ["find_profiles", "load_profile", "trace_bytes"]
+__all__ = ["find_profiles", "load_profile", "read_bytes"]
 
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
 RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
 # Written by MindSpore before 2.4; has no shapes.
 OLD_KERNELS_PATTERN = "aicore_intermediate_"
+# Those of the frameworks go before those of msprof.
+KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
 MAX_DEPTH = 6
 # Enough of a JSON file to tell what it is.
 SNIFFED_BYTES = 2**16
@@ -99,7 +101,7 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
     names: list[str] = []
     for folder in _walk(path, names):
         found = _recognise_all(folder)
-        if any(kind in found for kind in (Table.KERNELS, Table.SUMMARY)):
+        if any(kind in found for kind in KERNEL_TABLES):
             ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
     chosen = [min(entries, key=lambda entry: Table.KERNELS not in entry.files) for entries in ranks.values()]
     if not chosen:
@@ -107,9 +109,10 @@ def find_profiles(path: Path) -> tuple[RankFiles, ...]:
     return tuple(_with_info(entry) for entry in chosen)
 
 
-def trace_bytes(ranks: Iterable[RankFiles]) -> int:
-    """Bytes of all traces, which are what takes long to read."""
-    return sum(file.stat().st_size for rank in ranks for file in rank.get(Text.TRACE))
+def read_bytes(ranks: Iterable[RankFiles]) -> int:
+    """Bytes of all traces and tables of kernels, which are what takes long to read."""
+    files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get(Text.TRACE))]
+    return sum(file.stat().st_size for file in files)
 
 
 def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
@@ -117,13 +120,13 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
 
     Args:
         path: see `find_profiles`.
-        progress: given the characters of all traces, gives what is to be told of those read.
+        progress: given the bytes of all traces and kernels, gives what is to be told of those read.
 
     Raises:
         CostError: if there is none, or a file is not what a profiler writes.
     """
     ranks = find_profiles(path)
-    told = progress(trace_bytes(ranks)) if progress else None
+    told = progress(read_bytes(ranks)) if progress else None
     profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
     notes = tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))
     peaks = [profile.peak_memory_bytes for profile in profiles if profile.peak_memory_bytes is not None]
@@ -142,7 +145,7 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
 
 
 def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
-    kernels = tuple(kernel for file in rank.get(Table.KERNELS, Table.SUMMARY) for kernel in read_kernels(file))
+    kernels = tuple(kernel for file in rank.get(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
     peaks = [read_peak(file) for file in rank.get(Table.BLOCKS, Table.MEMORY)]
     copies, num_unsized = [], 0
     for file in rank.get(Text.TRACE):

@@ -6,7 +6,7 @@ CANN's msprof, from which the first is made (mindspore/profiler/analysis/viewer/
 
 import csv
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import Enum
 from pathlib import Path
@@ -17,8 +17,21 @@ from mindswap.cost.profile import Kernel, Share
 from mindswap.errors import CostError
 from mindswap.graph.model import TensorType
 
-__all__ = ["Table", "number", "read_kernels", "read_peak", "read_steps", "recognise_table", "to_ns"]
+__all__ = [
+    "CHUNK_CHARS",
+    "Progress",
+    "Table",
+    "number",
+    "read_kernels",
+    "read_peak",
+    "read_steps",
+    "recognise_table",
+    "to_ns",
+]
 
+# Told of characters that were read, after every so many.
+Progress = Callable[[int], object]
+CHUNK_CHARS = 2**20
 # Type, engine, duration: as the profilers of frameworks and as msprof write them.
 KERNEL_SPELLINGS = (("Type", "Accelerator Core", "Duration(us)"), ("OP Type", "Task Type", "Task Duration(us)"))
 SHAPE_COLUMNS = ("Input Shapes", "Input Data Types", "Output Shapes", "Output Data Types")
@@ -70,8 +83,12 @@ def recognise_table(path: Path) -> Table | None:
     return next((table for table, columns in SIGNS if columns <= header), None)
 
 
-def read_kernels(path: Path) -> Iterator[Kernel]:
+def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Kernel]:
     """Every row of a table of kernels.
+
+    Args:
+        path: the table.
+        progress: told of characters that were read.
 
     Raises:
         CostError: if it has no shapes, or a row cannot be read.
@@ -93,7 +110,8 @@ def read_kernels(path: Path) -> Iterator[Kernel]:
             known[key] = _tensors(*key)
         return known[key]
 
-    for line, row in _rows(path, (type_column, time_column)):
+    columns = (core_column, *SHAPE_COLUMNS, *FORMAT_COLUMNS, *BLOCK_COLUMNS)
+    for line, row in _rows(path, (type_column, time_column), columns, progress):
         inputs, outputs = (tensors(row[SHAPE_COLUMNS[i]], row[SHAPE_COLUMNS[i + 1]]) for i in (0, 2))
         is_plain = all(_is_plain(row.get(column, "")) for column in FORMAT_COLUMNS)
         duration = to_ns(f"{path}:{line}", row[time_column])
@@ -174,32 +192,45 @@ def _header(path: Path) -> set[str]:
     return set()
 
 
-def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Rows of a CSV file with their lines; values without the tabs that keep spreadsheets from rounding."""
+def _rows(
+    path: Path, needed: tuple[str, ...], others: tuple[str, ...] = (), progress: Progress | None = None
+) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Rows of a CSV file with their lines: columns that it must have, and others where it has them.
+
+    Values come without the tabs that keep spreadsheets from rounding.
+    """
     missing = [column for column in needed if column not in _header(path)]
     if missing:
         raise CostError(f"{path}: is no {path.name} of a profiler: no column {', '.join(missing)}")
-    lines = _read(path)
+    lines = _read(path, progress)
     names = [name.strip() for name in next(lines)]
+    wanted = [(name, names.index(name)) for name in (*needed, *others) if name in names]
     for line, row in enumerate(lines, 2):
         if row:
             row += [""] * (len(names) - len(row))
-            yield line, {name: value.strip() for name, value in zip(names, row, strict=False)}
+            yield line, {name: row[index].strip() for name, index in wanted}
 
 
-def _lines(stream: TextIO) -> Iterator[str]:
+def _lines(stream: TextIO, progress: Progress | None) -> Iterator[str]:
     """Lines of bounded length: what is no table may have none."""
+    num_chars = 0
     while line := stream.readline(MAX_FIELD):
         if len(line) == MAX_FIELD:
             raise csv.Error(f"a line has more than {MAX_FIELD} characters")
+        num_chars += len(line)
+        if progress and num_chars >= CHUNK_CHARS:
+            progress(num_chars)
+            num_chars = 0
         yield line
+    if progress:
+        progress(num_chars)
 
 
-def _read(path: Path) -> Iterator[list[str]]:
+def _read(path: Path, progress: Progress | None = None) -> Iterator[list[str]]:
     limit = csv.field_size_limit(MAX_FIELD)
     try:
         with path.open(newline="", encoding="utf-8-sig") as stream:
-            yield from csv.reader(_lines(stream), skipinitialspace=True)
+            yield from csv.reader(_lines(stream, progress), skipinitialspace=True)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise CostError(f"{path}: cannot be read: {error}") from error
     finally:

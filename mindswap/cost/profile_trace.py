@@ -5,25 +5,22 @@ Fields of a copy (`MEMCPY_ASYNC`): `data size(Byte)` and `memcpy direction` as C
 """
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from mindswap.cost.profile import Copy
-from mindswap.cost.profile_tables import number, to_ns
+from mindswap.cost.profile_tables import CHUNK_CHARS, Progress, number, to_ns
 from mindswap.errors import CostError
 
-__all__ = ["Progress", "read_copies", "read_events"]
+__all__ = ["read_copies", "read_events"]
 
-# Told of bytes that were read.
-Progress = Callable[[int], object]
 COPY_NAME = "MEMCPY_ASYNC"
 SIZE_KEYS, DIRECTION_KEYS = ("data size(Byte)", "size(B)"), ("memcpy direction", "operation")
 # "ex": the host side is memory that the runtime keeps itself, such as arguments of kernels.
 DIRECTIONS = {"device to host": True, "device to host ex": True, "host to device": False, "host to device ex": False}
 # A copy within the device is none over the link: engine SDMA.
 LINK_TASK = "PCIE_DMA_SQE"
-CHUNK_CHARS = 2**20
 # The longest event: call stacks have some KB.
 MAX_EVENT_CHARS = 2**24
 EVENTS_KEY = "traceEvents"
