@@ -4,7 +4,7 @@ Everything here is simulated.
 """
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,11 +14,19 @@ from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
     StaticMemory,
-    estimate_gradient_ns,
-    estimate_optimizer_ns,
     estimate_static_memory,
-    estimate_weight_gather_ns,
     find_optimizer,
+)
+from mindswap.cost.step_terms import (
+    Updates,
+    accumulate_ns,
+    clip_ns,
+    exchange_gradients_ns,
+    gather_weights_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
@@ -33,6 +41,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
+from mindswap.simulate.comm_groups import CommGroup, exposed_exchange_ns, exposed_gather_ns, group_parameters
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
@@ -108,15 +117,23 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        self.parameters = _stage_parameters(captured, self.layout.chunks)
+        placed = _stage_parameters(captured, self.layout.chunks)
+        self.parameters = [[parameter for _, parameter in stage] for stage in placed]
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        is_pipeline = settings.pipeline.num_stages > 1
+        groups = [
+            group_parameters(stage, captured.num_layers, settings.num_comm_groups, is_pipeline) for stage in placed
+        ]
+        self._exchanges = [tuple(map(self._exchange, stage)) for stage in groups]
+        self._gathers = [tuple(map(self._gather, stage)) for stage in groups]
+        self._update_terms = self._work_on_updates()
         self._blocks: dict[Hashable, StepBlocks] = {}
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """One step under a policy."""
         timeline = simulate(self.program(policy), check=False)
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
-        return SimulatedStep(timeline, self._terms(timeline), peaks, self.static)
+        return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
         """Operators, copies and memory of one step under a policy.
@@ -180,6 +197,7 @@ class StepModel:
         other = copy.copy(self)
         other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
         other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
+        other._update_terms = other._work_on_updates()
         return other
 
     def model_flops(self) -> int:
@@ -229,50 +247,85 @@ class StepModel:
             settings.is_state_offloaded,
         )
 
-    def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
-        """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
+    def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
 
         Gradients are handed on while backward of the last micro-batch goes on, weights are gathered while forward
-        of the first one does (MindSpore's comm_fusion); what takes longer than that pass is exposed.
+        of the first one does; what they wait for is exposed.
+
+        Args:
+            timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
         """
+        durations = dict(self._update_terms)
+        if self.settings.data_parallel > 1:
+            durations["gradients, exposed"] = max(
+                exposed_exchange_ns(self._exchanges[stage], self._pass_ns(timeline, stage, OpKind.BACKWARD))
+                for stage in range(self.layout.num_stages)
+            )
+        if self.settings.num_optimizer_shards > 1:
+            durations["gathering of weights, exposed"] = max(
+                exposed_gather_ns(self._gathers[stage], self._pass_ns(timeline, stage, OpKind.FORWARD))
+                for stage in range(self.layout.num_stages)
+            )
+        return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
+
+    def _work_on_updates(self) -> dict[str, int]:
+        """Terms that no policy changes."""
         settings, device = self.settings, self.costs.device
         optimizer = find_optimizer(settings.optimizer)
-        stages = range(self.layout.num_stages)
-        optimizer_ns = max(
-            estimate_optimizer_ns(parameters, optimizer, device, settings.num_optimizer_shards)
-            for parameters in self.parameters
+        updates = Updates(
+            settings.num_optimizer_shards,
+            settings.num_micro_batches,
+            settings.is_accumulating,
+            settings.is_accumulator_sharded,
+            settings.is_fused,
         )
-        terms = [StepTerm("optimizer", optimizer_ns)]
-        if settings.data_parallel > 1:
-            is_sharded = settings.num_optimizer_shards > 1
-            exposed = max(
-                estimate_gradient_ns(self.parameters[stage], settings.data_parallel, device, is_sharded)
-                - _pass_ns(timeline, stage, settings.num_micro_batches - 1, OpKind.BACKWARD)
-                for stage in stages
-            )
-            terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
-        if settings.num_optimizer_shards > 1:
-            width = COMPUTE_BYTES.get(settings.compute_dtype, 4)
-            exposed = max(
-                estimate_weight_gather_ns(self.parameters[stage], settings.num_optimizer_shards, device, width)
-                - _pass_ns(timeline, stage, 0, OpKind.FORWARD)
-                for stage in stages
-            )
-            terms.append(StepTerm("gathering of weights, exposed", max(exposed, 0)))
-        return tuple(terms)
+        terms: dict[str, Callable[[list[Parameter]], int]] = {
+            "gradient accumulation": lambda own: accumulate_ns(own, updates, device),
+            "gradient scaling": lambda own: scale_ns(own, updates, device),
+            "overflow check": lambda own: overflow_ns(own, updates, device),
+        }
+        if settings.is_clipping:
+            terms["gradient clipping"] = lambda own: clip_ns(own, updates, device)
+        terms["optimizer"] = lambda own: optimize_ns(own, settings.optimizer, optimizer, updates, device)
+        if settings.is_state_offloaded:
+            terms["optimizer states, copied"] = lambda own: move_states_ns(own, optimizer, updates, device)
+        return {name: max(map(duration, self.parameters)) for name, duration in terms.items()}
+
+    def _exchange(self, group: CommGroup) -> tuple[int, int]:
+        settings = self.settings
+        is_sharded = settings.num_optimizer_shards > 1
+        duration_ns = exchange_gradients_ns(
+            group.parameters, settings.data_parallel, self.costs.device, is_sharded, settings.data_parallel_stride
+        )
+        return group.first_section, duration_ns
+
+    def _gather(self, group: CommGroup) -> tuple[int, int]:
+        settings = self.settings
+        width = COMPUTE_BYTES.get(settings.compute_dtype, 4)
+        duration_ns = gather_weights_ns(
+            group.parameters, settings.num_optimizer_shards, self.costs.device, width, settings.data_parallel_stride
+        )
+        return group.first_section, duration_ns
+
+    def _pass_ns(self, timeline: Timeline, stage: int, kind: OpKind) -> list[int]:
+        """Compute time of forward of the first micro-batch or backward of the last one on a stage, by section."""
+        program = timeline.program
+        which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
+        ops = program.ops
+        micro_batch = 0 if kind is OpKind.FORWARD else int(np.max(ops.micro_batch[which]))
+        chosen = (ops.kind[which] == kind) & (ops.micro_batch[which] == micro_batch) & (ops.layer[which] >= 0)
+        durations = np.bincount(
+            ops.layer[which][chosen] + 1, ops.duration_ns[which][chosen], self.captured.num_layers + 2
+        )
+        return [int(duration) for duration in durations]
 
 
-def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:
-    """Compute time of one pass of a micro-batch on a stage."""
-    program = timeline.program
-    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
-    ops = program.ops
-    chosen = (ops.kind[which] == kind) & (ops.micro_batch[which] == micro_batch)
-    return int(np.sum(ops.duration_ns[which][chosen]))
+def _stage_parameters(captured: CapturedStep, chunks) -> list[list[tuple[int, Parameter]]]:
+    """The weights of each stage with their sections.
 
-
-def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
-    """The weights of each stage: layers that are not compiled have those of the layer that stands for them."""
+    Layers that are not compiled have those of the layer that stands for them.
+    """
     layer_map = captured.sample.layer_map
     last_section = len(layer_map) + 1
     placed = find_parameters(captured.graph)
@@ -286,7 +339,7 @@ def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
                 else:
                     is_here = weight.layer_index == layer_map[section - 1]
                 if is_here:
-                    parameters.append(weight.parameter)
+                    parameters.append((section, weight.parameter))
         stages.append(parameters)
     return stages
 

@@ -8,6 +8,7 @@ from mindswap.policy.pipeline import Pipeline, read_pipeline
 __all__ = ["StepSettings", "read_step_settings"]
 
 DEFAULT_OPTIMIZER = "AdamW"
+DEFAULT_COMM_GROUPS = 4
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,9 @@ class StepSettings:
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
         is_fused: jit_level O1 fuses element-wise operators.
+        is_clipping: gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`).
+        is_accumulating: gradients are summed up in tensors of their own: several stages, or gradient accumulation.
+        num_comm_groups: groups in which weights and gradients are sent (`gradient_aggregation_group`).
     """
 
     batch_size: int
@@ -41,6 +45,14 @@ class StepSettings:
     is_state_offloaded: bool
     compute_dtype: str
     is_fused: bool
+    is_clipping: bool = False
+    is_accumulating: bool = False
+    num_comm_groups: int = 4
+
+    @property
+    def data_parallel_stride(self) -> int:
+        """Ranks from one data parallel rank to the next: MindSpore lays out sequences and tensors inside."""
+        return self.model_parallel * self.context_parallel
 
     @property
     def num_cards(self) -> int:
@@ -58,6 +70,7 @@ def read_step_settings(document: Document) -> StepSettings:
     pipeline = read_pipeline(document)
     num_micro_batches = document.count("parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
     num_micro_batches *= document.count("runner_config", "gradient_accumulation_steps")
+    is_accumulating = num_micro_batches > 1
     num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
@@ -66,6 +79,9 @@ def read_step_settings(document: Document) -> StepSettings:
         given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
         shards = given if isinstance(given, int) and given > 0 else data_parallel
     optimizer = _value(document, "optimizer", "type")
+    # MindFormers takes the class of one kernel then (core/optim/build_optim.py, get_actual_adamw_cls).
+    if optimizer in ("AdamW", "PmaAdamW") and _value(document, "optimizer", "use_fused") is True:
+        optimizer = f"Fused{optimizer}"
     swap = _value(document, "optimizer", "swap")
     shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
     dtype = _value(document, "model", "model_config", "compute_dtype")
@@ -83,7 +99,21 @@ def read_step_settings(document: Document) -> StepSettings:
         is_state_offloaded=swap is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
+        is_clipping=_is_clipping(document, is_accumulating),
+        is_accumulating=is_accumulating,
+        num_comm_groups=_num_comm_groups(document),
     )
+
+
+def _is_clipping(document: Document, is_accumulating: bool) -> bool:
+    """Whether gradients are clipped: the cell for several micro-batches does it by default, the other does not."""
+    given = _value(document, "runner_wrapper", "use_clip_grad")
+    return given if isinstance(given, bool) else is_accumulating
+
+
+def _num_comm_groups(document: Document) -> int:
+    given = _value(document, "parallel_config", "gradient_aggregation_group")
+    return given if isinstance(given, int) and given > 0 else DEFAULT_COMM_GROUPS
 
 
 def _value(document: Document, *path: str) -> object:
