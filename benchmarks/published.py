@@ -130,7 +130,8 @@ def main() -> int:
             results[point] = measure(point)
         except MindswapError as error:
             failed.append(f"{point.name}: {str(error).splitlines()[0]}")
-    print(format_table(("run", "published", "simulated", "step time", "peak / allowed"), map(row, results.items())))
+    rows = [row(entry) for entry in results.items()]
+    print(format_table(("run, tokens/s per card", "published", "simulated", "step time", "peak / allowed"), rows))
     print()
     shares = [(point.name, *(f"{result.shares[part]:.1%}" for part in COLUMNS)) for point, result in results.items()]
     print(format_table(("share of the simulated step", *COLUMNS), shares))
@@ -163,7 +164,7 @@ def judge(results: dict[Point, Result], failed: list[str]) -> int:
         missed.append(f"mean error above {MAX_MEAN_ERROR:.0%}")
     if len(errors) - num_within > MAX_NUM_ABOVE:
         missed.append(f"more than {MAX_NUM_ABOVE} point above {MAX_ERROR:.0%}")
-    print("Targets missed: " + ("; ".join(missed) or "none"))
+    print("Targets missed: " + ("".join(f"\n- {text}" for text in missed) or "none"))
     return 1 if missed else 0
 
 
@@ -228,15 +229,20 @@ def compare_mindspeed() -> int:
         for card in CARDS:
             loaded = load_step(str(FOLDER / "models" / f"{file}.yaml"), card)
             everything = baseline_policy("full-recompute", use_legacy=False)
-            chunks = [chunk for stage in loaded.model.layout.chunks for chunk in stage]
-            first = frozenset(min(section for section in chunk if section) - 1 for chunk in chunks)
-            one = Policy(is_swap_enabled=True, layer_recompute=first)
+            one = Policy(is_swap_enabled=True, layer_recompute=first_layers(loaded))
             cells = [f"{tflops(loaded, policy):.1f}" for policy in (everything, one)]
             full = f"{tflops(loaded, everything) * full_pairs(loaded):.1f}"
             rows.append((file, f"{published:.1f}", loaded.device.title.rpartition("(")[2].rstrip(")"), *cells, full))
     print(format_table(("TFLOPS per card", "published", "card", "all", "one", "all, full pairs"), rows))
     print("\nAssumed:\n" + "\n".join(text if text.startswith(" ") else f"- {text}" for text in MINDSPEED_ASSUMPTIONS))
     return 0
+
+
+def first_layers(loaded: LoadedStep) -> frozenset[int]:
+    """One layer of each pipeline chunk. Section i + 1 of the step is layer i."""
+    num_layers = loaded.model.captured.num_layers
+    chunks = [chunk for stage in loaded.model.layout.chunks for chunk in stage]
+    return frozenset(min(section for section in chunk if 0 < section <= num_layers) - 1 for chunk in chunks)
 
 
 def tflops(loaded: LoadedStep, policy: Policy) -> float:
@@ -247,13 +253,10 @@ def tflops(loaded: LoadedStep, policy: Policy) -> float:
 
 def full_pairs(loaded: LoadedStep) -> float:
     """FLOPs with every pair of positions in attention over those with the causal ones."""
-    config = loaded.document.get("model", "model_config")
-    assert config is not None
-    hidden, layers = (int(str(node.value)) for key in ("hidden_size", "num_layers") if (node := config.get(key)))
-    settings = loaded.model.settings
-    seq = settings.seq_length
-    # Two products forward, four back, of 2 FLOPs; the causal half is counted already.
-    missing = 6 * 2 * settings.num_tokens * hidden * layers * (seq - 1) // 2
+    hidden = loaded.document.count("model", "model_config", "hidden_size")
+    settings, num_layers = loaded.model.settings, loaded.model.captured.num_layers
+    # Two products forward, five back, of 2 FLOPs for each pair; those under the causal mask are counted already.
+    missing = 7 * 2 * settings.num_tokens * hidden * num_layers * (settings.seq_length - 1) // 2
     total = loaded.model.model_flops()
     return (total + missing) / total
 

@@ -88,12 +88,12 @@ def scale_ns(parameters: Sequence[Parameter], updates: Updates, device: Device) 
     tensor_shard_grad_scale_pipeline for several.
     """
     if not updates.is_accumulating:
-        scale = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
-        return _kernels_ns((Kernel("W", "F"),) if updates.is_fused else scale, parameters, updates.num_shards, device)
-    scale = (Kernel("W", "w"), Kernel("w", "W"))
-    clear = (Kernel("W", "b"), Kernel("b", "w"), Kernel("w", "w"), Kernel("w", "W"))
+        once = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
+        return _kernels_ns((Kernel("W", "F"),) if updates.is_fused else once, parameters, updates.num_shards, device)
+    scale: tuple[Kernel, ...] = (Kernel("W", "w"), Kernel("w", "W"))
+    clear: tuple[Kernel, ...] = (Kernel("W", "b"), Kernel("b", "w"), Kernel("w", "w"), Kernel("w", "W"))
     if updates.is_fused:
-        scale, clear = (Kernel("W", "W"),), (Kernel("W", "W"),)  # type: ignore[assignment]
+        scale = clear = (Kernel("W", "W"),)
     return _kernels_ns(scale, parameters, updates.num_shards, device) + _kernels_ns(
         clear, parameters, updates.num_sum_shards, device
     )
@@ -104,7 +104,7 @@ def clip_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -
 
     Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
     """
-    kernels = (
+    kernels: tuple[Kernel, ...] = (
         Kernel("G", "g"),
         Kernel("g", ""),
         Kernel("G", "f", is_cast=True),
@@ -112,7 +112,7 @@ def clip_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -
         Kernel("f", "G", is_cast=True),
     )
     if updates.is_fused:
-        kernels = (Kernel("G", ""), Kernel("G", "G"))  # type: ignore[assignment]
+        kernels = (Kernel("G", ""), Kernel("G", "G"))
     return _kernels_ns(kernels, parameters, updates.num_shards, device, updates.is_accumulating)
 
 
