@@ -59,6 +59,9 @@ class Device:
             0 where only memory bounds them.
         op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
         memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.
+        hccl_buffer_bytes: of a communicator in one direction; HCCL takes it outside the pool of MindSpore.
+        kernel_workspace_bytes: what a kernel of the matrix units takes beside its tensors.
+        pool_alignment_bytes: the memory of a tensor is a multiple of it.
         offload, prefetch: link to the host (D2H) and back (H2D).
         contended_permille: rate of a copy while the other direction copies too.
         num_cards_per_node: cards that share host memory.
@@ -85,6 +88,9 @@ class Device:
     op_latency_ns: Mapping[str, int]
     memory_bytes: int
     usable_memory_bytes: int
+    hccl_buffer_bytes: int
+    kernel_workspace_bytes: int
+    pool_alignment_bytes: int
     offload: Link
     prefetch: Link
     contended_permille: int

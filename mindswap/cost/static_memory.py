@@ -22,8 +22,6 @@ __all__ = [
 ]
 
 FLOAT32_BYTES = 4
-# Smaller parameters are not cut over data parallel ranks (parallel_optimizer_threshold).
-SHARD_THRESHOLD_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True)
@@ -34,11 +32,13 @@ class Parameter:
         name: of the parameter.
         size_bytes: as it is stored (`param_init_type`).
         num_elements: numbers in it.
+        is_cut: the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`).
     """
 
     name: str
     size_bytes: int
     num_elements: int
+    is_cut: bool = True
 
 
 @dataclass(frozen=True)
@@ -74,9 +74,10 @@ class StaticMemory:
 
     Attributes:
         parameter_bytes: weights as they are stored; copies in `compute_dtype` are activations of the graph.
-        gradient_bytes: gradients once backward has ended, and what they are summed up in over micro-batches.
+        gradient_bytes: what gradients are summed up in over micro-batches (`accu_grads` of MindFormers). Gradients
+            themselves come and go with backward: the simulator has them over time.
         optimizer_bytes: optimizer state.
-        workspace_bytes: what operators need while they run.
+        workspace_bytes: the largest that an operator needs while it runs.
     """
 
     parameter_bytes: int
@@ -111,7 +112,7 @@ def estimate_static_memory(
     is_state_offloaded: bool = False,
     workspace_bytes: int = 0,
 ) -> StaticMemory:
-    """Static memory of one rank.
+    """Static memory of one rank; gradients of a step of one micro-batch are not in it.
 
     Args:
         parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
@@ -119,7 +120,7 @@ def estimate_static_memory(
         num_shards: ranks over which `enable_parallel_optimizer` cuts weights, optimizer state and gradients (data
             parallel ranks, or optimizer_weight_shard_size); 1 without it.
         is_accumulating: gradients are summed up over micro-batches (pipeline, gradient accumulation): a tensor for
-            each weight besides the gradients of the current micro-batch.
+            each weight, of its type.
         is_accumulator_sharded: this sum is cut as well (optimizer_level level2, gradient_accumulation_shard).
         is_state_offloaded: the state is in host memory (`swap: True` of the optimizer).
         workspace_bytes: what operators need while they run.
@@ -136,16 +137,14 @@ def estimate_static_memory(
         weights += own_bytes
         states += optimizer.num_float32_states * cut(parameter.num_elements, shards) * FLOAT32_BYTES
         states += optimizer.num_like_states * own_bytes
-        # A gradient is as its weight: backward casts it (seen in the compiled graph).
-        gradients += own_bytes
-        if is_accumulating:
+        if is_accumulating:  # clones of the weights (MFPipelineWithLossScaleCell)
             gradients += own_bytes if is_accumulator_sharded else parameter.size_bytes
     return StaticMemory(weights, gradients, 0 if is_state_offloaded else states, workspace_bytes)
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
-    """Ranks over which this parameter is cut: small ones are not."""
-    return num_shards if parameter.size_bytes >= SHARD_THRESHOLD_BYTES else 1
+    """Ranks over which this parameter is cut: `num_shards`, or 1 where the parallel optimizer leaves it whole."""
+    return num_shards if parameter.is_cut else 1
 
 
 def cut(size: int, shards: int) -> int:

@@ -18,8 +18,7 @@ __all__ = [
     "Updates",
     "accumulate_ns",
     "clip_ns",
-    "exchange_gradients_ns",
-    "gather_weights_ns",
+    "exchange_gradient_ns",
     "move_states_ns",
     "optimize_ns",
     "overflow_ns",
@@ -178,36 +177,24 @@ def move_states_ns(parameters: Iterable[Parameter], optimizer: Optimizer, update
     return total
 
 
-def exchange_gradients_ns(
-    parameters: Sequence[Parameter], num_ranks: int, device: Device, is_sharded: bool = False, stride: int = 1
+def exchange_gradient_ns(
+    parameter: Parameter, num_ranks: int, device: Device, is_sharded: bool = False, stride: int = 1
 ) -> int:
-    """Time of handing gradients to the data parallel ranks in one message, in ns, if nothing hides it.
+    """Time of handing the gradient of a weight to the data parallel ranks, in ns, if nothing hides it.
+
+    Each gradient has a collective of its own: fusion of collectives is off unless `parallel.comm_fusion` switches it on
+    (AllReduceFusion and ReduceScatterFusion in GEBackendOptimizeACL stand behind `enable_all_reduce_fusion` and
+    `enable_reduce_scatter_fusion` of the context, which are False by default in 2.9.0).
 
     Args:
-        parameters: weights of this rank; gradients have their size.
+        parameter: weight of this rank; its gradient has its size.
         num_ranks: data parallel ranks.
         device: where it runs.
-        is_sharded: with the parallel optimizer, a ReduceScatter instead of an AllReduce.
+        is_sharded: with the parallel optimizer, a ReduceScatter instead of an AllReduce of the weights that it cuts.
         stride: ranks from one data parallel rank to the next.
     """
-    kind = "ReduceScatter" if is_sharded else "AllReduce"
-    return collective_ns(kind, sum(p.size_bytes for p in parameters), num_ranks, device, stride)
-
-
-def gather_weights_ns(
-    parameters: Sequence[Parameter], num_ranks: int, device: Device, bytes_per_element: int = 2, stride: int = 1
-) -> int:
-    """Time of gathering the weights that the parallel optimizer cut in one message, in ns, if nothing hides it.
-
-    Args:
-        parameters: weights of this rank, whole.
-        num_ranks: ranks over which they are cut.
-        device: where it runs.
-        bytes_per_element: of `compute_dtype`: weights are cast before they are gathered.
-        stride: ranks from one data parallel rank to the next.
-    """
-    size = sum(parameter.num_elements for parameter in parameters) * bytes_per_element
-    return collective_ns("AllGather", size, num_ranks, device, stride)
+    kind = "ReduceScatter" if is_sharded and parameter.is_cut else "AllReduce"
+    return collective_ns(kind, parameter.size_bytes, num_ranks, device, stride)
 
 
 def _kernels_ns(

@@ -45,6 +45,9 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
             for kind, time_ns in device.op_latency_ns.items()
         ),
         ("device_memory", "memory of the card", format_bytes(device.memory_bytes)),
+        ("hccl_buffer", "buffer of HCCL, 2 for each communicator", format_bytes(device.hccl_buffer_bytes)),
+        ("kernel_workspace", "workspace of a matrix kernel", format_bytes(device.kernel_workspace_bytes)),
+        ("pool_alignment", "memory of a tensor is a multiple of", format_bytes(device.pool_alignment_bytes)),
         ("d2h_latency", "fixed part of a copy out", format_time(device.offload.latency_ns)),
         ("h2d_latency", "fixed part of a copy in", format_time(device.prefetch.latency_ns)),
         ("num_cards_per_node", "cards in a node", str(device.num_cards_per_node)),
