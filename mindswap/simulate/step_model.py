@@ -6,6 +6,7 @@ Everything here is simulated.
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -126,6 +127,11 @@ class StepModel:
         ]
         self._exchanges = [tuple(map(self._exchange, stage)) for stage in groups]
         self._gathers = [tuple(map(self._gather, stage)) for stage in groups]
+        # Under every policy: groups that are complete with the last gradients of a stage only.
+        self.least_exchange_ns = max(
+            sum(duration_ns for section, duration_ns in own if section <= max(min(chain(*chunks), default=1), 1))
+            for own, chunks in zip(self._exchanges, self.layout.chunks, strict=True)
+        )
         self._update_terms = self._work_on_updates()
         self._blocks: dict[Hashable, StepBlocks] = {}
 
