@@ -6,6 +6,7 @@ Everything here is simulated.
 import copy
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -129,6 +130,11 @@ class StepModel:
         closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
         self.layout = replace(self.layout, closing_bytes=closing_bytes)
         self._exchanges = [self._exchange(stage) for stage in placed]
+        # Under every policy: gradients that are there only when backward of a stage ends.
+        self.least_exchange_ns = max(
+            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
+            for own, chunks in zip(self._exchanges, self.layout.chunks, strict=True)
+        )
         self._update_terms = self._work_on_updates()
         self._blocks: dict[Hashable, StepBlocks] = {}
 

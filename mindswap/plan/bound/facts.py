@@ -93,7 +93,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_batches,
         terms_ns=sum(terms.values()),
-        gradients_ns=terms.get(GRADIENTS, 0),
+        gradients_ns=max(terms.get(GRADIENTS, 0) - model.least_exchange_ns, 0),
     )
 
 
