@@ -7,8 +7,7 @@ from mindswap.cost.step_terms import (
     Updates,
     accumulate_ns,
     clip_ns,
-    exchange_gradients_ns,
-    gather_weights_ns,
+    exchange_gradient_ns,
     move_states_ns,
     optimize_ns,
     overflow_ns,
@@ -110,19 +109,18 @@ def test_states_in_host_memory_come_and_go():
     assert move_states_ns([HALF], ADAMW, ALONE, GENERIC) == 4 * 209_716
 
 
-def test_gradients_of_a_group_are_one_message():
-    # 120 MiB. AllReduce of 2 ranks sends 2 * 1/2 of it at 100 GB/s, ReduceScatter half of that.
-    weights = [Parameter(name, 40 * MIB, 10 * MIB) for name in "abc"]
+def test_a_gradient_is_a_message():
+    # 40 MiB. AllReduce of 2 ranks sends 2 * 1/2 of it at 100 GB/s, ReduceScatter half of that.
+    weight = Parameter("a", 40 * MIB, 10 * MIB)
     latency = device(op_latency_ns={"communication": 1000})
-    assert exchange_gradients_ns(weights, 2, GENERIC) == 1_258_292
-    assert exchange_gradients_ns(weights, 2, latency) == 1_258_292 + 1000
-    assert exchange_gradients_ns(weights, 2, GENERIC, is_sharded=True) == 629_146
-    assert exchange_gradients_ns(weights, 1, GENERIC) == 0
+    assert exchange_gradient_ns(weight, 2, GENERIC) == 419_431
+    assert exchange_gradient_ns(weight, 2, latency) == 419_431 + 1000
+    assert exchange_gradient_ns(weight, 2, GENERIC, is_sharded=True) == 209_716
+    assert exchange_gradient_ns(weight, 1, GENERIC) == 0
     # With 8 ranks between them the two are in different nodes: 10 GB/s.
-    assert exchange_gradients_ns(weights, 2, GENERIC, stride=8) == 12_582_912
+    assert exchange_gradient_ns(weight, 2, GENERIC, stride=8) == 4_194_304
 
 
-def test_weights_are_gathered_in_the_type_of_compute():
-    # 120 MiB of float32 are 60 MiB of float16; half of it is sent.
-    weights = [Parameter(name, 40 * MIB, 10 * MIB) for name in "abc"]
-    assert gather_weights_ns(weights, 2, GENERIC) == 314_573
+def test_a_weight_that_stays_whole_is_summed_whole():
+    norm = Parameter("n", 40 * MIB, 10 * MIB, is_cut=False)
+    assert exchange_gradient_ns(norm, 2, GENERIC, is_sharded=True) == 419_431

@@ -137,7 +137,6 @@ def test_sums_of_gradients_are_those_of_pipelines_and_accumulation():
     assert not read("micro_batch_interleave_num: 2").is_accumulating
 
 
-def test_groups_of_communication_and_distance_of_data_parallel_ranks():
-    settings = read("parallel_config: {gradient_aggregation_group: 8, model_parallel: 4, context_parallel: 2}")
-    assert (settings.num_comm_groups, settings.data_parallel_stride) == (8, 8)
-    assert read("{}").num_comm_groups == 4
+def test_distance_of_data_parallel_ranks():
+    assert read("parallel_config: {model_parallel: 4, context_parallel: 2}").data_parallel_stride == 8
+    assert read("{}").data_parallel_stride == 1
