@@ -18,7 +18,9 @@ ORDER = (
     "cost",
     "simulate",
     "plan",
+    "pynative",
     "datasets",
+    "prove",
     "report",
     "adapters",
 )

@@ -92,7 +92,10 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
         backward=backward,
         saved=tuple(saved),
     )
-    collectives = {gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks),) for gather in gathers}
+    collectives = {
+        gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks, stride=sharding.stride),)
+        for gather in gathers
+    }
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
     return GatheredStep(rewritten, collectives, frozenset(once))
 

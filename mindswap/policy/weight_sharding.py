@@ -28,11 +28,13 @@ class WeightSharding:
         num_ranks: ranks that share a weight; 1 without the parallel optimizer.
         threshold_bytes: smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB).
         is_released: forward releases a gathered weight and backward gathers it again (optimizer_level level3).
+        stride: from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside.
     """
 
     num_ranks: int = 1
     threshold_bytes: int = 64 * KIB
     is_released: bool = False
+    stride: int = 1
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
         """Whether a weight is cut.
@@ -66,6 +68,7 @@ def read_weight_sharding(document: Document) -> WeightSharding:
         if is_whole_number(threshold) and threshold >= 0
         else WeightSharding.threshold_bytes,
         is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
+        stride=document.count("parallel_config", "model_parallel"),
     )
 
 

@@ -4,8 +4,9 @@ Everything here is simulated.
 """
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -15,10 +16,18 @@ from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
     StaticMemory,
-    estimate_gradient_ns,
-    estimate_optimizer_ns,
     estimate_static_memory,
     find_optimizer,
+)
+from mindswap.cost.step_terms import (
+    Updates,
+    accumulate_ns,
+    clip_ns,
+    exchange_gradient_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
@@ -37,6 +46,7 @@ from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.exchange import exposed_exchange_ns
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
@@ -116,11 +126,19 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        self.parameters = _stage_parameters(captured, self.layout.chunks, settings.sharding)
+        placed = _stage_parameters(captured, self.layout.chunks, settings.sharding)
+        self.parameters = [[parameter for _, parameter in stage] for stage in placed]
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
         self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
         closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
         self.layout = replace(self.layout, closing_bytes=closing_bytes)
+        self._exchanges = [self._exchange(stage) for stage in placed]
+        # Under every policy: gradients that are there only when backward of a stage ends.
+        self.least_exchange_ns = max(
+            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
+            for own, chunks in zip(self._exchanges, self.layout.chunks, strict=True)
+        )
+        self._update_terms = self._work_on_updates()
         self._blocks: dict[Hashable, StepBlocks] = {}
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
@@ -128,7 +146,7 @@ class StepModel:
         """One step under a policy."""
         timeline = simulate(self.program(policy), check=False)
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
-        return SimulatedStep(timeline, self._terms(timeline), peaks, self.static)
+        return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
         """Operators, copies and memory of one step under a policy.
@@ -214,6 +232,7 @@ class StepModel:
         other = copy.copy(self)
         other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
         other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
+        other._update_terms = other._work_on_updates()
         return other
 
     def model_flops(self) -> int:
@@ -229,7 +248,7 @@ class StepModel:
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""
-        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks)
+        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks, collective.stride)
 
     def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
         """The compiled layers, all under what the policy sets on one layer."""
@@ -297,29 +316,73 @@ class StepModel:
         """Device memory that HCCL takes beside what MindSpore may use."""
         return communication_bytes(self.communicators, self.costs.device)
 
-    def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
-        """Optimizer, and what the passes cannot hide of the communication of gradients.
+    def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
 
-        Gradients are handed on while backward of the last micro-batch goes on (MindSpore's comm_fusion); what takes
-        longer than that pass is exposed. Gathering of weights is in the timeline.
+        Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
+        Gathering of weights is in the timeline.
+
+        Args:
+            timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
         """
+        durations = dict(self._update_terms)
+        if self.settings.data_parallel > 1:
+            durations["gradients, exposed"] = max(
+                exposed_exchange_ns(self._exchanges[stage], self._backward_ns(timeline, stage))
+                for stage in range(self.layout.num_stages)
+            )
+        return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
+
+    def _work_on_updates(self) -> dict[str, int]:
+        """Terms that no policy changes."""
         settings, device = self.settings, self.costs.device
         optimizer = find_optimizer(settings.optimizer)
-        stages = range(self.layout.num_stages)
-        optimizer_ns = max(
-            estimate_optimizer_ns(parameters, optimizer, device, settings.num_optimizer_shards)
-            for parameters in self.parameters
+        updates = Updates(
+            settings.num_optimizer_shards,
+            settings.num_micro_batches,
+            settings.is_accumulating,
+            settings.is_accumulator_sharded,
+            settings.is_fused,
         )
-        terms = [StepTerm("optimizer", optimizer_ns)]
-        if settings.data_parallel > 1:
-            is_sharded = settings.num_optimizer_shards > 1
-            exposed = max(
-                estimate_gradient_ns(self.parameters[stage], settings.data_parallel, device, is_sharded)
-                - _pass_ns(timeline, stage, settings.num_micro_batches - 1, OpKind.BACKWARD)
-                for stage in stages
+        terms: dict[str, Callable[[list[Parameter]], int]] = {
+            "gradient accumulation": lambda own: accumulate_ns(own, updates, device),
+            "gradient scaling": lambda own: scale_ns(own, updates, device),
+            "overflow check": lambda own: overflow_ns(own, updates, device),
+        }
+        if settings.is_clipping:
+            terms["gradient clipping"] = lambda own: clip_ns(own, updates, device)
+        terms["optimizer"] = lambda own: optimize_ns(own, settings.optimizer, optimizer, updates, device)
+        if settings.is_state_offloaded:
+            terms["optimizer states, copied"] = lambda own: move_states_ns(own, optimizer, updates, device)
+        return {name: max(map(duration, self.parameters)) for name, duration in terms.items()}
+
+    def _exchange(self, placed: list[tuple[int, Parameter]]) -> list[int]:
+        """Time of handing on the gradients of each section of a stage, one collective for each weight."""
+        settings = self.settings
+        durations = [0] * (self.captured.num_layers + 2)
+        for section, parameter in placed:
+            durations[section] += exchange_gradient_ns(
+                parameter,
+                settings.data_parallel,
+                self.costs.device,
+                settings.num_optimizer_shards > 1,
+                settings.data_parallel_stride,
             )
-            terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
-        return tuple(terms)
+        return durations
+
+    def _backward_ns(self, timeline: Timeline, stage: int) -> list[int]:
+        """Compute time of backward of the last micro-batch on a stage, by section."""
+        program = timeline.program
+        which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
+        ops = program.ops
+        micro_batch = int(np.max(ops.micro_batch[which]))
+        chosen = (
+            (ops.kind[which] == OpKind.BACKWARD) & (ops.micro_batch[which] == micro_batch) & (ops.layer[which] >= 0)
+        )
+        durations = np.bincount(
+            ops.layer[which][chosen] + 1, ops.duration_ns[which][chosen], self.captured.num_layers + 2
+        )
+        return [int(duration) for duration in durations]
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
@@ -338,17 +401,11 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
     return found
 
 
-def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:
-    """Compute time of one pass of a micro-batch on a stage."""
-    program = timeline.program
-    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
-    ops = program.ops
-    chosen = (ops.kind[which] == kind) & (ops.micro_batch[which] == micro_batch)
-    return int(np.sum(ops.duration_ns[which][chosen]))
+def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[tuple[int, Parameter]]]:
+    """The weights of each stage with their sections.
 
-
-def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[Parameter]]:
-    """The weights of each stage: layers that are not compiled have those of the layer that stands for them."""
+    Layers that are not compiled have those of the layer that stands for them.
+    """
     layer_map = captured.sample.layer_map
     last_section = len(layer_map) + 1
     placed = find_parameters(captured.graph, sharding)
@@ -362,7 +419,7 @@ def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) 
                 else:
                     is_here = weight.layer_index == layer_map[section - 1]
                 if is_here:
-                    parameters.append(weight.parameter)
+                    parameters.append((section, weight.parameter))
         stages.append(parameters)
     return stages
 

@@ -1,4 +1,4 @@
-"""Static memory and the work at the end of a step, counted by hand."""
+"""Static memory, counted by hand."""
 
 import pytest
 
@@ -6,13 +6,10 @@ from mindswap.cost.static_memory import (
     OPTIMIZERS,
     Parameter,
     StaticMemory,
-    estimate_gradient_ns,
-    estimate_optimizer_ns,
     estimate_static_memory,
     find_optimizer,
 )
 from mindswap.errors import CostError
-from tests.cost.builders import GENERIC, device
 
 # A float32 matrix of 1 MiB and a norm weight of 1 KiB, which the parallel optimizer leaves whole.
 MATRIX = Parameter("w", 2**20, 2**18)
@@ -61,24 +58,6 @@ def test_llama2_7b_on_eight_cards():
     assert memory.total_bytes == 3 * 4 * 6_738_415_616 // 8
 
 
-def test_the_optimizer_step_is_bound_by_memory():
-    # Read weight, gradient and two states, write weight and states: 7 MiB at 1 TB/s: 7,340,032 ps = 7,340.03 ns.
-    assert estimate_optimizer_ns([MATRIX], ADAMW, GENERIC) == 7341
-    # Cut by 8 and 2 us for each kernel; the norm weight: 7 KiB, 7.168 ns.
-    slow = device(op_latency_ns={"vector": 2000})
-    assert estimate_optimizer_ns([MATRIX, NORM], ADAMW, slow, 8) == 925 + 2 * 2000
-
-
-def test_gradients_are_sent_together_up_to_64_mib():
-    # Three of 40 MiB: two make a message of 80, one of 40 is left. AllReduce of 2 ranks sends 2 * 1/2 of it, 100 GB/s.
-    weights = [Parameter(name, 40 * MIB, 10 * MIB) for name in "abc"]
-    latency = device(op_latency_ns={"communication": 1000})
-    assert estimate_gradient_ns(weights, 2, GENERIC) == 838_861 + 419_431
-    assert estimate_gradient_ns(weights, 2, latency) == 838_861 + 419_431 + 2000
-    assert estimate_gradient_ns(weights, 2, GENERIC, is_sharded=True) == 419_431 + 209_716
-    assert estimate_gradient_ns(weights, 1, GENERIC) == 0
-
-
 def test_an_unknown_optimizer_lists_the_known_ones():
     assert find_optimizer("PmaAdamW") == OPTIMIZERS["PmaAdamW"]
     with pytest.raises(CostError, match="closest: AdamW; known: AdamW, FusedAdamW"):
@@ -88,5 +67,3 @@ def test_an_unknown_optimizer_lists_the_known_ones():
 def test_shards_are_positive():
     with pytest.raises(ValueError):
         estimate_static_memory([MATRIX], ADAMW, 0)
-    with pytest.raises(ValueError):
-        estimate_optimizer_ns([MATRIX], ADAMW, GENERIC, 0)

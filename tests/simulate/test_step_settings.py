@@ -102,3 +102,41 @@ def test_other_settings():
     settings = read(text)
     assert (settings.optimizer, settings.is_state_offloaded, settings.is_accumulator_sharded) == ("Adam", True, True)
     assert (settings.is_fused, settings.compute_dtype) == (True, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        ("optimizer: {type: AdamW, use_fused: True}", "FusedAdamW"),
+        ("optimizer: {type: PmaAdamW, use_fused: True}", "FusedPmaAdamW"),
+        ("optimizer: {type: AdamW, use_fused: False}", "AdamW"),
+        ("optimizer: {type: Adam, use_fused: True}", "Adam"),
+    ],
+)
+def test_a_fused_optimizer_is_a_class_of_its_own(text, optimizer):
+    assert read(text).optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("text", "is_clipping"),
+    [
+        ("{}", False),
+        ("runner_config: {gradient_accumulation_steps: 2}", True),
+        ("parallel_config: {pipeline_stage: 2, micro_batch_num: 2}", True),
+        ("micro_batch_interleave_num: 2", False),
+        ("runner_wrapper: {use_clip_grad: True}", True),
+        ("{runner_wrapper: {use_clip_grad: False}, runner_config: {gradient_accumulation_steps: 2}}", False),
+    ],
+)
+def test_the_cell_for_several_micro_batches_clips_by_default(text, is_clipping):
+    assert read(text).is_clipping is is_clipping
+
+
+def test_sums_of_gradients_are_those_of_pipelines_and_accumulation():
+    assert read("runner_config: {gradient_accumulation_steps: 2}").is_accumulating
+    assert not read("micro_batch_interleave_num: 2").is_accumulating
+
+
+def test_distance_of_data_parallel_ranks():
+    assert read("parallel_config: {model_parallel: 4, context_parallel: 2}").data_parallel_stride == 8
+    assert read("{}").data_parallel_stride == 1
