@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import numpy as np
 
@@ -20,14 +21,16 @@ __all__ = ["Candidate", "Curve"]
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
 COUPLING_PERMILLE = 5
 # Part of the simulations of a solver that is spent on a knot; mixes with its neighbours come on top.
-FULL_PERMILLE = 600
+FULL_PERMILLE = 300
 # Part of them that is spent on a plan without them, before one with them is looked for.
-PROBE_PERMILLE = 300
+PROBE_PERMILLE = 200
 # A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
 # lose to one for less.
-CLOSE_PPM = 500
+CLOSE_PPM = 5000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
+# Fixed budgets that are looked at for one plan.
+MAX_RUNGS = 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,22 +113,22 @@ class Curve:
     def best(self, budget_bytes: int, others: Iterable[Candidate]) -> Candidate:
         """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
 
-        Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look.
+        Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look; nor does more than
+        `MAX_RUNGS`: the closest one, then knots.
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
-        for rung in rungs_below(self.knots, budget_bytes):
+        for rung in islice(rungs_below(self.knots, budget_bytes), MAX_RUNGS):
             bound_ns = self.bound_ns(rung.budget_bytes)
             if self.progress.is_stopped or (
-                best is not None and bound_ns is not None and best.step_time_ns <= bound_ns
+                best is not None and bound_ns is not None and best.step_time_ns <= _close_to(bound_ns)
             ):
                 break
             found = self._at(rung)
             if found.fits(rung.budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
                 best = found
-        else:
+        if best is None and not self.progress.is_stopped:
             found = self._least()
-            if found.fits(budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
-                best = found
+            best = found if found.fits(budget_bytes) else None
         if best is not None:
             return best
         # The least is there for every budget; what came nearer to this one may not be for another.

@@ -1,7 +1,7 @@
 """The fixed budgets for which a model is planned. Pure.
 
-A plan for a budget is the best of the plans for all fixed budgets up to it. So more memory never gives a slower
-plan: it only adds plans to choose from.
+A plan for a budget is the best of the plans for the fixed budgets at and below it, as far as these may be better. So
+more memory does not give a slower plan: it only adds plans to choose from.
 """
 
 from collections.abc import Iterator
@@ -60,7 +60,8 @@ def knots_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, keep_byt
 
 
 def rungs_below(knots: tuple[int, ...], budget_bytes: int) -> Iterator[Rung]:
-    """The fixed budgets that are not above one, largest first."""
+    """The largest fixed budget that is not above one, then the knots below it, largest first."""
+    is_first = True
     for knot in range(len(knots) - 1, -1, -1):
         for step in range(NUM_RUNGS - 1, -1, -1):
             is_last = knot == len(knots) - 1
@@ -68,5 +69,6 @@ def rungs_below(knots: tuple[int, ...], budget_bytes: int) -> Iterator[Rung]:
                 continue
             width = 0 if is_last else knots[knot + 1] - knots[knot]
             rung = Rung(knots[knot] + width * step // NUM_RUNGS, knot, step)
-            if rung.budget_bytes <= budget_bytes:
+            if rung.budget_bytes <= budget_bytes and (is_first or not step):
+                is_first = False
                 yield rung

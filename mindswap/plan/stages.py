@@ -24,7 +24,7 @@ NUM_REPAIRS = 2
 LEAST_REPAIR = 1000  # part of the budget that is taken off at least
 # Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
 MAX_OPERATORS = 400_000
-LEAST_EVALUATIONS = 24
+LEAST_EVALUATIONS = 16
 
 
 class StageSolver:
@@ -153,7 +153,7 @@ class StageSolver:
                 break
             for stage in again:
                 budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
-                self._repair_stage(stage, choice, budget_bytes, budgets, effort_permille)
+            self._solve_stages(choice, again, budgets, effort_permille)
             tried.append(choice.copy())
             over = space.over_bytes(search.run(choice)[1])
         if len(tried) > 1:
@@ -165,28 +165,6 @@ class StageSolver:
         ops = timeline.program.ops
         total_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
         return total_ns // self.short.layout.num_micro_batches // self.num_stages
-
-    def _repair_stage(
-        self, stage: int, choice: np.ndarray, budget_bytes: int, budgets: Sequence[int], effort_permille: int
-    ) -> None:
-        """Changes the layers of one stage until it fits in the whole step, from what fits with less if it is alone."""
-        layers = self.layers[stage]
-        leaner = choice.copy()
-        self._solve_stages(leaner, [stage], budgets, effort_permille)
-        space = WholeSpace(self.short, self.catalog, budget_bytes, self.host_bytes, self.rows, layers, choice)
-        search = Search(space, LEAST_EVALUATIONS, self.progress)
-        _, timeline = search.run(choice[layers])
-        ops = timeline.program.ops
-        search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops) // 4)
-        best_mix(search.score, [choice[layers], leaner[layers]], orders_of([range(len(layers))]))
-        forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
-        improve(
-            search,
-            forward_ns // self.short.layout.num_micro_batches // self.num_stages,
-            [choice[layers], leaner[layers]],
-        )
-        assert search.best is not None
-        choice[layers] = search.best
 
 
 def _per_batch_ns(space: Space, score: Score) -> float:

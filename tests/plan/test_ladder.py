@@ -29,11 +29,10 @@ def test_one_knot_where_nothing_can_leave():
     assert knots_of(facts(), PLENTY, Allow(False, False), 1000, 300) == (300,)
 
 
-def test_rungs_from_the_largest_on():
-    rungs = list(rungs_below((0, 80, 160), 100))
-    assert rungs[:4] == [Rung(100, 1, 2), Rung(90, 1, 1), Rung(80, 1, 0), Rung(70, 0, 7)]
-    assert len(rungs) == 3 + NUM_RUNGS
-    assert rungs[-1] == Rung(0, 0, 0)
+def test_the_largest_rung_then_knots():
+    """From 80 to 160 a rung is 10 bytes: the second one above 80 is at 100."""
+    assert list(rungs_below((0, 80, 160), 105)) == [Rung(100, 1, 2), Rung(80, 1, 0), Rung(0, 0, 0)]
+    assert list(rungs_below((0, 80, 160), 79)) == [Rung(70, 0, NUM_RUNGS - 1), Rung(0, 0, 0)]
 
 
 def test_all_kept_is_the_highest_rung():
