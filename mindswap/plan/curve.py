@@ -20,17 +20,19 @@ __all__ = ["Candidate", "Curve"]
 
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
 COUPLING_PERMILLE = 5
-# Part of the simulations of a solver that is spent on a knot; mixes with its neighbours come on top.
-FULL_PERMILLE = 300
+# Part of the simulations of a solver that is spent on a fixed budget; mixes with its neighbours come on top.
+FULL_PERMILLE = 700
 # Part of them that is spent on a plan without them, before one with them is looked for.
-PROBE_PERMILLE = 200
+PROBE_PERMILLE = 400
 # A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
 # lose to one for less.
 CLOSE_PPM = 5000
+# A plan that is no more above the bound is not mixed with its neighbours.
+GOOD_PPM = 10_000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
 # Fixed budgets that are looked at for one plan.
-MAX_RUNGS = 3
+MAX_RUNGS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,7 @@ class Curve:
         """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
 
         Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look; nor does more than
-        `MAX_RUNGS`: the closest one, then knots.
+        `MAX_RUNGS`: the closest one and the knot below.
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
         for rung in islice(rungs_below(self.knots, budget_bytes), MAX_RUNGS):
@@ -145,16 +147,28 @@ class Curve:
 
     def _at(self, rung: Rung) -> Candidate:
         if (rung.knot, rung.step) not in self.known:
-            found = self._mix(rung) if rung.step else self._knot(rung.knot)
+            found = self._planned(rung)
+            # A solver looks at one stage after the other; mixes are of the whole step, where stages wait.
+            if rung.step and self.strict.num_stages > 1 and not self._is_good(found, rung.budget_bytes):
+                mixed = found if self.progress.is_stopped else self._mix(rung)
+                found = min(found, mixed, key=lambda candidate: self._rank(candidate, rung.budget_bytes))
             if self.progress.is_stopped:
                 return found
             self.known[rung.knot, rung.step] = found
         return self.known[rung.knot, rung.step]
 
-    def _knot(self, knot: int) -> Candidate:
+    def _is_good(self, candidate: Candidate, budget_bytes: int) -> bool:
+        bound_ns = self.bound_ns(budget_bytes)
+        return (
+            candidate.fits(budget_bytes)
+            and bound_ns is not None
+            and candidate.step_time_ns * 1_000_000 <= bound_ns * (1_000_000 + GOOD_PPM)
+        )
+
+    def _planned(self, rung: Rung) -> Candidate:
         """By coupling rule 2, or a plan that breaks it where that gains much."""
-        budget_bytes = self.knots[knot]
-        if knot == len(self.knots) - 1:
+        budget_bytes = rung.budget_bytes
+        if rung.knot == len(self.knots) - 1:
             return self._candidate(np.zeros(self.strict.shape, np.int64))
         if self.coupled is None:
             return self._solved(self.strict, budget_bytes, FULL_PERMILLE)
