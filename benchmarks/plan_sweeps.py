@@ -41,7 +41,7 @@ SHARES = (0.04, 0.15, 0.4, 0.75)
 CLOSE_GAP, MOST_GAP = 0.01, 0.03
 CLOSE_SHARE = 0.9
 # What a plan for more memory may be slower (`plan.curve.CLOSE_PPM`).
-SLACK_PPM = 500
+SLACK_PPM = 5000
 
 
 @dataclass(frozen=True)

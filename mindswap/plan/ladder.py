@@ -1,7 +1,7 @@
 """The fixed budgets for which a model is planned. Pure.
 
-A plan for a budget is the best of the plans for the fixed budgets at and below it, as far as these may be better. So
-more memory does not give a slower plan: it only adds plans to choose from.
+A budget is planned as the largest fixed one that is not above it. So budgets that are close share their plan, and
+neighbours share the plan of the knot below, which is there for both.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ LEAST_GAP = 32
 # Knots from where the least step time is that of keeping everything up to the memory of keeping everything, closest at
 # the low end.
 NUM_FLAT = 6
-# Budgets from one knot to the next, which get mixes of both plans.
+# Fixed budgets from one knot to the next.
 NUM_RUNGS = 8
 
 
