@@ -29,6 +29,10 @@ PROBE_PERMILLE = 400
 CLOSE_PPM = 5000
 # A plan that is no more above the bound is not mixed with its neighbours.
 GOOD_PPM = 10_000
+# A plan that is over its budget by no more than this part of it is made again.
+NEAR_PART = 100
+# Part of the budget that is then taken off beside what it was over.
+LEAST_REPAIR = 1000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
 # Fixed budgets that are looked at for one plan.
@@ -188,7 +192,14 @@ class Curve:
         return min(found, key=lambda candidate: self._rank(candidate, budget_bytes))
 
     def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
-        return self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille)))
+        """A plan of one solver, made once more with less where the whole step is a little over its budget."""
+        found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille)))
+        over_bytes = found.peak_bytes - budget_bytes
+        if not 0 < over_bytes <= budget_bytes // NEAR_PART or self.progress.is_stopped:
+            return found
+        less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
+        again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille)))
+        return min(found, again, key=lambda candidate: self._rank(candidate, budget_bytes))
 
     def _mix(self, rung: Rung) -> Candidate:
         """Some layers of the plan for the knot below, the others of that for the knot above."""
