@@ -18,6 +18,7 @@ from mindspore.nn.utils import no_init_parameters
 
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.mindspore import (
     compile_training_graph,
     enable_lazy_inline,
@@ -266,7 +267,6 @@ def _build(config_path, policy, num_layers, placement):
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
     if not is_cut and not config.get("use_legacy", True):
         _use_one_rank(config)
-    _avoid_cpu_limits(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
@@ -278,7 +278,7 @@ def _build(config_path, policy, num_layers, placement):
     build_parallel_config(config)
     _set_pipeline(config, is_whole=num_layers is None)
     one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
-    with one_of_many, no_init_parameters():
+    with one_of_many, no_init_parameters(), masks_without_values():
         network = build_model_network(
             config.model,
             default_args={
@@ -289,6 +289,7 @@ def _build(config_path, policy, num_layers, placement):
         )
     if is_cut:
         use_whole_tensors(network)
+    config[NOTES_KEY] = use_rope_slices(network)
     return network, config
 
 
@@ -316,14 +317,6 @@ def _use_one_rank(config) -> None:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
-
-
-def _avoid_cpu_limits(config) -> None:
-    """The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast."""
-    model = config.model.model_config
-    if config.get("use_legacy", True) and not model.get("use_rope_slice"):
-        model.use_rope_slice = True
-        config[NOTES_KEY] = ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"]
 
 
 def _compile(network, config, data_parallel: int = 1) -> Graph:
