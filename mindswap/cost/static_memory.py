@@ -83,17 +83,20 @@ class StaticMemory:
         gradient_bytes: gradients once backward has ended, and what they are summed up in over micro-batches.
         optimizer_bytes: optimizer state.
         workspace_bytes: what operators need while they run.
+        constant_bytes: constants and inputs of the graph, such as a causal mask without compression.
     """
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     workspace_bytes: int
+    constant_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.workspace_bytes
+        state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return state_bytes + self.workspace_bytes + self.constant_bytes
 
 
 def find_optimizer(name: str) -> Optimizer:

@@ -86,6 +86,7 @@ def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
         ("gradients", static.gradient_bytes),
         ("optimizer state", static.optimizer_bytes),
         ("workspace", static.workspace_bytes),
+        ("constants", static.constant_bytes),
     )
 
 

@@ -6,7 +6,7 @@ before, of the block behind and of the whole step it reads. So three compiled la
 and layers under different settings can stand side by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -210,7 +210,10 @@ class _Cutter:
             self._read(node, section, True, work)
         for saved in self.graph.saved:
             self.values[saved.backward_name] = self.values.get(saved.forward_name, ())
-        sections = self._backward_sections()
+        behind = {
+            node.name for node, section in zip(self.graph.forward, sections, strict=True) if section == self.num_layers
+        }
+        sections = self._backward_sections(behind)
         for node, section, work in zip(self.graph.backward, sections, backward_work, strict=True):
             self._read(node, section, False, work)
         self._note_copies()
@@ -230,14 +233,22 @@ class _Cutter:
             for position, node in enumerate(self.graph.forward)
         ]
 
-    def _backward_sections(self) -> list[int]:
+    def _backward_sections(self, behind: Set[str]) -> list[int]:
         """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
 
-        What runs again belongs where it is needed first.
+        What runs again belongs where it is needed first. The gradient of an operator behind the layers belongs there
+        even if the compiler lists it later: it lists the gradient that the head gives a weight tied to the embedding
+        just before the sum with that of the embedding, while the backend runs operators as soon as they can.
+
+        Args:
+            behind: operators of forward that are behind the layers.
         """
         sections = []
         current = self.num_layers
         for node in self.graph.backward:
+            if node.layer_index is None and node.origin in behind:
+                sections.append(self.num_layers)
+                continue
             if is_kernel(node.op) and not node.is_duplicate:
                 if node.layer_index is not None:
                     current = min(current, node.layer_index)

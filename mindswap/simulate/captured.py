@@ -11,7 +11,7 @@ from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
+__all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
@@ -77,3 +77,15 @@ def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
             parameter = Parameter(name, known.size_bytes, math.prod(known.shape))
             found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
     return tuple(found.values())
+
+
+def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
+    """The weights that are read before the layers and behind them: an embedding table that the head uses."""
+    last = max(position for position, node in enumerate(graph.forward) if node.layer_index is not None)
+    outside = [(position > last, node) for position, node in enumerate(graph.forward) if node.layer_index is None]
+    read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
+    for is_behind, node in outside:
+        read[is_behind].update(node.inputs)
+    tied = {node.inputs[0] for _, node in outside if node.op == "Load" and node.name in read[0] & read[1]}
+    names = {name.rpartition(WEIGHT_MARK)[2] for name in tied}
+    return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)

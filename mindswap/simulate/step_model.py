@@ -23,6 +23,7 @@ from mindswap.cost.static_memory import (
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
+from mindswap.graph.constants import constant_bytes
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
@@ -32,7 +33,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep, find_parameters
+from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
@@ -95,7 +96,7 @@ class StepModel:
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
         plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
-        self.captured = replace(captured, graph=plain)
+        self.captured = replace(captured, graph=plain, notes=(*captured.notes, *_describe_tied(captured, settings)))
         self.costs = costs
         self.settings = settings
         self.layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
@@ -109,7 +110,7 @@ class StepModel:
             costs.device.contended_permille,
         )
         self.parameters = _stage_parameters(captured, self.layout.chunks)
-        self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self.static = self._static_memory()
         self._blocks: dict[Hashable, StepBlocks] = {}
 
     def simulate(self, policy: Policy) -> SimulatedStep:
@@ -218,16 +219,31 @@ class StepModel:
             )
         return self._blocks[key]
 
-    def _static_memory(self, parameters: list[Parameter]) -> StaticMemory:
+    def _static_memory(self) -> tuple[StaticMemory, ...]:
+        """What each stage has all the time."""
         settings = self.settings
-        return estimate_static_memory(
-            parameters,
-            find_optimizer(settings.optimizer),
-            settings.num_optimizer_shards,
-            settings.num_micro_batches > 1,
-            settings.is_accumulator_sharded,
-            settings.is_state_offloaded,
-        )
+        constants = constant_bytes(self.captured.graph)
+        stages = [
+            estimate_static_memory(
+                parameters,
+                find_optimizer(settings.optimizer),
+                settings.num_optimizer_shards,
+                settings.num_micro_batches > 1,
+                settings.is_accumulator_sharded,
+                settings.is_state_offloaded,
+            )
+            for parameters in self.parameters
+        ]
+        if len(stages) > 1:
+            # A weight of the first stage that the last one reads is there a second time, as what it receives and as
+            # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
+            # InsertReceive). The optimizer has it on the first stage only.
+            tied = sum(parameter.size_bytes for parameter in find_tied_parameters(self.captured.graph))
+            last = stages[-1]
+            stages[-1] = replace(
+                last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
+            )
+        return tuple(replace(stage, constant_bytes=constants) for stage in stages)
 
     def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
         """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
@@ -260,6 +276,17 @@ class StepModel:
             )
             terms.append(StepTerm("gathering of weights, exposed", max(exposed, 0)))
         return tuple(terms)
+
+
+def _describe_tied(captured: CapturedStep, settings: StepSettings) -> tuple[str, ...]:
+    """What is left out where a weight is on the first and on the last pipeline stage."""
+    if settings.pipeline.num_stages == 1:
+        return ()
+    return tuple(
+        f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every micro-batch, "
+        "and its gradient back; the memory of that is counted, its time is not"
+        for parameter in find_tied_parameters(captured.graph)
+    )
 
 
 def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:
