@@ -9,6 +9,8 @@ from mindswap.graph.collectives import Collective
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
+from mindswap.graph.storage import WEIGHT_OPS
+from mindswap.graph.work import NO_WORK_OPS
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
@@ -82,10 +84,13 @@ def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
 def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
     """The weights that are read before the layers and behind them: an embedding table that the head uses."""
     last = max(position for position, node in enumerate(graph.forward) if node.layer_index is not None)
-    outside = [(position > last, node) for position, node in enumerate(graph.forward) if node.layer_index is None]
     read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
-    for is_behind, node in outside:
-        read[is_behind].update(node.inputs)
-    tied = {node.inputs[0] for _, node in outside if node.op == "Load" and node.name in read[0] & read[1]}
-    names = {name.rpartition(WEIGHT_MARK)[2] for name in tied}
+    sources: dict[str, str] = {}  # value -> weight that it is a read of
+    for position, node in enumerate(graph.forward):
+        if node.op in WEIGHT_OPS:
+            source = node.inputs[0]
+            sources[node.name] = sources.get(source, source)
+        elif node.layer_index is None and node.op not in NO_WORK_OPS:
+            read[position > last].update(sources[name] for name in node.inputs if name in sources)
+    names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
     return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
