@@ -83,7 +83,8 @@ def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
 
 def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
     """The weights that are read before the layers and behind them: an embedding table that the head uses."""
-    last = max(position for position, node in enumerate(graph.forward) if node.layer_index is not None)
+    layered = (p for p, node in enumerate(graph.forward) if node.layer_index is not None and node.op not in NO_WORK_OPS)
+    last = max(layered, default=-1)
     read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
     sources: dict[str, str] = {}  # value -> weight that it is a read of
     for position, node in enumerate(graph.forward):
