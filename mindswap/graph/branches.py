@@ -39,6 +39,11 @@ class Branches:
     def __getitem__(self, name: str) -> int | None:
         return self._of.get(name)
 
+    @property
+    def are_there(self) -> bool:
+        """Whether any layer has halves."""
+        return any(branch is not None for branch in self._of.values())
+
     def add(self, node: Node, origins: Iterable[Node]) -> None:
         """Place an operator of backward.
 

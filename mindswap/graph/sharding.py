@@ -9,6 +9,7 @@ cannot be followed counts as whole on every rank and is listed.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from mindswap.graph.arrivals import with_arrivals
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split, summed_parts
 from mindswap.graph.strategies import LOCAL_MARK, read_out_strategy, read_strategy
@@ -107,6 +108,11 @@ def shard_graph(graph: Graph) -> Sharding:
         return Sharding(graph, (), ())
     tracer = _Tracer(graph)
     sharded = tracer.trace()
+    arrivals = [(moved.producer, moved.consumer) for moved in tracer.kept_copies() if moved.consumer.op in MATMUL_OPS]
+    if arrivals:
+        tracer = _Tracer(with_arrivals(graph, arrivals))
+        sharded = tracer.trace()
+    tracer.note_kept_copies()
     return Sharding(sharded, tuple(tracer.unresolved), tuple(tracer.redistributions), tracer.sums)
 
 
@@ -143,7 +149,6 @@ class _Tracer:
     def trace(self) -> Graph:
         for node in self.graph.forward:
             self.splits[node.name] = self._checked(node, self._forward_splits(node))
-        self._note_kept_copies()
         for backward_name, forward_name in self.forward_names.items():
             if forward_name in self.splits:
                 self.splits[backward_name] = self.splits[forward_name]
@@ -322,14 +327,19 @@ class _Tracer:
         if num_ranks > 1:
             self.sums[node.name] = PartialSum(num_ranks, is_scattered)
 
-    def _note_kept_copies(self) -> None:
+    def kept_copies(self) -> Iterator[Redistribution]:
         """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
         saved = set(self.forward_names.values())
         for moved in self.redistributions:
             is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
             if moved.producer in saved and is_keeping:
-                reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
-                self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
+                yield moved
+
+    def note_kept_copies(self) -> None:
+        """Say so."""
+        for moved in self.kept_copies():
+            reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
+            self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
 
     # -- backward ---------------------------------------------------------------------------------
 

@@ -288,7 +288,8 @@ class _Cutter:
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         for collective in collectives:
             if collective.is_before:
-                waits.append(self._communicate(ops, label, collective.kind, collective))
+                begin = self._made_at(node, section, is_forward)
+                waits.append(self._communicate(ops, label, collective.kind, collective, begin))
         position = len(ops)
         for name in node.inputs:
             for index in self.values.get(name, ()):
@@ -317,13 +318,22 @@ class _Cutter:
                 if index is not None:
                     self.tensors[index].collective = len(ops) - 1
 
-    def _communicate(self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None) -> int:
-        """Appends communication that begins when the operator before it has ended; its position.
+    def _made_at(self, node: Node, section: int, is_forward: bool) -> int | None:
+        """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
+        known = [self.tensors[index] for index in self.values.get(node.inputs[0], ()) if index is not None]
+        is_here = all((tensor.section, tensor.is_forward) == (section, is_forward) for tensor in known)
+        return max(tensor.made_at for tensor in known) if known and is_here else None
 
-        Without `collective` it takes no time: another one has the tensor already.
+    def _communicate(
+        self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None, begin: int | None = None
+    ) -> int:
+        """Appends communication; its position.
+
+        It begins when the operator at `begin` has ended, by default the one before it. Without `collective` it takes
+        no time: another one has the tensor already.
         """
         duration = self.collective_ns(collective) if collective is not None and self.collective_ns is not None else 0
-        wait_op = len(ops) - 1 if ops else None
+        wait_op = begin if begin is not None else len(ops) - 1 if ops else None
         ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind))
         return len(ops) - 1
 

@@ -25,7 +25,8 @@ from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.merge import merge_equal
-from mindswap.graph.model import Node
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.overlap import order_halves
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
@@ -208,7 +209,7 @@ class StepModel:
     def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
         if key not in self._blocks:
             settings = settings_of_actions(self._graph, self._names, actions)
-            rewritten = rewrite_graph(self._graph, settings, self._tag)
+            rewritten = self._in_turns(rewrite_graph(self._graph, settings, self._tag))
             self._blocks[key] = cut_blocks(
                 rewritten,
                 self.costs.operator_ns,
@@ -218,6 +219,13 @@ class StepModel:
                 self.settings.is_fused,
             )
         return self._blocks[key]
+
+    def _in_turns(self, graph: Graph) -> Graph:
+        """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""
+        found = self.captured.collectives.items()
+        first = {name for name, entries in found if any(entry.is_before for entry in entries)}
+        after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
+        return order_halves(graph, first, after)
 
     def _static_memory(self) -> tuple[StaticMemory, ...]:
         """What each stage has all the time."""
