@@ -34,9 +34,7 @@ def use_rope_slices(network: nn.Cell) -> list[str]:
     changed = [cell for cell in cells if not cell.use_rope_slice]
     for cell in changed:
         cell.use_rope_slice = True
-    return (
-        ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"] if changed else []
-    )
+    return ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"] if changed else []
 
 
 @contextlib.contextmanager

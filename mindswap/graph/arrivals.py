@@ -29,8 +29,8 @@ def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     readers = {consumer.name: producer for producer, nodes in consumers.items() for consumer in nodes}
     forward = []
     for node in graph.forward:
-        producer = readers.get(node.name)
-        forward.append(_renamed(node, {producer: producer + MARK}) if producer else node)
+        source = readers.get(node.name)
+        forward.append(_renamed(node, {source: source + MARK}) if source else node)
         if node.name in consumers:
             forward.append(_view(node, consumers[node.name][0]))
     saved, renamed = list(graph.saved), {}

@@ -158,9 +158,9 @@ class _Walker:
                     stack.append(source)
 
     def _output_names(self) -> Iterator[str]:
-        """Operators whose output the next layer reads, in any layer: to make it again would take the whole layer."""
+        """Operators whose output is read outside their layer, in any layer: to make it again would take all of it."""
         for reader in self.graph.forward:
-            if reader.layer_index is None or reader.op in IGNORED_OPS:
+            if reader.op in IGNORED_OPS:
                 continue
             for name in reader.inputs:
                 source = self.graph.forward_nodes.get(name)

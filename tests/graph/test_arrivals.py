@@ -1,9 +1,10 @@
 """Views where a tensor arrives by communication."""
 
+from dataclasses import replace
+
 from mindswap.graph.arrivals import with_arrivals
 from mindswap.graph.model import Saved
 from tests.graph.builders import graph, node
-from dataclasses import replace
 
 
 def test_one_view_for_all_readers_and_what_backward_reads():
