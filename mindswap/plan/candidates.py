@@ -12,6 +12,7 @@ from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.sharding import COMMUNICATION_OPS
 from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
+from mindswap.graph.work import NO_WORK_OPS
 
 __all__ = ["Item", "find_items"]
 
@@ -160,7 +161,7 @@ class _Walker:
     def _output_names(self) -> Iterator[str]:
         """Operators whose output is read outside their layer, in any layer: to make it again would take all of it."""
         for reader in self.graph.forward:
-            if reader.op in IGNORED_OPS:
+            if reader.op in IGNORED_OPS or (reader.layer_index is None and reader.op in NO_WORK_OPS):
                 continue
             for name in reader.inputs:
                 source = self.graph.forward_nodes.get(name)
