@@ -3,16 +3,32 @@
 Where two operators cut a tensor unlike, MindSpore puts an AllGather between them, and backward of a product reads the
 output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.sharding` makes it the
 communication. Here one is put where none stands, so that what is kept has an operator and its size.
+
+In backward the same holds for the gradient of a sum that was scattered: the gradients of the product behind which
+ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
-from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.model import Graph, Node, Saved, TensorType
 
-__all__ = ["with_arrivals"]
+__all__ = ["GatheredGradient", "with_arrivals", "with_gathered_gradients"]
 
 MARK = ":arrived"
+
+
+@dataclass(frozen=True)
+class GatheredGradient:
+    """The gradient of a sum that was scattered.
+
+    Attributes:
+        value: name in backward of the part that a rank has.
+        type: of what the gradients of the operator read on one rank.
+    """
+
+    value: str
+    type: TensorType
 
 
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
@@ -58,3 +74,40 @@ def _view(producer: Node, consumer: Node) -> Node:
 
 def _renamed(node: Node, names: dict[str, str]) -> Node:
     return replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+
+
+def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradient]) -> Graph:
+    """The step with an AllGather before the gradients of operators whose sums are scattered.
+
+    Args:
+        graph: a step with the sizes of one rank.
+        gathered: by name of the operator of forward.
+    """
+    backward: list[Node] = []
+    placed: set[str] = set()
+    for node in graph.backward:
+        found = None if node.is_duplicate else gathered.get(node.origin)
+        if found is None or found.value not in node.inputs:
+            backward.append(node)
+            continue
+        name = node.origin + MARK
+        if name not in placed:
+            placed.add(name)
+            backward.append(_gathering(graph.forward_nodes[node.origin], name, found))
+        backward.append(_renamed(node, {found.value: name}))
+    return replace(graph, backward=tuple(backward))
+
+
+def _gathering(origin: Node, name: str, found: GatheredGradient) -> Node:
+    place = origin.scope.rpartition("/")[0]
+    return Node(
+        name=name,
+        op="AllGather",
+        layer_index=origin.layer_index,
+        cell_path=origin.cell_path,
+        scope=f"{place}/AllGather{MARK}",
+        inputs=(found.value,),
+        outputs=(found.type,),
+        attributes={},
+        origin=origin.name,
+    )

@@ -125,7 +125,7 @@ class _Finder:
         self._note_missing(node)
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
-        """After the operator; its gradient begins with the gradient of the sum."""
+        """After the operator; its gradient begins with that of the sum, which may be an operator (`graph.arrivals`)."""
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         collective = _sum_of(kind, node.size_bytes, partial.num_ranks)
         self._add(node.name, collective)
@@ -133,7 +133,7 @@ class _Finder:
         if first is None:
             self._note_missing(node)
         else:
-            self._add(first.name, _gradient_of(collective, is_before=True))
+            self._add(first.name, _gradient_of(collective, is_before=first.op != GRADIENTS[kind]))
 
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)
