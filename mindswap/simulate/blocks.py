@@ -422,8 +422,8 @@ class _Cutter:
         if tensor.section == section + 1:
             return Source.BEHIND
         raise SimulationError(
-            f"{tensor.label} of section {tensor.section} is read in section {section} of {self.num_layers} layers: "
-            "only neighbouring layers can share tensors"
+            f"{tensor.label} would be read two or more layers away from where it is made; only neighbouring layers can "
+            "share tensors"
         )
 
 

@@ -24,6 +24,7 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
 from mindswap.graph.constants import constant_bytes
+from mindswap.graph.handed import find_handed_on
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.overlap import order_halves
@@ -203,8 +204,19 @@ class StepModel:
         """The compiled layers, all under what the policy sets on one layer."""
         key = _signature(policy, layer_index)
         if key not in self._blocks:
-            return self._blocks_of(key, tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees))
+            actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
+            try:
+                return self._blocks_of(key, actions)
+            except SimulationError as error:
+                raise SimulationError(f"layer {layer_index}: {error}{self._outputs_made_again(actions)}") from None
         return self._blocks[key]
+
+    def _outputs_made_again(self, actions: tuple[LayerActions, ...]) -> str:
+        """What to mend where actions make again what a layer hands on."""
+        recomputed = settings_of_actions(self._graph, self._names, actions).recomputed
+        handed_on = (self._graph.forward_nodes[name] for name in sorted(find_handed_on(self._graph) & set(recomputed)))
+        names = dict.fromkeys(self._names(node) for node in handed_on)
+        return f"\n    fix: recompute without {', '.join(names)}: what is behind the layer reads it" if names else ""
 
     def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
         if key not in self._blocks:
