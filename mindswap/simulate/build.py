@@ -245,10 +245,15 @@ class _Builder:
 
     def _add_tensors(self, chunk: int, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
         """Tensors of one micro-batch in one chunk: of its blocks, what other stages send, what its layers share."""
-        shared: dict[Role, Read] = {}
+        shared: dict[Role, int] = {}  # size
+        made: dict[Role, int] = {}  # where a gradient that is shared is made on this stage
         for index, section in enumerate(sections):
             self._add_own(section, micro_batch, places)
-            shared |= {read.role: read for read in self.blocks[section].reads if read.role.is_shared}
+            shared |= {read.role: read.size_bytes for read in self.blocks[section].reads if read.role.is_shared}
+            for tensor in arrays_of(self.blocks[section]).handed:
+                if tensor.role is not None and tensor.role.is_shared and not tensor.is_forward:
+                    shared[tensor.role] = tensor.size_bytes
+                    made[tensor.role] = places.bases[section, micro_batch, False] + tensor.made_at
             for is_forward, position in ((True, index + 1), (False, index - 1)):
                 other = sections[position] if 0 <= position < len(sections) else None
                 _, send = places.borders[chunk, micro_batch, is_forward]
@@ -260,10 +265,10 @@ class _Builder:
         first_forward = places.bases[sections[0], micro_batch, True]
         first_backward = places.bases[sections[-1], micro_batch, False]
         last_backward = places.bases[sections[0], micro_batch, False] + len(self.blocks[sections[0]].backward) - 1
-        for role, read in shared.items():
-            begin = first_forward if role.is_forward else first_backward
-            uses = (NO_OP, first_backward, max(last_backward, first_backward))
-            self._add_tensor(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch)
+        for role, size_bytes in shared.items():
+            begin = first_forward if role.is_forward else made.get(role, first_backward)
+            uses = (NO_OP, max(begin, first_backward), max(last_backward, begin))
+            self._add_tensor(size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch)
 
     def _add_own(self, section: int, micro_batch: int, places: "_Places") -> None:
         """Tensors that no other block reads, all at once."""
