@@ -258,7 +258,7 @@ class _Tracer:
         asked_outputs = read_out_strategy(node.attributes)
         is_scattered = bool(splits is not None and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0]))
         self._note_sum(node, call, is_scattered)
-        if is_scattered and node.name in self.sums:
+        if splits is not None and is_scattered and node.name in self.sums:
             self.scattered[node.name] = splits[0]
         if asked_outputs and len(asked_outputs) <= len(node.outputs):
             rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
