@@ -19,6 +19,8 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
+from published_memory import as_published
+
 from mindswap.commands.stepping import LoadedStep, load_step
 from mindswap.cost.roofline import OpClass, classify
 from mindswap.errors import MindswapError
@@ -75,6 +77,8 @@ POINTS = (
     Point("llama3_8b_8k", 2703, POD_CARD),
 )
 ASSUMPTIONS = (
+    "Without a pipeline MindFormers 1.3.0 compiles without lazy_inline (version_control.py:107): one graph for all "
+    "micro-batches, in which equal casts of a weight are one.",
     "Atlas 800T A2 is the card of 313 TFLOPS, host and network as in its device file.",
     "PoDc: Atlas 900 A2 PoDc with the card of 376 TFLOPS; the page does not say which. Not part of the target.",
     "The optimizer is AdamW of MindFormers 1.9.0 with use_fused: False; r1.3.0 has FP32StateAdamWeightDecay in places.",
@@ -160,6 +164,7 @@ def judge(results: dict[Point, Result], failed: list[str]) -> int:
     )
     print(f"Peak above what was allowed: {', '.join(over) or 'none'}.")
     missed = [f"not simulated: {text}" for text in failed]
+    missed += [f"peak of {name} above what it was allowed" for name in over]
     if mean > MAX_MEAN_ERROR:
         missed.append(f"mean error above {MAX_MEAN_ERROR:.0%}")
     if len(errors) - num_within > MAX_NUM_ABOVE:
@@ -172,7 +177,7 @@ def measure(point: Point) -> Result:
     """Simulate one point and take its step apart."""
     loaded = load_step(str(FOLDER / "published" / f"{point.file}.yaml"), point.device)
     settings = loaded.model.settings
-    step = loaded.model.simulate(loaded.policy)
+    step = as_published(loaded).simulate(loaded.policy)
     allowed = loaded.document.get("context", "max_device_memory")
     tokens_per_s = settings.num_tokens / settings.num_cards / step.step_time_ns * 1e9
     return Result(

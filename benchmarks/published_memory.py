@@ -20,11 +20,12 @@ from mindswap.report.simulation_style import MEMORY_STYLES
 from mindswap.report.tables import format_table
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind
+from mindswap.simulate.step_model import StepModel
 
-__all__ = ["PeakMemory", "format_peaks", "measure_peak"]
+__all__ = ["PeakMemory", "as_published", "format_peaks", "measure_peak"]
 
 GIB = 2**30
-STATIC_PARTS = ("weights", "optimizer state", "sums of gradients", "workspace")
+STATIC_PARTS = ("weights", "optimizer state", "sums of gradients", "workspace", "constants")
 KINDS = tuple(MEMORY_STYLES)
 
 
@@ -57,18 +58,23 @@ class PeakMemory:
         return self.allowed_bytes is None or self.peak_bytes <= self.allowed_bytes
 
 
+def as_published(loaded: LoadedStep) -> StepModel:
+    """The step as MindFormers 1.3.0 had it compiled: lazy_inline with a pipeline only."""
+    settings = loaded.model.settings
+    return loaded.model.with_settings(replace(settings, is_inlined=settings.pipeline.num_stages == 1))
+
+
 def measure_peak(name: str, loaded: LoadedStep) -> PeakMemory:
     """Simulates a configuration."""
-    settings = loaded.model.settings
-    is_inlined = settings.pipeline.num_stages == 1
-    model = loaded.model.with_settings(replace(settings, is_inlined=is_inlined))
+    model = as_published(loaded)
     step = model.simulate(loaded.policy)
     peaks = [a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True)]
     stage = peaks.index(max(peaks))
     profile, static = profile_memory(step.timeline, stage), step.static[stage]
     at = profile.time_ns.tolist().index(profile.peak_ns)
     by_kind = dict(zip(MemoryKind, profile.by_kind_bytes[:, at].tolist(), strict=True))
-    fixed = (static.parameter_bytes, static.optimizer_bytes, static.gradient_bytes, static.workspace_bytes)
+    fixed = (static.parameter_bytes, static.optimizer_bytes, static.gradient_bytes, static.workspace_bytes,
+             static.constant_bytes)  # fmt: skip
     node = loaded.document.get("context", "max_device_memory")
     allowed = float(str(node.value).upper().removesuffix("GB")) * GIB if node is not None else None
     return PeakMemory(

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
             continue
         loaded = load_step(name, args.device, device_overrides(args), not args.no_cache)
         first = first or loaded
-        steps.append((Path(name).stem, loaded, loaded.model.simulate(loaded.policy)))
+        steps.append((Path(name).stem, loaded, loaded.simulate()))
     device = steps[0][1].device
     if args.plot:
         points = [TradeOff(name, step.step_time_ns, step.peak_bytes) for name, _, step in steps]

@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     """Simulate one configuration."""
     require_folders(args.trace, args.plot, args.html)
     loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
-    report = report_step(loaded, loaded.policy, Path(args.config).stem)
+    report = report_step(loaded, loaded.policy, Path(args.config).stem, loaded.simulate())
     if args.trace:
         write_trace(report, args.trace)
     if args.plot:

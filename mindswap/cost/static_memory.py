@@ -78,17 +78,20 @@ class StaticMemory:
             themselves come and go with backward: the simulator has them over time.
         optimizer_bytes: optimizer state.
         workspace_bytes: the largest that an operator needs while it runs.
+    constant_bytes: constants and inputs of the graph, such as a causal mask without compression.
     """
 
     parameter_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
     workspace_bytes: int
+    constant_bytes: int = 0
 
     @property
     def total_bytes(self) -> int:
         """All of it."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes + self.workspace_bytes
+        state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        return state_bytes + self.workspace_bytes + self.constant_bytes
 
 
 def find_optimizer(name: str) -> Optimizer:

@@ -28,7 +28,7 @@ from mindswap.graph.settle import BOOKKEEPING_OPS
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.policy.weight_sharding import WeightSharding
 
-__all__ = ["GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
+__all__ = ["WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"

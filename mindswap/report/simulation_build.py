@@ -91,6 +91,7 @@ def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
         ("sums of gradients", static.gradient_bytes),
         ("optimizer state", static.optimizer_bytes),
         ("workspace", static.workspace_bytes),
+        ("constants", static.constant_bytes),
     )
 
 

@@ -257,7 +257,10 @@ class _Cutter:
             self._read(node, section, True, work)
         for saved in self.graph.saved:
             self.values[saved.backward_name] = self.values.get(saved.forward_name, ())
-        sections = self._backward_sections()
+        behind = {
+            node.name for node, section in zip(self.graph.forward, sections, strict=True) if section == self.num_layers
+        }
+        sections = self._backward_sections(behind)
         for node, section, work in zip(self.graph.backward, sections, backward_work, strict=True):
             self._read(node, section, False, work)
         self._note_copies()
@@ -279,14 +282,22 @@ class _Cutter:
             for position, node in enumerate(self.graph.forward)
         ]
 
-    def _backward_sections(self) -> list[int]:
+    def _backward_sections(self, behind: Set[str]) -> list[int]:
         """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
 
-        What runs again belongs where it is needed first.
+        What runs again belongs where it is needed first. The gradient of an operator behind the layers belongs there
+        even if the compiler lists it later: it lists the gradient that the head gives a weight tied to the embedding
+        just before the sum with that of the embedding, while the backend runs operators as soon as they can.
+
+        Args:
+            behind: operators of forward that are behind the layers.
         """
         sections = []
         current = self.num_layers
         for node in self.graph.backward:
+            if node.layer_index is None and node.origin in behind:
+                sections.append(self.num_layers)
+                continue
             if is_kernel(node.op) and not node.is_duplicate:
                 if node.layer_index is not None:
                     current = min(current, node.layer_index)
@@ -328,7 +339,8 @@ class _Cutter:
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         for collective in collectives:
             if collective.is_before:
-                waits.append(self._communicate(ops, label, collective.kind, collective))
+                begin = self._made_at(node, section, is_forward)
+                waits.append(self._communicate(ops, label, collective.kind, collective, begin))
         position = len(ops)
         for name in node.inputs:
             for index in self.values.get(name, ()):
@@ -366,13 +378,22 @@ class _Cutter:
                 if index is not None:
                     self.tensors[index].collective = len(ops) - 1
 
-    def _communicate(self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None) -> int:
-        """Appends communication that begins when the operator before it has ended; its position.
+    def _made_at(self, node: Node, section: int, is_forward: bool) -> int | None:
+        """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
+        known = [self.tensors[index] for index in self.values.get(node.inputs[0], ()) if index is not None]
+        is_here = all((tensor.section, tensor.is_forward) == (section, is_forward) for tensor in known)
+        return max(tensor.made_at for tensor in known) if known and is_here else None
 
-        Without `collective` it takes no time: another one has the tensor already.
+    def _communicate(
+        self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None, begin: int | None = None
+    ) -> int:
+        """Appends communication; its position.
+
+        It begins when the operator at `begin` has ended, by default the one before it. Without `collective` it takes
+        no time: another one has the tensor already.
         """
         duration = self.collective_ns(collective) if collective is not None and self.collective_ns is not None else 0
-        wait_op = len(ops) - 1 if ops else None
+        wait_op = begin if begin is not None else len(ops) - 1 if ops else None
         ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind))
         return len(ops) - 1
 
@@ -503,8 +524,8 @@ class _Cutter:
         if tensor.section == section + 1:
             return Source.BEHIND
         raise SimulationError(
-            f"{tensor.label} of section {tensor.section} is read in section {section} of {self.num_layers} layers: "
-            "only neighbouring layers can share tensors"
+            f"{tensor.label} would be read two or more layers away from where it is made; only neighbouring layers can "
+            "share tensors"
         )
 
 

@@ -409,9 +409,14 @@ class _Builder:
 
     def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
         """Rows of what blocks hand on, what other stages send, and what the layers share."""
-        shared: dict[Role, Read] = {}
+        shared: dict[Role, int] = {}  # size
+        made: dict[Role, int] = {}  # where a gradient that is shared is made on this stage
         for index, section in enumerate(sections):
-            shared |= {read.role: read for read in self.blocks[section].reads if read.role.is_shared}
+            shared |= {read.role: read.size_bytes for read in self.blocks[section].reads if read.role.is_shared}
+            for tensor in arrays_of(self.blocks[section]).handed:
+                if tensor.role is not None and tensor.role.is_shared and not tensor.is_forward:
+                    shared[tensor.role] = tensor.size_bytes
+                    made[tensor.role] = backward.starts[section] + tensor.made_at
             for part, position in ((forward, index + 1), (backward, index - 1)):
                 other = sections[position] if 0 <= position < len(sections) else None
                 yield from self._handed(section, other, part is forward, forward, backward)
@@ -423,10 +428,11 @@ class _Builder:
                     yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section])
         first_forward, first_backward = forward.starts[sections[0]], backward.starts[sections[-1]]
         last_backward = backward.starts[sections[0]] + len(self.blocks[sections[0]].backward) - 1
-        for role, read in shared.items():
-            begin = first_forward if role.is_forward else first_backward
-            uses = (NONE, first_backward, max(last_backward, first_backward))
-            yield self._row(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP)
+        for role, size_bytes in shared.items():
+            begin = first_forward if role.is_forward else made.get(role, first_backward)
+            first = first_backward if role.is_forward else begin
+            uses = (NONE, first, max(last_backward, first))
+            yield self._row(size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP)
 
     def _handed(
         self, section: int, other: int | None, is_forward: bool, forward: _Pass, backward: _Pass

@@ -32,9 +32,12 @@ from mindswap.cost.step_terms import (
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
+from mindswap.graph.constants import constant_bytes
 from mindswap.graph.gather import gather_weights
+from mindswap.graph.handed import find_handed_on
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.overlap import order_halves
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
 from mindswap.graph.share_casts import share_casts
@@ -44,7 +47,7 @@ from mindswap.policy.model import Policy
 from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep, find_parameters
+from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.exchange import exposed_exchange_ns
 from mindswap.simulate.gradients import GradientRule
@@ -113,7 +116,7 @@ class StepModel:
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
         plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
-        self.captured = replace(captured, graph=plain)
+        self.captured = replace(captured, graph=plain, notes=(*captured.notes, *_describe_tied(captured, settings)))
         self.costs = costs
         self.settings = settings
         self.layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
@@ -128,7 +131,7 @@ class StepModel:
         )
         placed = _stage_parameters(captured, self.layout.chunks, settings.sharding)
         self.parameters = [[parameter for _, parameter in stage] for stage in placed]
-        self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self.static = self._static_memory()
         self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
         closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
         self.layout = replace(self.layout, closing_bytes=closing_bytes)
@@ -254,13 +257,24 @@ class StepModel:
         """The compiled layers, all under what the policy sets on one layer."""
         key = _signature(policy, layer_index)
         if key not in self._blocks:
-            return self._blocks_of(key, tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees))
+            actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
+            try:
+                return self._blocks_of(key, actions)
+            except SimulationError as error:
+                raise SimulationError(f"layer {layer_index}: {error}{self._outputs_made_again(actions)}") from None
         return self._blocks[key]
+
+    def _outputs_made_again(self, actions: tuple[LayerActions, ...]) -> str:
+        """What to mend where actions make again what a layer hands on."""
+        recomputed = settings_of_actions(self._graph, self._names, actions).recomputed
+        handed_on = (self._graph.forward_nodes[name] for name in sorted(find_handed_on(self._graph) & set(recomputed)))
+        names = dict.fromkeys(self._names(node) for node in handed_on)
+        return f"\n    fix: recompute without {', '.join(names)}: what is behind the layer reads it" if names else ""
 
     def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
         if key not in self._blocks:
             self._blocks[key] = cut_blocks(
-                self._rewritten(key, actions),
+                self._in_turns(self._rewritten(key, actions)),
                 self.costs.operator_ns,
                 self.names,
                 {**self.captured.collectives, **self._gathers},
@@ -279,17 +293,40 @@ class StepModel:
             self._last = key, rewrite_graph(self._graph, settings, self._tag)
         return self._last[1]
 
-    def _static_memory(self, parameters: list[Parameter]) -> StaticMemory:
+    def _in_turns(self, graph: Graph) -> Graph:
+        """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""
+        found = self.captured.collectives.items()
+        first = {name for name, entries in found if any(entry.is_before for entry in entries)}
+        after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
+        return order_halves(graph, first, after)
+
+    def _static_memory(self) -> tuple[StaticMemory, ...]:
+        """What each stage has all the time."""
         settings = self.settings
-        return estimate_static_memory(
-            parameters,
-            find_optimizer(settings.optimizer),
-            settings.num_optimizer_shards,
-            settings.num_micro_batches > 1,
-            settings.is_accumulator_sharded,
-            settings.is_state_offloaded,
-            workspace_bytes((*self.captured.graph.forward, *self.captured.graph.backward), self.costs.device),
-        )
+        constants = constant_bytes(self.captured.graph)
+        workspace = workspace_bytes((*self.captured.graph.forward, *self.captured.graph.backward), self.costs.device)
+        stages = [
+            estimate_static_memory(
+                parameters,
+                find_optimizer(settings.optimizer),
+                settings.num_optimizer_shards,
+                settings.num_micro_batches > 1,
+                settings.is_accumulator_sharded,
+                settings.is_state_offloaded,
+                workspace,
+            )
+            for parameters in self.parameters
+        ]
+        if len(stages) > 1:
+            # A weight of the first stage that the last one reads is there a second time, as what it receives and as
+            # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
+            # InsertReceive). The optimizer has it on the first stage only.
+            tied = sum(parameter.size_bytes for parameter in find_tied_parameters(self.captured.graph))
+            last = stages[-1]
+            stages[-1] = replace(
+                last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
+            )
+        return tuple(replace(stage, constant_bytes=constants) for stage in stages)
 
     def _closing_bytes(self, parameters: list[Parameter]) -> int:
         """Gradients that the optimizer reads on a stage, without those that are there when backward ends."""
@@ -399,6 +436,17 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
                 reader = "" if node.is_duplicate else node.origin or gradients.get(name, "")
                 found.setdefault(forward_names[name], set()).add(reader)
     return found
+
+
+def _describe_tied(captured: CapturedStep, settings: StepSettings) -> tuple[str, ...]:
+    """What is left out where a weight is on the first and on the last pipeline stage."""
+    if settings.pipeline.num_stages == 1:
+        return ()
+    return tuple(
+        f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every micro-batch, "
+        "and its gradient back; the memory of that is counted, its time is not"
+        for parameter in find_tied_parameters(captured.graph)
+    )
 
 
 def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[tuple[int, Parameter]]]:

@@ -80,6 +80,8 @@ def test_kept_bytes():
             "output_recompute is not simulated",
         ),
         (Policy(True, select_recompute=(OpRecompute(".*", ALL_LAYERS),)), "only neighbouring layers"),
+        # The last operator of a layer of `steps.py` is `add`.
+        (Policy(True, select_recompute=(OpRecompute(".*", Layers((3,))),)), r"layer 3: .*\n    fix: recompute without"),
     ],
 )
 def test_layers_that_run_again_together_are_not_simulated(policy, words):
