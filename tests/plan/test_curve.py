@@ -111,7 +111,7 @@ def test_everything_is_kept_where_it_fits():
 
 
 def test_the_least_that_is_found_is_found_again():
-    model = MODELS["pipeline"]
+    model = MODELS["4 layers"]
     found = plan(model, 1)
     assert not found.fits
     assert plan(model, found.smallest_budget_bytes).fits
