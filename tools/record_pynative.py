@@ -7,6 +7,7 @@ The wheel is read where it lies and never installed: its dependencies are not on
 hyper_parallel is replaced by stand-ins that only note which cells and callables get a wrapper.
 """
 
+import importlib
 import json
 import sys
 import types
@@ -123,10 +124,8 @@ def load_wheel(folder: Path):
     module("mindformers.pynative.distributed", __path__=[str(folder / "mindformers/pynative/distributed")])
     module("mindformers.tools.logger", logger=Logger())
     module("mindformers.tools.check_rules", check_yaml_depth_before_loading=None)
-    from mindformers.pynative.config.config import TrainConfig
-    from mindformers.pynative.distributed import activation_checkpoint
-
-    return TrainConfig, activation_checkpoint
+    config = importlib.import_module("mindformers.pynative.config.config")
+    return config.TrainConfig, importlib.import_module("mindformers.pynative.distributed.activation_checkpoint")
 
 
 def answer(name: str, base: dict, train_config, module) -> dict:

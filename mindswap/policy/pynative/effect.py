@@ -212,6 +212,4 @@ def _apply(
     has_pair = settings.is_swap_enabled and (is_swapped or index in (maps.swap or {})) and settings.prefetch is not None
     fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
     is_swapped = is_swapped and settings.is_swap_enabled
-    return LayerEffect(
-        is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells
-    )
+    return LayerEffect(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 one case to a line
 """Configurations whose outcome in mindformers 2.1.0 is recorded in `expected.json`.
 
 `tools/record_pynative.py` made that file: it runs `TrainConfig.from_dict` and `apply_ac` of the wheel (downloaded with
