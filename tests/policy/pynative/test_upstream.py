@@ -8,12 +8,11 @@ import pytest
 from mindswap.policy.problem import Level
 from mindswap.policy.pynative.check import check_pynative
 from mindswap.policy.pynative.log_lines import log_lines
-from mindswap.policy.pynative.tables import Model, paths_from_outline
 from mindswap.policy.yaml_parser import parse_document
-from tests.policy.pynative.cases import CASES, OUTLINE, text_of
+from tests.policy.pynative.builders import MODEL
+from tests.policy.pynative.cases import CASES, text_of
 
 EXPECTED = json.loads((Path(__file__).parent / "expected.json").read_text("utf-8"))
-MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 4, "the toy model")
 REFUSED = [name for name in CASES if "error" in EXPECTED["cases"][name]]
 ACCEPTED = [name for name in CASES if name not in REFUSED]
 
