@@ -3,6 +3,7 @@
 import argparse
 import json
 import sys
+from dataclasses import replace
 
 from mindswap.commands.convert_megatron import Request
 from mindswap.commands.writing import write_new
@@ -44,10 +45,13 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
         LaunchError: there is nothing to convert.
     """
     document = request.document
-    source, wanted = (SECTIONS_1_9, SECTIONS_2X) if args.to == "2.x" else (SECTIONS_2X, SECTIONS_1_9)
-    _refuse_missing(document, source, wanted, args.to)
+    source = SECTIONS_1_9 if args.to == "2.x" else SECTIONS_2X
+    if document.root is None or not any(document.get(name) is not None for name in source):
+        missing = " and no ".join(source)
+        raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
     num_layers = _num_layers(args, document)
     converted = _to_2x(args, document, num_layers) if args.to == "2.x" else _to_1_9(args, document, num_layers)
+    _refuse_double(document, source, converted)
     comment = (f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, by name (mindswap convert --to {args.to})",)
     lost = tuple(f"lost or changed: {line}" for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
@@ -68,15 +72,15 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     return 1 if has_errors else 0
 
 
-def _refuse_missing(document: Document, source: tuple[str, ...], wanted: tuple[str, ...], version: str) -> None:
-    if document.root is None or not any(document.get(name) is not None for name in source):
-        raise LaunchError(f"{document.file}: nothing to convert to {version}: there is no {' and no '.join(source)}")
-    for name in wanted:
+def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
+    """Sections of the other version that stand there already would stand twice."""
+    assert document.root is not None
+    for name in converted.sections:
         entry = document.root.entry(name)
         if entry is not None:
+            there = " and ".join(name for name in source if document.get(name) is not None)
             message = f"{name}: stands there already, beside sections of the other version"
-            fix = f"delete it, or {' and '.join(name for name in source if document.get(name) is not None)}"
-            raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=fix)])
+            raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
 
 
 def _num_layers(args: argparse.Namespace, document: Document) -> int:
@@ -111,7 +115,11 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Con
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )
-    return to_2x(policy, num_layers, stages, _layer_ops(args, document))
+    converted = to_2x(policy, num_layers, stages, _layer_ops(args, document))
+    # What the file does not speak of, the result leaves alone.
+    has = {"swap": "swap_config", "recompute": "recompute_config"}
+    sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
+    return replace(converted, sections=sections)
 
 
 def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:

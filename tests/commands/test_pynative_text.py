@@ -146,4 +146,8 @@ def test_nothing_to_convert_and_both_forms(run):
     text = HEADER + GOOD + "swap_config: {swap: True}\n"
     code, _, err = run("convert", "CONFIG", "--to", "2.x", text=text)
     assert code == 1 and "swap: stands there already" in err
+    # `swap` may stay where only recompute_config is converted.
+    text = HEADER + "swap: {enable: False}\nrecompute_config: {recompute: True}\n"
+    code, out, _ = run("convert", "CONFIG", "--to", "2.x", text=text)
+    assert code == 0 and out.endswith("recompute:\n  mode: 'full'\n  full_recompute_layer: ['0-3']\n")
     assert "[form-2x]" in run("convert", "CONFIG", "--to", "index")[2]

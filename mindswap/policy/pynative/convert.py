@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mindswap.policy.model import Layers, Policy
+from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.pynative.effect import Effect, LayerMap
-from mindswap.policy.pynative.layers import to_specs
+from mindswap.policy.pynative.layers import layers_in_words, to_specs
 from mindswap.policy.pynative.names import LEGACY_CELLS, to_2x_path
 
 __all__ = ["Converted", "to_1_9", "to_2x"]
@@ -51,7 +51,7 @@ def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int) 
 
 
 def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, lost: list[str]) -> dict:
-    entries = (*policy.layer_swap, *policy.op_swap)
+    entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
         return {"enable": False}
     if num_stages > 1:
@@ -65,7 +65,7 @@ def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: in
     if prefetch > num_layers - 1:
         prefetch = max(num_layers - 1, 1)
     lost.append(
-        f"the unit of the distance: {distances[-1]} operators became {prefetch} layer{'s' * (prefetch > 1)} "
+        f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) "
         f"(assumed: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
     )
     # What is recomputed is not swapped in graph mode; in 2.x its input would be.
@@ -93,7 +93,7 @@ def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: in
     if op_swap:
         swap["op_swap"] = op_swap
     if beyond:
-        lost.append(f"swap of layers {', '.join(to_specs(beyond))}: the last {prefetch} cannot be swapped in 2.x")
+        lost.append(f"swap of {layers_in_words(beyond)}: the last {prefetch} cannot be swapped in 2.x")
     return swap if whole or op_swap else {"enable": False}
 
 
@@ -177,13 +177,13 @@ def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
     swap: dict = {"swap": settings.is_swap_enabled or has_recompute}
     if settings.is_swap_enabled:
         lost.append(
-            f"the unit of the distance: {settings.prefetch} layers became {prefetch} operators (assumed: "
+            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators (assumed: "
             f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
         )
         whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
-            lost.append(f"swap of the inputs of recomputed layers {', '.join(to_specs(inside))}: 1.9 recomputes only")
+            lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
         if whole:
             swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
         named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)

@@ -5,9 +5,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mindswap.policy.document import Node, is_huge
+from mindswap.policy.model import Layers
 from mindswap.policy.problem import Location
+from mindswap.policy.wording import format_layers
 
-__all__ = ["LayerSpec", "indices_of", "parse_spec", "to_specs"]
+__all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec", "to_specs"]
 
 # `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
@@ -48,6 +50,11 @@ def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
     for spec in specs:
         found.update(range(spec.first, min(spec.last, limit - 1) + 1))
     return tuple(sorted(found))
+
+
+def layers_in_words(indices: Iterable[int]) -> str:
+    """`layer 3`, or `layers 0-2, 5`."""
+    return format_layers(Layers(tuple(sorted(set(indices)))))
 
 
 def to_specs(indices: Iterable[int]) -> list[str]:

@@ -10,8 +10,9 @@ FAIL:
 from collections.abc import Iterator
 
 from mindswap.policy.problem import Level, Problem
+from mindswap.policy.pynative.layers import layers_in_words
 from mindswap.policy.pynative.rule_context import Context
-from mindswap.policy.wording import format_indices, format_names
+from mindswap.policy.wording import format_names
 
 ID = "pynative-comm-cell"
 LEVEL = Level.ERROR
@@ -29,7 +30,5 @@ def check(context: Context) -> Iterator[Problem]:
                 layers += [layer] if refused else []
         if cells:
             names = format_names(dict.fromkeys(cells))
-            message = (
-                f"{target.pattern_path}: {names} is a cell and is not recomputed, in layers {format_indices(layers)}"
-            )
+            message = f"{target.pattern_path}: {names} is a cell and is not recomputed, in {layers_in_words(layers)}"
             yield Problem(target.pattern_location, ID, LEVEL, message, "operators", "name an operator in it")

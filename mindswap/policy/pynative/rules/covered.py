@@ -10,8 +10,8 @@ FAIL (layer 0 is swapped whole):
 from collections.abc import Iterator
 
 from mindswap.policy.problem import Level, Problem
+from mindswap.policy.pynative.layers import layers_in_words
 from mindswap.policy.pynative.rule_context import Context
-from mindswap.policy.wording import format_indices
 
 ID = "pynative-covered"
 LEVEL = Level.WARNING
@@ -31,7 +31,7 @@ def check(context: Context) -> Iterator[Problem]:
         matches = context.effect.matches(target)
         in_whole = [layer for layer in matches if layer in whole]
         if in_whole:
-            message = f"{target.layers_path}: has no effect in layers {format_indices(in_whole)}: {key} has them"
+            message = f"{target.layers_path}: has no effect in {layers_in_words(in_whole)}: {key} has them"
             yield Problem(target.layers_location, ID, LEVEL, message, fix="take them out of one of the two")
         if layer_map is None:
             continue
@@ -41,5 +41,5 @@ def check(context: Context) -> Iterator[Problem]:
             if paths and layer not in whole and not set(paths) & set(layer_map.get(layer, ()))
         ]
         if lost:
-            message = f"{target.pattern_path}: a cell above it is named, too, so it adds nothing in layers "
-            yield Problem(target.pattern_location, ID, LEVEL, message + format_indices(lost), fix="delete it")
+            message = f"{target.pattern_path}: a cell above it is named, too, so it adds nothing in "
+            yield Problem(target.pattern_location, ID, LEVEL, message + layers_in_words(lost), fix="delete it")

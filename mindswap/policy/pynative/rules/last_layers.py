@@ -31,8 +31,10 @@ def check(context: Context) -> Iterator[Problem]:
         too_large = [spec for spec in target.specs if largest < spec.last < num_layers]
         if too_large:
             rest = [index for index in settings.layers_of(target) if index <= largest]
+            kept = "the last layer stays" if prefetch == 1 else f"the last {prefetch} layers stay"
             message = (
                 f"{too_large[0].path}: layer {too_large[0].last} cannot be swapped: with default_prefetch {prefetch} "
-                f"the last {prefetch} of {num_layers} layers stay on the device"
+                f"{kept} on the device"
             )
-            yield Problem(too_large[0].location, ID, LEVEL, message, f"0 to {largest}", f"layers: {to_specs(rest)}")
+            fix = f"layers: {to_specs(rest)}" if rest else "delete the entry"
+            yield Problem(too_large[0].location, ID, LEVEL, message, f"0 to {largest} (of {num_layers} layers)", fix)

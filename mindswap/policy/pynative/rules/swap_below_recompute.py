@@ -14,8 +14,9 @@ FAIL:
 from collections.abc import Iterator
 
 from mindswap.policy.problem import Level, Problem
+from mindswap.policy.pynative.layers import layers_in_words
 from mindswap.policy.pynative.rule_context import Context
-from mindswap.policy.wording import format_indices, format_names
+from mindswap.policy.wording import format_names
 
 ID = "pynative-swap-below-recompute"
 LEVEL = Level.WARNING
@@ -34,6 +35,6 @@ def check(context: Context) -> Iterator[Problem]:
                     names.append(drop.path)
         for reason, (layers, names) in lost.items():
             what = format_names(dict.fromkeys(names))
-            message = f"{target.pattern_path}: {what} is not swapped in layers {format_indices(layers)}: {reason}"
+            message = f"{target.pattern_path}: {what} is not swapped in {layers_in_words(layers)}: {reason}"
             fix = "take these layers out of op_swap, or out of recompute"
             yield Problem(target.pattern_location, ID, LEVEL, message, fix=fix)

@@ -15,8 +15,9 @@ FAIL:
 from collections.abc import Iterator
 
 from mindswap.policy.problem import Level, Problem
+from mindswap.policy.pynative.layers import layers_in_words
 from mindswap.policy.pynative.rule_context import Context
-from mindswap.policy.wording import format_indices, format_names
+from mindswap.policy.wording import format_names
 
 ID = "pynative-swap-of-recomputed"
 LEVEL = Level.WARNING
@@ -30,7 +31,7 @@ def check(context: Context) -> Iterator[Problem]:
     both = sorted(settings.full_layers & settings.swap_layers) if settings.is_swap_enabled else []
     if both:
         entry = settings.of("layer_swap")[0]
-        message = f"{entry.layers_path}: layers {format_indices(both)} are recomputed; only their input is swapped"
+        message = f"{entry.layers_path}: {layers_in_words(both)}: recomputed as a whole, so only the input is swapped"
         yield Problem(entry.layers_location, ID, LEVEL, message, fix=FIX)
     for target in settings.of("op_swap"):
         names: list[str] = []
@@ -42,6 +43,6 @@ def check(context: Context) -> Iterator[Problem]:
                 names += shared
                 layers += [layer] if shared else []
         if names:
-            what = f"{format_names(dict.fromkeys(names))} in layers {format_indices(layers)}"
+            what = f"{format_names(dict.fromkeys(names))} in {layers_in_words(layers)}"
             message = f"{target.pattern_path}: {what} is recomputed; only its input is swapped"
             yield Problem(target.pattern_location, ID, LEVEL, message, fix=FIX)

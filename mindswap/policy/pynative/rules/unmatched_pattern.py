@@ -13,11 +13,12 @@ from collections.abc import Iterator
 
 from mindswap.policy.match import PatternError
 from mindswap.policy.problem import Level, Problem
+from mindswap.policy.pynative.layers import layers_in_words
 from mindswap.policy.pynative.match import match_paths
 from mindswap.policy.pynative.names import to_2x_path
 from mindswap.policy.pynative.rule_context import Context
 from mindswap.policy.pynative.settings import Target
-from mindswap.policy.wording import closest_names, format_indices
+from mindswap.policy.wording import closest_names
 
 ID = "pynative-unmatched-pattern"
 LEVEL = Level.ERROR
@@ -36,7 +37,7 @@ def check(context: Context) -> Iterator[Problem]:
         if not missing:
             continue
         if len(missing) < len(matched):
-            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in layers {format_indices(missing)}"
+            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {layers_in_words(missing)}"
             yield Problem(target.pattern_location, ID, Level.WARNING, message, fix="take them out of the list")
             continue
         message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {model.source}"
