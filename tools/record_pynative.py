@@ -1,14 +1,17 @@
 """Write down what mindformers 2.1.0 answers to `tests/policy/pynative/cases.py`.
 
 pip download --no-deps mindformers==2.1.0 -d /tmp/mf2x && unzip -d /tmp/mf2x /tmp/mf2x/*.whl
-python tools/record_pynative.py /tmp/mf2x
+python tools/record_pynative.py /tmp/mf2x                  # writes expected.json
+python tools/record_pynative.py /tmp/mf2x --random 1000    # compares mindswap with the wheel, writes nothing
 
 The wheel is read where it lies and never installed: its dependencies are not on PyPI. What it needs of MindSpore and
 hyper_parallel is replaced by stand-ins that only note which cells and callables get a wrapper.
 """
 
+import argparse
 import importlib
 import json
+import random
 import sys
 import types
 from pathlib import Path
@@ -18,7 +21,12 @@ import yaml
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from tests.policy.pynative.cases import CASES, OUTLINE, text_of  # noqa: E402 the checkout must be importable
+from mindswap.policy.pynative.check import check_pynative  # noqa: E402 the checkout must be importable
+from mindswap.policy.pynative.log_lines import log_lines  # noqa: E402
+from mindswap.policy.yaml_parser import parse_document  # noqa: E402
+from tests.policy.pynative.builders import MODEL  # noqa: E402
+from tests.policy.pynative.cases import CASES, HEADER, OUTLINE, text_of  # noqa: E402
+from tests.policy.pynative.random_sections import random_sections  # noqa: E402
 
 
 class Cell:
@@ -128,14 +136,14 @@ def load_wheel(folder: Path):
     return config.TrainConfig, importlib.import_module("mindformers.pynative.distributed.activation_checkpoint")
 
 
-def answer(name: str, base: dict, train_config, module) -> dict:
-    """What the wheel makes of one case; `base` has the sections that TrainConfig needs besides."""
+def answer(text: str, base: dict, train_config, module) -> dict:
+    """What the wheel makes of one configuration; `base` has the sections that TrainConfig needs besides."""
     Logger.lines.clear()
     SwapManager.pairs.clear()
     module._config_list = {}
     model = build_model()
     try:
-        config = train_config.from_dict({**base, **yaml.safe_load(text_of(name))})
+        config = train_config.from_dict({**base, **yaml.safe_load(text)})
         stages = config.parallelism.pipeline_parallel
         module.apply_ac(model, config.recompute, config.recompute_comm, config.swap, stages)
     except Exception as error:  # noqa: BLE001 whatever it raises is the answer
@@ -145,13 +153,46 @@ def answer(name: str, base: dict, train_config, module) -> dict:
     return {"log": list(Logger.lines), "pairs": pairs}
 
 
+def compare(count: int, seed: int, ask) -> int:
+    """Random configurations: refused by both or by none, and the same lines and pairs.
+
+    Returns:
+        0, or 1 if one differs.
+    """
+    source = random.Random(seed)
+    num_refused = num_different = 0
+    for _ in range(count):
+        text = HEADER + yaml.safe_dump(random_sections(source), sort_keys=False)
+        expected = ask(text)
+        checked = check_pynative(parse_document(text.encode(), "x.yaml"), model=MODEL)
+        if "error" in expected:
+            num_refused += 1
+            is_same = bool(checked.errors)
+        else:
+            layers = enumerate(checked.effect.layers)
+            pairs = [[index, layer.fetch_layer] for index, layer in layers if layer.fetch_layer is not None]
+            is_same = {"log": list(log_lines(checked.effect)), "pairs": pairs} == expected
+        if not is_same:
+            num_different += 1
+            print(f"{text}\n{expected}\n")
+    print(f"{count} configurations, {num_refused} refused, {num_different} different")
+    return 1 if num_different else 0
+
+
 def main() -> int:
-    """Record all cases."""
-    wheel = Path(sys.argv[1]).resolve()
+    """Record all cases, or compare random ones."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("wheel", type=Path, help="folder with the unpacked wheel")
+    parser.add_argument("--random", type=int, metavar="N", help="compare N random configurations")
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    wheel = args.wheel.resolve()
     train_config, module = load_wheel(wheel)
     base = yaml.safe_load((wheel / "configs/deepseek3/pretrain_deepseek3_1b_8p_pynative.yaml").read_text("utf-8"))
+    if args.random:
+        return compare(args.random, args.seed, lambda text: answer(text, base, train_config, module))
     paths = module._get_modules_and_ops_list(build_model())[0]
-    cases = {name: answer(name, base, train_config, module) for name in CASES}
+    cases = {name: answer(text_of(name), base, train_config, module) for name in CASES}
     data = {"recorded_with": "mindformers 2.1.0", "paths": paths, "cases": cases}
     target = ROOT / "tests/policy/pynative/expected.json"
     target.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from mindswap.commands.convert_megatron import Request
 from mindswap.commands.writing import write_new
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.check import check_document
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.families import load_layer_trees
@@ -18,7 +19,9 @@ from mindswap.policy.pynative.check import check_pynative
 from mindswap.policy.pynative.convert import Converted, to_1_9, to_2x
 from mindswap.policy.pynative.form import Form, find_form
 from mindswap.policy.pynative.read import find_num_layers_2x
+from mindswap.policy.pynative.renaming import Names
 from mindswap.policy.pynative.replace import replace_sections
+from mindswap.policy.pynative.tables import dense_layer
 from mindswap.policy.read import find_num_layers
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_parser import parse_document
@@ -95,12 +98,18 @@ def _layer_ops(args: argparse.Namespace, document: Document) -> int:
     """Operators of a layer in backward: as given, else assumed to be as many as in forward, by table."""
     if args.ops_per_layer:
         return args.ops_per_layer
+    layer = _layer_1_9(document)
+    if layer is None:
+        return ASSUMED_LAYER_OPS
+    return sum(cell.is_primitive for _, cell in layer.walk())
+
+
+def _layer_1_9(document: Document) -> CellNode | None:
+    """A layer of the model in 1.9, by table; all tables are of models without experts."""
     node = document.get("model")
     data = to_data(node) if node is not None else {}
     trees = load_layer_trees(data, 1) if isinstance(data, dict) else None
-    if trees is None:
-        return ASSUMED_LAYER_OPS
-    return sum(cell.is_primitive for _, cell in trees.layers[0].walk())
+    return trees.layers[0] if trees is not None else None
 
 
 def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
@@ -115,7 +124,9 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Con
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )
-    converted = to_2x(policy, num_layers, stages, _layer_ops(args, document))
+    layer, known = _layer_1_9(document), dense_layer()
+    names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
+    converted = to_2x(policy, num_layers, stages, _layer_ops(args, document), names)
     # What the file does not speak of, the result leaves alone.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}

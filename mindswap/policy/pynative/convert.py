@@ -4,22 +4,15 @@ A name converts, its meaning not always: for a single operator graph mode moves 
 for backward (its inputs, mostly). Whole cells agree but for their rim.
 """
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.policy.pynative.effect import Effect, LayerMap
 from mindswap.policy.pynative.layers import layers_in_words, to_specs
-from mindswap.policy.pynative.names import LEGACY_CELLS, to_2x_path
+from mindswap.policy.pynative.renaming import Names, pattern_to_1_9, patterns_to_2x
 
 __all__ = ["Converted", "to_1_9", "to_2x"]
-
-_PLAIN = re.compile(r"\w+")
-# A dot that stands for any character: in 2.x it would cross levels.
-_ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")
-_CROSSING = re.compile(r"(?<!\\)\.[*+{]")
-_FLASH_ATTENTION = r"self_attention\.core_attention"
 
 
 @dataclass(frozen=True)
@@ -35,7 +28,7 @@ class Converted:
     lost: tuple[str, ...]
 
 
-def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int) -> Converted:
+def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names = Names()) -> Converted:  # noqa: B008 frozen
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
@@ -43,14 +36,17 @@ def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int) 
         num_layers: layers of the model.
         num_stages: pipeline stages.
         num_layer_ops: operators of a layer in backward, for the distance.
+        names: what is known of the layers of both versions.
     """
     lost: list[str] = []
-    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, lost)}
-    sections |= _recompute_2x(policy, num_layers, lost)
+    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost)}
+    sections |= _recompute_2x(policy, num_layers, names, lost)
     return Converted(sections, tuple(lost))
 
 
-def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, lost: list[str]) -> dict:
+def _swap_2x(
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str]
+) -> dict:
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
         return {"enable": False}
@@ -80,7 +76,7 @@ def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: in
     whole = sorted({index for entry in policy.layer_swap for index in layers(entry.layers)})
     by_pattern: dict[str, set[int]] = {}
     for entry in policy.op_swap:
-        for pattern in _patterns_2x([entry.pattern], lost):
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
             by_pattern.setdefault(pattern, set()).update(layers(entry.layers))
     swap: dict = {"enable": True, "default_prefetch": prefetch}
     if whole:
@@ -97,11 +93,11 @@ def _swap_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: in
     return swap if whole or op_swap else {"enable": False}
 
 
-def _recompute_2x(policy: Policy, num_layers: int, lost: list[str]) -> dict[str, dict]:
+def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]) -> dict[str, dict]:
     whole = policy.layer_recompute.resolve(num_layers)
-    select = _modules_2x(policy.select_recompute, num_layers, whole, lost)
-    exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), lost)
-    comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, lost)
+    select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
+    exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
+    comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
     recompute: dict = {"mode": "select" if select else "full" if whole else "None"}
     if whole:
         recompute["full_recompute_layer"] = to_specs(whole)
@@ -127,40 +123,12 @@ def _recompute_2x(policy: Policy, num_layers: int, lost: list[str]) -> dict[str,
     return sections
 
 
-def _modules_2x(entries, num_layers: int, whole: Iterable[int], lost: list[str]) -> dict[str, list[str]]:
+def _modules_2x(entries, num_layers: int, whole: Iterable[int], names: Names, lost: list[str]) -> dict[str, list[str]]:
     found: dict[str, set[int]] = {}
     for entry in entries:
-        for pattern in _patterns_2x([entry.pattern], lost):
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
             found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
     return {pattern: to_specs(layers) for pattern, layers in found.items() if layers}
-
-
-def _patterns_2x(patterns: Iterable[str], lost: list[str]) -> list[str]:
-    r"""Patterns of 1.9, one per level, as patterns of whole paths: names of 2.x, `.` no longer crosses a level."""
-    converted = []
-    for pattern in patterns:
-        parts = pattern.split(r"\.")
-        if parts[0] == ".*" and parts[-1] == "flash_attention":
-            converted.append(_FLASH_ATTENTION)
-            continue
-        num_plain = next((i for i, part in enumerate(parts) if not _PLAIN.fullmatch(part)), len(parts))
-        renamed = to_2x_path(".".join(parts[:num_plain])).split(".") if num_plain else []
-        rest = [_ANY_CHARACTER.sub("[^.]", part) for part in parts[num_plain:]]
-        new = r"\.".join([*renamed, *rest])
-        converted.append(new)
-        if num_plain < len(parts):
-            lost.append(f"'{pattern}': names in a regular expression are not converted; look at '{new}'")
-        elif len(renamed) > 1 and renamed[-1] not in _CELLS_2X:
-            lost.append(
-                f"'{pattern}': one operator; 1.9 moves or recomputes its output, 2.x ('{new}') what it saves, "
-                "mostly its inputs"
-            )
-    return list(dict.fromkeys(converted))
-
-
-_CELLS_2X = frozenset(
-    {name.rpartition(".")[2] for name in LEGACY_CELLS.values()} | {"q_layernorm", "k_layernorm", "core_attention"}
-)
 
 
 def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
@@ -217,33 +185,6 @@ def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[s
     found: dict[str, list[int]] = {}
     for layer, paths in layer_map.items():
         for path in paths:
-            for pattern in _pattern_1_9(path, use_legacy, lost):
+            for pattern in pattern_to_1_9(path, use_legacy, lost):
                 found.setdefault(pattern, []).append(layer)
     return {pattern: sorted(set(layers)) for pattern, layers in found.items()}
-
-
-def _pattern_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
-    """A dotted path of 2.x, or a pattern where the model is not known."""
-    if _CROSSING.search(path):
-        lost.append(f"'{path}': crosses levels, which 1.9 cannot say; name the cells one by one")
-        return []
-    parts = re.split(r"\\?\.", path) if "[" not in path else path.split(r"\.")
-    plain = ".".join(parts)
-    if len(parts) > 1 and parts[-1] not in _CELLS_2X and "[" not in path:
-        lost.append(f"'{path}': one operator; 1.9 moves or recomputes its output, not what it saves")
-    if not use_legacy:
-        return [r"\.".join(parts)]
-    olds = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
-    olds = [old for old in olds if old not in _SELDOM]
-    if not olds:
-        parent = next((n for n in sorted(set(LEGACY_CELLS.values()), key=len)[::-1] if plain.startswith(n + ".")), None)
-        if parent is None:
-            lost.append(f"'{path}': has no other name in the legacy models; look at it") if len(parts) > 1 else None
-            return [r"\.".join(parts)]
-        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _SELDOM]
-        olds = [old + plain[len(parent) :] for old in heads if not old.startswith("self_attention")]
-    return [old.replace(".", r"\.") for old in olds]
-
-
-# Legacy cells that only some models have: not what a name of 2.x is turned into.
-_SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}

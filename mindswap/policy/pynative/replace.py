@@ -7,6 +7,7 @@ import yaml
 from mindswap.errors import PolicyError
 from mindswap.policy.document import to_data
 from mindswap.policy.problem import Level, Location, Problem
+from mindswap.policy.yaml_editor import COMMENT_MARK
 from mindswap.policy.yaml_parser import parse_document
 from mindswap.policy.yaml_render import block_lines
 from mindswap.policy.yaml_spans import read_spans
@@ -36,9 +37,9 @@ def replace_sections(text: str, old: tuple[str, ...], new: dict[str, dict], comm
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
     spans = [(key.start, max(key.end, value.end)) for key, value in root.entries or () if key.text in old]
-    places = [(_line_start(text, start), _line_end(text, end)) for start, end in spans]
-    kept = [found for start, end in places for found in _comments(text[start:end])]
-    block = [*(f"# mindswap: {line}" for line in comment), *kept]
+    places = [(_above_own_comment(text, _line_start(text, start)), _line_end(text, end)) for start, end in spans]
+    kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
+    block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
     block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]
     parts, done = [], 0
     for number, (start, end) in enumerate(places):
@@ -65,6 +66,16 @@ def _comments(section: str) -> list[str]:
         found += _COMMENT.findall(section[done : token.start_mark.index])
         done = max(done, token.end_mark.index)
     return found + _COMMENT.findall(section[done:])
+
+
+def _above_own_comment(text: str, start: int) -> int:
+    """Where the lines begin that mindswap wrote right above a section the last time."""
+    while start > 0:
+        above = _line_start(text, start - 1)
+        if not text[above:start].startswith(COMMENT_MARK):
+            break
+        start = above
+    return start
 
 
 def _line_start(text: str, index: int) -> int:

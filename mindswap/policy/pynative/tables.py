@@ -9,7 +9,7 @@ from importlib import resources
 from mindswap.policy.document import Document
 from mindswap.policy.pynative.match import LayerPaths
 
-__all__ = ["Model", "load_model", "paths_from_outline"]
+__all__ = ["Model", "dense_layer", "load_model", "paths_from_outline"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,11 @@ def load_model(document: Document, num_layers: int | None, num_mtp_layers: int =
             paths = paths_from_outline(json.dumps(table["layer"]))
             return Model((paths,) * num_layers, f"table {table['family']} (mindformers 2.1.0, PyNative)")
     return None
+
+
+def dense_layer() -> LayerPaths:
+    """The layer of models without experts and without latent attention: `TransformerLayer` of 2.x, as in Qwen3."""
+    return paths_from_outline(json.dumps(next(t for t in _tables() if t["family"] == "qwen3")["layer"]))
 
 
 @cache

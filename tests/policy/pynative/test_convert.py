@@ -4,7 +4,9 @@ import pytest
 from mindswap.errors import PolicyError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.pynative.convert import to_1_9, to_2x
+from mindswap.policy.pynative.renaming import Names, patterns_to_2x
 from mindswap.policy.pynative.replace import replace_sections
+from tests.builders import LLAMA, layer
 from tests.policy.pynative.builders import check_2x
 
 
@@ -33,9 +35,25 @@ def test_names_of_the_legacy_model_and_the_default_strategy():
         {"op_name": r"mlp\.mul", "layers": ["0-2"]},
     ]
     # wq and wk are cells; mul is an operator, whose meaning shifts by one.
-    assert [line for line in converted.lost if "one operator" in line] == [
-        r"'feed_forward\.mul': one operator; 1.9 moves or recomputes its output, 2.x ('mlp\.mul') what it saves, mostly "
-        "its inputs"
+    assert [line for line in converted.lost if "feed_forward" in line] == [
+        r"'feed_forward\.mul': in 1.9 the output of an operator, in 2.x ('mlp\.mul') what it saves, mostly its inputs"
+    ]
+
+
+def test_with_both_layers_known_a_pattern_is_written_out():
+    cells, operators = {"mlp", "self_attention.linear_qkv"}, {"mlp.mul", "input_layernorm.norm"}
+    names = Names(layer(LLAMA), frozenset(cells | operators), frozenset(cells))
+    lost: list[str] = []
+    assert patterns_to_2x(r"attention\.w[qv]", names, lost) == [r"self_attention\.linear_qkv"]
+    assert patterns_to_2x(r"attention_norm\..*", names, lost) == [r"input_layernorm\.norm"]
+    # w2.matmul is an operator of both, but not in this layer of 2.x.
+    assert patterns_to_2x(r"feed_forward\.(mul|w2)", names, lost) == [r"mlp\.mul"]
+    assert patterns_to_2x(r"feed_forward", names, lost) == ["mlp"]
+    assert lost == [
+        r"'attention_norm\..*': in 1.9 the output of an operator, in 2.x ('input_layernorm.norm') what it saves, mostly "
+        "its inputs",
+        r"'feed_forward\.(mul|w2)': a layer of 2.x has no 'mlp.linear_fc2': left out",
+        r"'feed_forward\.(mul|w2)': in 1.9 the output of an operator, in 2.x ('mlp.mul') what it saves, mostly its inputs",
     ]
 
 
@@ -133,8 +151,10 @@ recompute_config: {recompute: True}  # all
 def test_comments_survive_and_the_rest_stays():
     new = replace_sections(OLD, ("swap_config", "recompute_config"), {"swap": {"enable": True}}, ("made",), "x.yaml")
     assert new == (
-        "# head\na: 1  # one\n# mindswap: made\n# why\n# on # really\n# below\n# all\nswap:\n  enable: True\nb: 2\n# end\n"
+        "# head\na: 1  # one\n# why\n# on # really\n# below\n# all\n# mindswap: made\nswap:\n  enable: True\nb: 2\n# end\n"
     )
+    again = replace_sections(new, ("swap",), {"swap": {"enable": False}}, ("again",), "x.yaml")
+    assert again == new.replace("# mindswap: made", "# mindswap: again").replace("True", "False")
     windows = replace_sections(
         OLD.replace("\n", "\r\n"), ("swap_config", "recompute_config"), {"swap": {"enable": True}}, ("made",), "x.yaml"
     )
