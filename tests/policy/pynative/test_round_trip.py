@@ -56,7 +56,7 @@ def test_what_goes_to_1_9_comes_back(use_legacy):
             continue
         effect = check_pynative(parse_document(json.dumps(data).encode(), "x.yaml")).effect
         old = to_1_9(effect, 10, use_legacy).sections
-        checked = check_document(document_from_data({**old, "use_legacy": use_legacy}), 8)
+        checked = check_document(document_from_data({**old, "use_legacy": use_legacy}, "x.yaml"), 8)
         assert checked.policy is not None, checked.problems
         assert layers_of({**HEADER, **to_2x(checked.policy, 8, 1, 10).sections}) == first
         num_compared += 1
