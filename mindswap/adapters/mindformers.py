@@ -18,6 +18,8 @@ from mindspore.nn.utils import no_init_parameters
 
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
+from mindswap.adapters.interleave import layers_as_in_model, place_in_model
 from mindswap.adapters.mindspore import (
     compile_training_graph,
     enable_lazy_inline,
@@ -138,7 +140,9 @@ def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | N
         GraphError: if MindFormers cannot build the network.
     """
     network, _ = build_network(config_path, Policy(is_swap_enabled=True))
-    trees = [read_tree(layer) for layer in find_layers(network)]
+    layers = find_layers(network)
+    trees = [read_tree(layer) for layer in layers]
+    places = [place_in_model(layer) for layer in layers]
     indices = placement.layers if placement else tuple(range(len(trees)))
     if not policy.is_swap_enabled:  # MindFormers' own recompute counts layers by pipeline stage
         if len(indices) < len(trees):
@@ -147,7 +151,10 @@ def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | N
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
         return LayerSample(indices, tuple(range(len(indices))))
     sample = sample_layers(
-        [(trees[index], replace(plan_layer(policy, index, trees[index]), layer_index=0)) for index in indices]
+        [
+            (trees[index], places[index], replace(plan_layer(policy, index, trees[index]), layer_index=0))
+            for index in indices
+        ]
     )
     return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
@@ -176,7 +183,7 @@ def capture(
     """
     sample = sample or choose_layers(config_path, policy, placement)
     is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
-    network, config = build_network(config_path, policy, len(sample.indices) if is_cut else None, placement)
+    network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
     set_policy(network, policy, indices=sample.indices)
@@ -237,36 +244,34 @@ def _tag(layer, tree, every_primitive: bool) -> None:
 
 
 def build_network(
-    config_path: str, policy: Policy, num_layers: int | None = None, placement: RankPlacement | None = None
+    config_path: str, policy: Policy, layers: Sequence[int] | None = None, placement: RankPlacement | None = None
 ):
     """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
 
     Args:
         config_path: MindFormers YAML.
         policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
-        num_layers: build only so many layers, on one pipeline stage; default all.
+        layers: build only these layers of the model, on one pipeline stage; default all.
         placement: let the model set its strategies, as on this rank; default is one rank without splits.
 
     Raises:
         GraphError: if MindFormers refuses the configuration; the text is its own.
     """
     try:
-        return _build(config_path, policy, num_layers, placement)
+        return _build(config_path, policy, layers, placement)
     except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OSError, ImportError) as error:
         raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
 
 
-def _build(config_path, policy, num_layers, placement):
+def _build(config_path, policy, layers, placement):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
     replace_swap_sections(config, policy)
     install_stand_ins(config)
-    if num_layers is not None:
-        _cut_layers(config, num_layers)
+    num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
     is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
     if not is_cut and not config.get("use_legacy", True):
         _use_one_rank(config)
-    _avoid_cpu_limits(config)
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
@@ -276,9 +281,10 @@ def _build(config_path, policy, num_layers, placement):
     if is_legacy_model() != bool(config.get("use_legacy", True)):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
-    _set_pipeline(config, is_whole=num_layers is None)
+    _set_pipeline(config, is_whole=layers is None)
     one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
-    with one_of_many, no_init_parameters():
+    keep_places = layers_as_in_model(layers, num_layers) if layers is not None else contextlib.nullcontext()
+    with one_of_many, no_init_parameters(), masks_without_values(), keep_places:
         network = build_model_network(
             config.model,
             default_args={
@@ -289,6 +295,7 @@ def _build(config_path, policy, num_layers, placement):
         )
     if is_cut:
         use_whole_tensors(network)
+    config[NOTES_KEY] = use_rope_slices(network)
     return network, config
 
 
@@ -300,13 +307,15 @@ def _set_pipeline(config, is_whole: bool) -> None:
     )
 
 
-def _cut_layers(config, num_layers: int) -> None:
+def _cut_layers(config, num_layers: int) -> int:
+    """Layers that the model has without the cut."""
     model = config.model.model_config
-    for key in NUM_LAYERS_KEYS:
-        if key in model:
-            model[key] = num_layers
+    keys = [key for key in NUM_LAYERS_KEYS if key in model]
+    before = max((model[key] for key in keys), default=num_layers)
+    model.update(dict.fromkeys(keys, num_layers))
     model.offset = 0
     config.parallel_config.pipeline_stage = 1
+    return before
 
 
 def _use_one_rank(config) -> None:
@@ -316,14 +325,6 @@ def _use_one_rank(config) -> None:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
-
-
-def _avoid_cpu_limits(config) -> None:
-    """The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast."""
-    model = config.model.model_config
-    if config.get("use_legacy", True) and not model.get("use_rope_slice"):
-        model.use_rope_slice = True
-        config[NOTES_KEY] = ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"]
 
 
 def _compile(network, config, data_parallel: int = 1) -> Graph:

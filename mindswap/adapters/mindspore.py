@@ -17,6 +17,7 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.pynative.swap import swaps_paused
 from mindswap.errors import ApplyError, GraphError
+from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
@@ -117,7 +118,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Gra
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()
     model.ParseFromString(serialized)
-    return load_graph(model)
+    return restore_constants(load_graph(model))
 
 
 @contextlib.contextmanager

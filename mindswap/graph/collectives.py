@@ -38,19 +38,21 @@ BETWEEN_OPS = frozenset({*VIEW_OPS, "Cast", "Add", "AddExt", "BiasAdd"})
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication between tensor parallel ranks.
+    """Communication between ranks within a pass.
 
     Attributes:
         kind: AllReduce, AllGather, ReduceScatter or AllToAll.
         size_bytes: the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank.
         num_ranks: ranks that take part.
         is_before: the operator that it belongs to waits for it; else it takes what the operator makes, or is it.
+        stride: from one of these ranks to the next; 1 for tensor parallel ranks.
     """
 
     kind: str
     size_bytes: int
     num_ranks: int
     is_before: bool = False
+    stride: int = 1
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class _Finder:
         self._note_missing(node)
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
-        """After the operator; its gradient begins with the gradient of the sum."""
+        """After the operator; its gradient begins with that of the sum, which may be an operator (`graph.arrivals`)."""
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         collective = _sum_of(kind, node.size_bytes, partial.num_ranks)
         self._add(node.name, collective)
@@ -133,7 +135,7 @@ class _Finder:
         if first is None:
             self._note_missing(node)
         else:
-            self._add(first.name, _gradient_of(collective, is_before=True))
+            self._add(first.name, _gradient_of(collective, is_before=first.op != GRADIENTS[kind]))
 
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)
@@ -164,7 +166,7 @@ class _Finder:
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
         """The first operator that reads the gradient of what `consumer` reads."""
-        own = {gradient.name for gradient in self.gradients.get(consumer.name, ())}
+        own = {gradient.name for gradient in self._gradients_of_operand(consumer)}
         names = set(own)
         for node in self.graph.backward if names else ():
             is_same = node.op in (*VIEW_OPS, "TupleGetItem") and node.inputs[0] in names
@@ -174,6 +176,20 @@ class _Finder:
             elif node.name not in own and _is_kernel(node) and any(name in names for name in node.inputs):
                 return node
         return None
+
+    def _gradients_of_operand(self, consumer: Node) -> list[Node]:
+        """Its gradients; of a view without any (`graph.arrivals`) those that its readers give for it, by their size."""
+        gradients = self.gradients.get(consumer.name, [])
+        if gradients:
+            return gradients
+        size_bytes = self.nodes[consumer.name].size_bytes
+        readers = [node for node in self.graph.forward if consumer.name in node.inputs]
+        return [
+            gradient
+            for reader in readers
+            for gradient in self.gradients.get(reader.name, ())
+            if gradient.size_bytes == size_bytes
+        ]
 
     def _add(self, name: str, collective: Collective) -> None:
         self.found.setdefault(name, []).append(collective)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.errors import GraphError
+from mindswap.graph.branches import Branches
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 
 __all__ = ["load_graph"]
@@ -44,6 +45,7 @@ def load_graph(model) -> Graph:
     # A constant that several functions read is in the first of them, whichever that is.
     functions = (*model.functions, model.graph)
     values = {name: value for f in functions for name, value in _read_constants(f)}
+    constants = {name: value for name, value in values.items() if isinstance(value, int)}
     partial = _find_partial(forward[0], primitives)
     saved = tuple(
         Saved(captured, parameter.name)
@@ -56,10 +58,10 @@ def load_graph(model) -> Graph:
     origins = {name: names_by_id.get(identity, []) for name, identity in _identities(backward[0]).items()}
     return Graph(
         forward=forward_nodes,
-        backward=_place_gradients(_read_nodes(backward[0], primitives), origins, forward_nodes, saved),
+        backward=_place_gradients(_read_nodes(backward[0], primitives), origins, forward_nodes, saved, constants),
         saved=saved,
         has_lazy_inline=True,
-        constants={name: value for name, value in values.items() if isinstance(value, int)},
+        constants=constants,
         tuples={name: value for name, value in values.items() if isinstance(value, tuple)},
         types={**dict(_read_constant_types(functions)), **dict(_read_parameter_types((*forward, *backward)))},
     )
@@ -86,6 +88,7 @@ def _place_gradients(
     origins: Mapping[str, Sequence[str]],
     forward: Iterable[Node],
     saved: Iterable[Saved],
+    constants: Mapping[str, int],
 ) -> tuple[Node, ...]:
     """Gradients belong to the cell of the operator that they are the gradient of.
 
@@ -98,8 +101,10 @@ def _place_gradients(
             model calls one function in many places.
         forward: operators of forward.
         saved: what forward hands over.
+        constants: values of the integer constants.
     """
     placed = {node.name: node for node in forward}
+    branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)
     placed |= {entry.backward_name: placed[entry.forward_name] for entry in saved if entry.forward_name in placed}
     nodes = []
     for node in backward:
@@ -109,8 +114,11 @@ def _place_gradients(
         has_place = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
         nearby = node if has_place else source
         candidates = [placed[name] for name in origins.get(node.name, ())]
-        if len(candidates) > 1 and nearby is not None:
+        branches.add(node, candidates)
+        if len(candidates) > 1 and nearby is not None and len({c.layer_index for c in candidates}) > 1:
             candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
+        if len(candidates) > 1:
+            candidates = [candidate for candidate in candidates if branches[candidate.name] == branches[node.name]]
         if len(candidates) == 1:
             source = candidates[0]
             node = replace(node, origin=source.name)

@@ -9,6 +9,7 @@ cannot be followed counts as whole on every rank and is listed.
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from mindswap.graph.arrivals import GatheredGradient, with_arrivals, with_gathered_gradients
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split, summed_parts
 from mindswap.graph.strategies import LOCAL_MARK, read_out_strategy, read_strategy
@@ -107,6 +108,12 @@ def shard_graph(graph: Graph) -> Sharding:
         return Sharding(graph, (), ())
     tracer = _Tracer(graph)
     sharded = tracer.trace()
+    arrivals = [(moved.producer, moved.consumer) for moved in tracer.kept_copies() if moved.consumer.op in MATMUL_OPS]
+    if arrivals:
+        tracer = _Tracer(with_arrivals(graph, arrivals))
+        sharded = tracer.trace()
+    tracer.note_kept_copies()
+    sharded = with_gathered_gradients(sharded, dict(tracer.gathered_gradients()))
     return Sharding(sharded, tuple(tracer.unresolved), tuple(tracer.redistributions), tracer.sums)
 
 
@@ -130,6 +137,7 @@ class _Tracer:
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
+        self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
         self.users: dict[str, list[Node]] = {}
         # Backward reads what forward saved under the name of a parameter of its own.
         self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
@@ -143,7 +151,6 @@ class _Tracer:
     def trace(self) -> Graph:
         for node in self.graph.forward:
             self.splits[node.name] = self._checked(node, self._forward_splits(node))
-        self._note_kept_copies()
         for backward_name, forward_name in self.forward_names.items():
             if forward_name in self.splits:
                 self.splits[backward_name] = self.splits[forward_name]
@@ -251,6 +258,8 @@ class _Tracer:
         asked_outputs = read_out_strategy(node.attributes)
         is_scattered = bool(splits is not None and asked_outputs and num_parts(asked_outputs[0]) > num_parts(splits[0]))
         self._note_sum(node, call, is_scattered)
+        if splits is not None and is_scattered and node.name in self.sums:
+            self.scattered[node.name] = splits[0]
         if asked_outputs and len(asked_outputs) <= len(node.outputs):
             rest = splits[len(asked_outputs) :] if splits else [(1,) * len(t.shape) for t in node.outputs][1:]
             return [*asked_outputs, *rest]
@@ -322,14 +331,31 @@ class _Tracer:
         if num_ranks > 1:
             self.sums[node.name] = PartialSum(num_ranks, is_scattered)
 
-    def _note_kept_copies(self) -> None:
+    def kept_copies(self) -> Iterator[Redistribution]:
         """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
         saved = set(self.forward_names.values())
         for moved in self.redistributions:
             is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
             if moved.producer in saved and is_keeping:
-                reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
-                self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
+                yield moved
+
+    def note_kept_copies(self) -> None:
+        """Say so."""
+        for moved in self.kept_copies():
+            reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
+            self.unresolved.append(Unresolved(self.nodes[moved.producer], reason))
+
+    def gathered_gradients(self) -> Iterator[tuple[str, GatheredGradient]]:
+        """Operators whose sum is scattered, each with the gradient of that sum as its own gradients read it."""
+        for node in self.graph.backward:
+            before = self.scattered.get(node.origin)
+            if before is None or node.is_duplicate:
+                continue
+            known, after = self.nodes[node.origin].outputs[0], self.splits[node.origin][0]
+            for operand in self._operands(node):
+                is_of_backward = operand.name not in self.forward_names
+                if is_of_backward and (operand.type.shape, operand.split) == (known.shape, after):
+                    yield node.origin, GatheredGradient(operand.name, _cut(operand.type, before))
 
     # -- backward ---------------------------------------------------------------------------------
 

@@ -8,6 +8,8 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mindswap.graph.gather import is_gathering
+from mindswap.graph.handed import find_handed_on
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.sharding import COMMUNICATION_OPS
@@ -56,8 +58,13 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[It
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, saved)
-    own = [entry for entry in saved if entry.storage.layer_index == layer_index]
+    own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
     return tuple(walker.item(group) for group in _tied(own, walker))
+
+
+def _can_leave(entry: SavedStorage) -> bool:
+    """Whether a policy can change where it is: a gathered weight stays."""
+    return entry.storage.producer is None or not is_gathering(entry.storage.producer)
 
 
 def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
@@ -82,7 +89,9 @@ class _Walker:
         self.names = names
         self.layer_index = layer_index
         self.kept = {node.name for entry in saved for node in entry.keepers}
-        self.output_names = frozenset(self._output_names())
+        # To make again what a layer hands on would take all of it, so no way may name it, in any layer.
+        handed_on = (graph.owner(graph.forward_nodes[name]) for name in find_handed_on(graph))
+        self.output_names = frozenset(name for node in handed_on for name in names(node).split("|"))
 
     def label(self, entry: SavedStorage) -> str:
         assert entry.storage.producer is not None
@@ -156,17 +165,6 @@ class _Walker:
                 is_kept = name in self.kept and name not in own
                 if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
                     stack.append(source)
-
-    def _output_names(self) -> Iterator[str]:
-        """Operators whose output the next layer reads, in any layer: to make it again would take the whole layer."""
-        for reader in self.graph.forward:
-            if reader.layer_index is None or reader.op in IGNORED_OPS:
-                continue
-            for name in reader.inputs:
-                source = self.graph.forward_nodes.get(name)
-                owner = self.graph.owner(source) if source is not None else reader
-                if owner.layer_index not in (None, reader.layer_index):
-                    yield from self.names(owner).split("|")
 
 
 def _is_below(node: Node, cell: str) -> bool:

@@ -6,15 +6,19 @@ from dataclasses import dataclass, field
 
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.collectives import Collective
+from mindswap.graph.gather import WEIGHT_MARK, weight_name
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
+from mindswap.graph.storage import WEIGHT_OPS
+from mindswap.graph.work import NO_WORK_OPS
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.weight_sharding import WeightSharding
 
-__all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
+__all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
 
-# Before the name of a weight that a function of a lazy_inline cell reads from outside.
-WEIGHT_MARK = "▸CR_"
+
+NOT_CUT = WeightSharding()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +69,37 @@ class PlacedParameter:
     is_behind: bool
 
 
-def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
-    """The weights that forward reads, in order of their first read, each once."""
+def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
+    """The weights that forward reads, in order of their first read, each once.
+
+    Args:
+        graph: a step in which weights are whole.
+        sharding: which of them the parallel optimizer cuts.
+    """
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
     for node in graph.forward:
         has_layers_begun |= node.layer_index is not None
-        _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.inputs else ("", "", "")
-        if node.op == "Load" and mark and node.outputs and name not in found:
+        name = weight_name(node)
+        if name and node.outputs and name not in found:
             known = node.outputs[0]
-            parameter = Parameter(name, known.size_bytes, math.prod(known.shape))
+            is_cut = sharding.cuts(name, known.shape, known.size_bytes)
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut)
             found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
     return tuple(found.values())
+
+
+def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
+    """The weights that are read before the layers and behind them: an embedding table that the head uses."""
+    layered = (p for p, node in enumerate(graph.forward) if node.layer_index is not None and node.op not in NO_WORK_OPS)
+    last = max(layered, default=-1)
+    read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
+    sources: dict[str, str] = {}  # value -> weight that it is a read of
+    for position, node in enumerate(graph.forward):
+        if node.op in WEIGHT_OPS:
+            source = node.inputs[0]
+            sources[node.name] = sources.get(source, source)
+        elif node.layer_index is None and node.op not in NO_WORK_OPS:
+            read[position > last].update(sources[name] for name in node.inputs if name in sources)
+    names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
+    return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)

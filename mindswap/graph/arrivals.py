@@ -1,0 +1,113 @@
+"""Tensors that arrive by communication and are kept as they arrived. Pure.
+
+Where two operators cut a tensor unlike, MindSpore puts an AllGather between them, and backward of a product reads the
+output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.sharding` makes it the
+communication. Here one is put where none stands, so that what is kept has an operator and its size.
+
+In backward the same holds for the gradient of a sum that was scattered: the gradients of the product behind which
+ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+
+__all__ = ["GatheredGradient", "with_arrivals", "with_gathered_gradients"]
+
+MARK = ":arrived"
+
+
+@dataclass(frozen=True)
+class GatheredGradient:
+    """The gradient of a sum that was scattered.
+
+    Attributes:
+        value: name in backward of the part that a rank has.
+        type: of what the gradients of the operator read on one rank.
+    """
+
+    value: str
+    type: TensorType
+
+
+def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
+    """The step with a view between a tensor and the operators that have it sent to them.
+
+    Args:
+        graph: a compiled step with logical shapes.
+        moves: name of the tensor, and an operator that reads it, both of forward. One view of a tensor serves all
+            operators that read it.
+    """
+    consumers: dict[str, list[Node]] = {}
+    for producer, consumer in moves:
+        consumers.setdefault(producer, []).append(consumer)
+    readers = {consumer.name: producer for producer, nodes in consumers.items() for consumer in nodes}
+    forward = []
+    for node in graph.forward:
+        source = readers.get(node.name)
+        forward.append(_renamed(node, {source: source + MARK}) if source else node)
+        if node.name in consumers:
+            forward.append(_view(node, consumers[node.name][0]))
+    saved, renamed = list(graph.saved), {}
+    for entry in graph.saved:
+        if entry.forward_name in consumers:
+            renamed[entry.backward_name] = entry.backward_name + MARK
+            saved.append(Saved(entry.forward_name + MARK, entry.backward_name + MARK))
+    backward = tuple(_renamed(node, renamed) if node.origin in readers else node for node in graph.backward)
+    return replace(graph, forward=tuple(forward), backward=backward, saved=tuple(saved))
+
+
+def _view(producer: Node, consumer: Node) -> Node:
+    place = consumer.scope.rpartition("/")[0]
+    return Node(
+        name=producer.name + MARK,
+        op="Reshape",
+        layer_index=consumer.layer_index,
+        cell_path=consumer.cell_path,
+        scope=f"{place}/Reshape{MARK}",
+        inputs=(producer.name,),
+        outputs=producer.outputs[:1],
+        attributes={},
+    )
+
+
+def _renamed(node: Node, names: dict[str, str]) -> Node:
+    return replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+
+
+def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradient]) -> Graph:
+    """The step with an AllGather before the gradients of operators whose sums are scattered.
+
+    Args:
+        graph: a step with the sizes of one rank.
+        gathered: by name of the operator of forward.
+    """
+    backward: list[Node] = []
+    placed: set[str] = set()
+    for node in graph.backward:
+        found = None if node.is_duplicate else gathered.get(node.origin)
+        if found is None or found.value not in node.inputs:
+            backward.append(node)
+            continue
+        name = node.origin + MARK
+        if name not in placed:
+            placed.add(name)
+            backward.append(_gathering(graph.forward_nodes[node.origin], name, found))
+        backward.append(_renamed(node, {found.value: name}))
+    return replace(graph, backward=tuple(backward))
+
+
+def _gathering(origin: Node, name: str, found: GatheredGradient) -> Node:
+    place = origin.scope.rpartition("/")[0]
+    return Node(
+        name=name,
+        op="AllGather",
+        layer_index=origin.layer_index,
+        cell_path=origin.cell_path,
+        scope=f"{place}/AllGather{MARK}",
+        inputs=(found.value,),
+        outputs=(found.type,),
+        attributes={},
+        origin=origin.name,
+    )

@@ -1,0 +1,45 @@
+"""Parameters of the compiled network that stand for constants of the step. Pure."""
+
+from dataclasses import replace
+
+from mindswap.graph.model import Graph
+from mindswap.graph.storage import WEIGHT_OPS
+
+__all__ = ["STAND_IN_NAME", "constant_bytes", "restore_constants"]
+
+# A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
+STAND_IN_NAME = "lower_triangle_mask"
+
+
+def restore_constants(graph: Graph) -> Graph:
+    """The step in which parameters called `STAND_IN_NAME` are constants again: no operator reads them from a weight.
+
+    A constant is a name with a type and no node. So the reads of such a parameter go, and their names stay.
+    """
+    marked: set[str] = set()
+    for node in graph.forward:
+        source = node.inputs[0] if node.inputs else ""
+        if node.op in WEIGHT_OPS and (source.endswith(f".{STAND_IN_NAME}") or source in marked):
+            marked.add(node.name)
+    if not marked:
+        return graph
+    types = {node.name: node.outputs[0] for node in graph.forward if node.name in marked and node.outputs}
+    forward = tuple(node for node in graph.forward if node.name not in marked)
+    return replace(graph, forward=forward, types={**graph.types, **types})
+
+
+def constant_bytes(graph: Graph) -> int:
+    """Bytes of the constants and inputs that the operators of a step read, each once.
+
+    They are on the device all the time: the runtime copies constants there before the first step and never frees
+    them. A causal mask without compression and the tables of rotary embedding are the large ones.
+    """
+    handed = {saved.backward_name for saved in graph.saved}
+    names = {
+        name
+        for node in (*graph.forward, *graph.backward)
+        if node.op not in WEIGHT_OPS
+        for name in node.inputs
+        if name in graph.types and name not in handed
+    }
+    return sum(graph.types[name].size_bytes for name in names)

@@ -1,0 +1,32 @@
+"""What a layer hands on to operators outside it. Pure."""
+
+from mindswap.graph.model import Graph
+from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.work import NO_WORK_OPS
+
+__all__ = ["find_handed_on"]
+
+# The compiler puts these between two layers: casts of norms, and what makes nothing new.
+PASSING_OPS = frozenset({*VIEW_OPS, "Cast", "TupleGetItem", "MakeTuple"})
+
+
+def find_handed_on(graph: Graph) -> frozenset[str]:
+    """Names of the operators of layers with which operators of another layer, or of none, compute.
+
+    To make one again in backward takes what the layer before hands on, and so on down to the first layer.
+    """
+    nodes = graph.forward_nodes
+    found: set[str] = set()
+    for reader in graph.forward:
+        if reader.op in NO_WORK_OPS:  # the compiler ties what backward needs in tuples of no layer
+            continue
+        stack = list(reader.inputs)
+        while stack:
+            source = nodes.get(stack.pop())
+            if source is None or source.name in found:
+                continue
+            if source.op in PASSING_OPS:
+                stack += source.inputs
+            if source.layer_index not in (None, reader.layer_index):
+                found.add(source.name)
+    return frozenset(found)
