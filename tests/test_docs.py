@@ -15,6 +15,7 @@ ENGLISH = (
     "docs/simulate.md",
     "docs/recompute.md",
     "docs/verify.md",
+    "docs/mindformers_2x.md",
     "docs/python.md",
     "docs/adaptive.md",
     "docs/plan.md",

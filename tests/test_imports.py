@@ -85,6 +85,7 @@ def test_the_policy_has_a_fixed_order_too():
         ["read", "rule_context"],
         ["rules"],
         ["normalize"],
+        ["pynative"],
         ["check", "stage_form"],
     ]
     rank = {name: index for index, names in enumerate(order) for name in names}

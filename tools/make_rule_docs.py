@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
 sys.path.insert(0, str(ROOT))
 
+from mindswap.policy.pynative.rules import find_rules as find_pynative_rules  # noqa: E402
 from mindswap.policy.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
 
 HEADER = """\
@@ -24,19 +25,25 @@ Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/policy/rul
 `mindswap check` prints the name of the rule in brackets at the end of each problem. An error stops
 `mindswap run` before training starts, a warning does not.
 """
+PYNATIVE_HEADER = """\
+# Rules for files of MindFormers 2.x
+
+From the docstrings in `mindswap/policy/pynative/rules/`. `mindswap check` uses these for a file with `training` and
+`parallelism`, and without `trainer` and `runner_config`. MindFormers 2.1.0 is what they are held against.
+"""
 # `PASS (why):` and the indented lines below it.
 EXAMPLE = re.compile(r"^(PASS|FAIL)(.*):\n((?: +.*\n?)+)", re.MULTILINE)
 
 
 def render() -> str:
     """The page."""
-    return "\n".join([HEADER, _table(), *map(_section, find_rules().values())])
+    graph, pynative = find_rules(), find_pynative_rules()
+    parts = [HEADER, _table(graph), *map(_section, graph.values())]
+    return "\n".join([*parts, PYNATIVE_HEADER, _table(pynative), *map(_section, pynative.values())])
 
 
-def _table() -> str:
-    rows = [
-        f"| [{rule_id}](#{rule_id}) | {rule.LEVEL.value} | {_summary(rule)} |" for rule_id, rule in find_rules().items()
-    ]
+def _table(rules: dict[str, ModuleType]) -> str:
+    rows = [f"| [{rule_id}](#{rule_id}) | {rule.LEVEL.value} | {_summary(rule)} |" for rule_id, rule in rules.items()]
     return "\n".join(["| rule | level | finds |", "| --- | --- | --- |", *rows, ""])
 
 

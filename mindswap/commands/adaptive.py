@@ -20,6 +20,7 @@ from mindswap.launch.msrun import plain_name, worker_environment
 from mindswap.logs.scan import REPORT_MEMORY
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.problem import Level
+from mindswap.policy.pynative.form import refuse_pynative
 from mindswap.policy.yaml_source import load_document
 from mindswap.units import format_bytes, parse_bytes
 
@@ -55,6 +56,7 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
     args = _parse(own)
     command = parse_command(command_words)
     document = load_document(str(command.config_path))
+    refuse_pynative(document)
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
     command = _without_exclusions(command, document, args.replace)

@@ -8,11 +8,13 @@ import sys
 from dataclasses import dataclass, replace
 
 from mindswap.adapters.quiet import quiet
+from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import MODEL_RULES, CheckResult, check_document
 from mindswap.policy.document import Document
 from mindswap.policy.problem import sort_problems
+from mindswap.policy.pynative.form import Form, find_form
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_counts, format_problems, problem_to_data
@@ -50,10 +52,12 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if there is an error.
     """
     document = load_document(args.config)
-    outcome = _check(document, args.config, args.num_layers, use_table=args.table)
-    outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
+    if find_form(document) is Form.PYNATIVE:
+        return check_2x(args, document, _has_colour())
+    outcome = _check(document, args.config, args.num_layers, use_table=args.table)
+    outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
     print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
     return 1 if outcome.result.errors else 0
 
@@ -111,7 +115,7 @@ def _as_text(outcome: _Outcome, colour: bool) -> str:
     result = outcome.result
     parts = [format_problems(result.problems, colour)] if result.problems else []
     parts += [f"note: {note}" for note in outcome.notes]
-    parts.append(f"{format_counts(result.problems)}")
+    parts.append(f"{format_counts(result.problems)}; read as {Form.GRAPH.value}")
     if result.policy is not None:
         parts += ["", format_policy(result.policy, result.num_layers, result.trees)]
     return "\n".join(parts)
@@ -123,6 +127,7 @@ def _as_json(outcome: _Outcome) -> str:
     groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
     data = {
         "ok": not result.errors,
+        "form": "1.9",
         "problems": [problem_to_data(problem) for problem in result.problems],
         "notes": list(outcome.notes),
         "num_layers": result.num_layers,

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from mindswap.commands.check import positive_int
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron
+from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.writing import write_new
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.check import check_document
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.megatron.options import OPTIONS, Kind
 from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.policy.pynative.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
 from mindswap.policy.rewrite import rewrite_section
 from mindswap.policy.stage_form import to_index_form, to_stage_form
@@ -20,10 +22,11 @@ from mindswap.policy.yaml_parser import parse_document
 from mindswap.policy.yaml_source import BASE_CONFIG, load_document
 from mindswap.report.problems import format_problems, problem_to_data
 
-HELP = "Rewrite recompute settings: counts per stage, layer indices, Megatron-LM options; nothing is run."
+HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\
   mindswap convert old.yaml --to index -o new.yaml      counts per stage (swap off) -> layer indices (swap on)
   mindswap convert new.yaml --to stage                  and back, where that can be said; to the terminal
+  mindswap convert old.yaml --to 2.x -o new.yaml        swap and recompute in the sections of MindFormers 2.x
   mindswap convert --from megatron --num-layers 32 --recompute-activations
   mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
       --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
@@ -36,8 +39,16 @@ Comments and order of CONFIG stay. A launch script is read, not run; options giv
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of MindFormers")
-    parser.add_argument("--to", choices=("index", "stage"), help="form of recompute_config")
+    parser.add_argument(
+        "--to", choices=("index", "stage", "2.x", "1.9"), help="form of recompute_config, or version of MindFormers"
+    )
     parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
+    parser.add_argument(
+        "--ops-per-layer",
+        type=positive_int,
+        metavar="N",
+        help="operators of a layer in backward, for distances between versions; default is a table of the model",
+    )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
@@ -65,6 +76,9 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if the result does not pass `mindswap check`; it is written all the same.
     """
     request = _read_request(args)
+    if args.to in VERSIONS:
+        return convert_versions(args, request)
+    refuse_pynative(request.document)
     result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
     text = request.text
     for name, value in result.sections.items():
@@ -94,7 +108,7 @@ def _read_request(args: argparse.Namespace) -> Request:
     """
     given = [name for name, option in OPTIONS.items() if getattr(args, option.field) and name != "--num-layers"]
     if args.source is None and args.to is None:
-        raise LaunchError("say what to do: --to index, --to stage, or --from megatron")
+        raise LaunchError("say what to do: --to index, stage, 2.x or 1.9, or --from megatron")
     if args.source is not None and args.to is not None:
         raise LaunchError("--to has no meaning with --from megatron: the result is in layer indices")
     if args.source is None and (args.config is None or given or args.from_args):

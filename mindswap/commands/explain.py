@@ -5,9 +5,11 @@ import json
 import os
 
 from mindswap.commands.check import has_mindformers, positive_int, read_real_trees
+from mindswap.commands.pynative_text import explain_2x
 from mindswap.errors import GraphError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.check import CheckResult, check_document
+from mindswap.policy.pynative.form import Form, find_form
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
@@ -35,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Explain one configuration."""
     document = load_document(args.config)
+    if find_form(document) is Form.PYNATIVE:
+        return explain_2x(args, document)
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
         trees = _find_trees(args.config, checked)

@@ -17,6 +17,7 @@ from mindswap.errors import LaunchError, PolicyError
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.policy.problem import Level
+from mindswap.policy.pynative.form import refuse_pynative
 from mindswap.policy.yaml_source import load_document
 from mindswap.prove.checks import make_checks
 from mindswap.prove.model import Proof
@@ -86,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     document = load_document(args.config)
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
+    refuse_pynative(document)
     require_mindformers()
     begin_s = time.monotonic()
     overrides = device_overrides(args)

@@ -11,6 +11,7 @@ from pathlib import Path
 from mindswap.adapters.installed import require_mindformers
 from mindswap.errors import LaunchError, MindswapError, PolicyError
 from mindswap.policy.problem import Level
+from mindswap.policy.pynative.form import refuse_pynative
 from mindswap.policy.yaml_source import load_document
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
@@ -50,6 +51,7 @@ def run(args: argparse.Namespace) -> int:
     document = load_document(str(training.config_path))
     if any(problem.level is Level.ERROR for problem in document.problems):
         raise PolicyError(document.problems)
+    refuse_pynative(document)
     require_mindformers()
     _quiet_cpu(document)
     from mindswap.adapters.plugin import install

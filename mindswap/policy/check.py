@@ -12,6 +12,7 @@ from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.normalize import build_policy
 from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.policy.pynative.form import form_problem
 from mindswap.policy.read import read_settings
 from mindswap.policy.rules import Context, run_rules
 from mindswap.policy.stage_recompute import RULE as STAGE_RULE
@@ -56,7 +57,7 @@ def check_document(
     environ: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
 ) -> CheckResult:
-    """Check a configuration with every rule.
+    """Check a configuration of MindFormers 1.9 with every rule; one of 2.x has one error, which says so.
 
     Args:
         document: the configuration.
@@ -65,6 +66,9 @@ def check_document(
         environ: environment variables of the run; None leaves them unchecked.
         ignore: rules whose problems are left out.
     """
+    other_form = form_problem(document)
+    if other_form is not None:
+        return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
     if num_layers is None:
         num_layers = read_num_layers(document, trees)
     settings = read_settings(document, num_layers)

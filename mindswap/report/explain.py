@@ -7,6 +7,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.pipeline import Layout
+from mindswap.policy.pynative.form import Form
 from mindswap.policy.wording import format_indices
 from mindswap.report.policy_text import LayerGroup, Step, format_steps, group_layers
 from mindswap.report.problems import escape
@@ -78,9 +79,9 @@ def format_explanation(explanation: Explanation) -> str:
     count = "an unknown number of" if explanation.num_layers is None else str(explanation.num_layers)
     source = f"; operators of {explanation.source}" if explanation.source else ""
     if explanation.is_swap_enabled:
-        blocks = [f"swap is on, {count} layers{source}"]
+        blocks = [f"{Form.GRAPH.value}; swap is on, {count} layers{source}"]
     else:
-        blocks = [f"swap is off: this is what MindFormers does by itself, {count} layers{source}"]
+        blocks = [f"{Form.GRAPH.value}; swap is off: this is what MindFormers does by itself, {count} layers{source}"]
         blocks.append("\n".join(map(escape, explanation.formative_lines)))
         if explanation.layout is not None and sum(map(len, explanation.layout.sizes)) > 1:
             blocks.append(_format_cells(explanation))
@@ -123,6 +124,7 @@ def explanation_to_json(explanation: Explanation) -> dict:
     """The same as plain data."""
     cells = explanation.layout.cells() if explanation.layout is not None else ()
     return {
+        "form": "1.9",
         "is_swap_enabled": explanation.is_swap_enabled,
         "num_layers": explanation.num_layers,
         "operators_from": explanation.source,

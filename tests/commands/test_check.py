@@ -48,7 +48,7 @@ def test_the_fourth_case_of_the_specification(run):
     code, out = run(str(CASE_4))
     assert code == 0
     lines = out.splitlines()
-    assert lines[0] == "no problems"
+    assert lines[0] == "no problems; read as MindFormers 1.9 (graph mode)"
     assert [line for line in lines if line.startswith("  layer")] == ["  layer 0", "  layers 1-2", "  layer 3"]
 
 
@@ -99,7 +99,11 @@ def test_without_a_number_of_layers_it_is_said_so(run, write):
 
 def test_swap_off_needs_no_note(run, write):
     code, out = run(write("a: 1"))
-    assert (code, out) == (0, "no problems\n\npolicy: swap is off; MindFormers runs as it does without mindswap\n")
+    assert (code, out) == (
+        0,
+        "no problems; read as MindFormers 1.9 (graph mode)\n\n"
+        "policy: swap is off; MindFormers runs as it does without mindswap\n",
+    )
 
 
 def test_the_real_network_goes_before_the_table(run, write, monkeypatch):

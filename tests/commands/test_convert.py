@@ -190,7 +190,7 @@ def test_a_launch_script_with_a_value_of_the_command_line(run, write):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "say what to do: --to index, --to stage, or --from megatron"),
+        ([], "say what to do: --to index, stage, 2.x or 1.9, or --from megatron"),
         (["--to", "index"], "CONFIG is missing"),
         (["--to", "index", "--from", "megatron"], "--to has no meaning with --from megatron"),
         (["--to", "index", "x.yaml", "--recompute-activations"], "--recompute-activations needs --from megatron"),

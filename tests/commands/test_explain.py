@@ -34,7 +34,7 @@ def test_the_example_of_the_specification(explain):
     code, out, error = explain(dedented(SPECIFICATION), "--num-layers", "48")
     lines = out.splitlines()
     assert (code, error) == (0, "")
-    assert lines[0] == "swap is off: this is what MindFormers does by itself, 48 layers"
+    assert lines[0] == "MindFormers 1.9 (graph mode); swap is off: this is what MindFormers does by itself, 48 layers"
     assert lines[2:5] == list(expand_stage_recompute(document(SPECIFICATION), 48).formative_lines)
     # Chunk 0 has 4, 5, 5, 5, 5 layers, chunk 1 has 5, 5, 5, 5, 4; whole: 2 and 1 of chunk 0, 1 of chunk 1.
     assert [line.split() for line in lines[8:12]] == [
@@ -85,7 +85,7 @@ def test_an_excluded_cell_stays_recomputed_as_in_mindformers(explain):
 def test_with_swap_on_equal_layers_print_once(capsys):
     assert cli.main(["explain", CASE_4]) == 0
     out = capsys.readouterr().out
-    assert out.startswith("swap is on, 4 layers; operators of table llama")
+    assert out.startswith("MindFormers 1.9 (graph mode); swap is on, 4 layers; operators of table llama")
     assert "[layers 1-2] (x2)\n    offload attention (39 operators)     prefetch 20\n    offload feed_forward" in out
     assert "Formative" not in out
 

@@ -1,0 +1,168 @@
+"""`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other, by name."""
+
+import argparse
+import json
+import sys
+from dataclasses import replace
+
+from mindswap.commands.convert_megatron import Request
+from mindswap.commands.writing import write_new
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.check import check_document
+from mindswap.policy.document import Document, to_data
+from mindswap.policy.families import load_layer_trees
+from mindswap.policy.model import Policy
+from mindswap.policy.normalize import normalize
+from mindswap.policy.problem import Level, Location, Problem
+from mindswap.policy.pynative.check import check_pynative
+from mindswap.policy.pynative.convert import Converted, to_1_9, to_2x
+from mindswap.policy.pynative.form import Form, find_form
+from mindswap.policy.pynative.read import find_num_layers_2x
+from mindswap.policy.pynative.renaming import Names
+from mindswap.policy.pynative.replace import replace_sections
+from mindswap.policy.pynative.tables import dense_layer
+from mindswap.policy.read import find_num_layers
+from mindswap.policy.stage_recompute import expand_stage_recompute
+from mindswap.policy.yaml_parser import parse_document
+from mindswap.policy.yaml_render import block_lines
+from mindswap.report.problems import format_problems, problem_to_data
+
+__all__ = ["VERSIONS", "convert_versions"]
+
+VERSIONS = {"2.x": Form.PYNATIVE, "1.9": Form.GRAPH}
+SECTIONS_1_9 = ("swap_config", "recompute_config")
+SECTIONS_2X = ("swap", "recompute", "recompute_comm")
+# Operators of a layer where no table has the model.
+ASSUMED_LAYER_OPS = 60
+
+
+def convert_versions(args: argparse.Namespace, request: Request) -> int:
+    """Convert one file.
+
+    Returns:
+        0, or 1 if the result has an error of its own; it is written all the same.
+
+    Raises:
+        PolicyError: the settings are wrong, or the file cannot be edited.
+        LaunchError: there is nothing to convert.
+    """
+    document = request.document
+    source = SECTIONS_1_9 if args.to == "2.x" else SECTIONS_2X
+    if document.root is None or not any(document.get(name) is not None for name in source):
+        missing = " and no ".join(source)
+        raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
+    num_layers = _num_layers(args, document)
+    converted = _to_2x(args, document, num_layers) if args.to == "2.x" else _to_1_9(args, document, num_layers)
+    _refuse_double(document, source, converted)
+    comment = (f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, by name (mindswap convert --to {args.to})",)
+    lost = tuple(f"lost or changed: {line}" for line in dict.fromkeys(converted.lost))
+    text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
+    target = args.output or (args.config if args.in_place else None)
+    problems = [*_losses(document, source, converted, args.to), *_read_back(args, text, target, converted, num_layers)]
+    if target:
+        write_new(target, text, overwrite=args.overwrite or args.in_place)
+    has_errors = any(problem.level is Level.ERROR for problem in problems)
+    if args.json:
+        data = {"ok": not has_errors, "written": target, "text": text, "sections": converted.sections}
+        found = [problem_to_data(problem) for problem in problems]
+        print(json.dumps({**data, "lost": list(converted.lost), "problems": found}, indent=2))
+    else:
+        if not target:
+            print(text, end="" if text.endswith("\n") else "\n")
+        if problems:
+            print(format_problems(problems), file=sys.stderr)
+    return 1 if has_errors else 0
+
+
+def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
+    """Sections of the other version that stand there already would stand twice."""
+    assert document.root is not None
+    for name in converted.sections:
+        entry = document.root.entry(name)
+        if entry is not None:
+            there = " and ".join(name for name in source if document.get(name) is not None)
+            message = f"{name}: stands there already, beside sections of the other version"
+            raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
+
+
+def _num_layers(args: argparse.Namespace, document: Document) -> int:
+    given = int(args.num_layers) if (args.num_layers or "").isdecimal() else None
+    found = given or find_num_layers(document) or find_num_layers_2x(document)
+    if found is None:
+        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
+    return found
+
+
+def _layer_ops(args: argparse.Namespace, document: Document) -> int:
+    """Operators of a layer in backward: as given, else assumed to be as many as in forward, by table."""
+    if args.ops_per_layer:
+        return args.ops_per_layer
+    layer = _layer_1_9(document)
+    if layer is None:
+        return ASSUMED_LAYER_OPS
+    return sum(cell.is_primitive for _, cell in layer.walk())
+
+
+def _layer_1_9(document: Document) -> CellNode | None:
+    """A layer of the model in 1.9, by table; all tables are of models without experts."""
+    node = document.get("model")
+    data = to_data(node) if node is not None else {}
+    trees = load_layer_trees(data, 1) if isinstance(data, dict) else None
+    return trees.layers[0] if trees is not None else None
+
+
+def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
+    result = normalize(document, num_layers)
+    if result.policy is None:
+        raise PolicyError(result.problems)
+    if find_form(document) is Form.GRAPH and (checked := check_document(document, num_layers)).errors:
+        raise PolicyError(checked.problems)
+    policy: Policy = result.policy
+    if not policy.is_swap_enabled and document.get("recompute_config") is not None:
+        policy = expand_stage_recompute(document, num_layers).policy
+    stages = max(
+        document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
+    )
+    layer, known = _layer_1_9(document), dense_layer()
+    names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
+    converted = to_2x(policy, num_layers, stages, _layer_ops(args, document), names)
+    # What the file does not speak of, the result leaves alone.
+    has = {"swap": "swap_config", "recompute": "recompute_config"}
+    sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
+    return replace(converted, sections=sections)
+
+
+def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
+    stated = find_num_layers_2x(document)
+    checked = check_pynative(document, num_layers if stated is None else None)
+    if checked.errors:
+        raise PolicyError(checked.problems)
+    use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
+    return to_1_9(checked.effect, _layer_ops(args, document), use_legacy)
+
+
+def _losses(document: Document, source: tuple[str, ...], converted: Converted, version: str) -> list[Problem]:
+    """What is lost, as warnings at the first section, and whether the rest of the file is of the other version."""
+    root = document.root
+    assert root is not None
+    place = next(entry.location for name in source if (entry := root.entry(name)) is not None)
+    found = [Problem(place, "convert", Level.WARNING, f"lost or changed: {line}") for line in converted.lost]
+    form = find_form(document)
+    if form is not VERSIONS[version]:
+        message = f"only swap and recompute are converted; the rest of the file is of {form.value}"
+        fix = f"move these sections into a configuration of {VERSIONS[version].value} of the same model"
+        found.append(Problem(place, "convert", Level.WARNING, message, fix=fix))
+    return found
+
+
+def _read_back(
+    args: argparse.Namespace, text: str, target: str | None, converted: Converted, num_layers: int
+) -> tuple[Problem, ...]:
+    """What the rules of the other version say of the result; of 1.9 the sections alone are looked at, for errors."""
+    name = target or "the result"
+    if args.to == "2.x":
+        return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems
+    lines = "\n".join(block_lines(converted.sections, 0, 2))
+    problems = check_document(parse_document(lines.encode(), name), num_layers).errors
+    return tuple(Problem(Location(name), p.rule, p.level, p.message, p.allowed, p.fix) for p in problems)

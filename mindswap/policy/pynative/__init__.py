@@ -1,0 +1,1 @@
+"""Configurations of MindFormers 2.x (PyNative mode): text only, nothing here needs MindSpore."""

@@ -1,0 +1,150 @@
+"""What a configuration of MindFormers 2.x does in each layer, and what upstream drops, as text and as JSON."""
+
+from dataclasses import replace
+
+from mindswap.policy.problem import Problem
+from mindswap.policy.pynative.effect import Drop, Effect, LayerEffect
+from mindswap.policy.pynative.form import Form
+from mindswap.policy.pynative.log_lines import log_lines
+from mindswap.policy.wording import format_indices
+from mindswap.report.problems import escape
+
+__all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
+
+# How `explain` calls an option.
+_NAMES = {
+    "op_swap": "op_swap",
+    "select_module": "select_module",
+    "exclude_op": "exclude_op",
+    "comm": "recompute_comm",
+}
+
+
+def format_effect(effect: Effect, has_errors: bool = False) -> str:
+    """The whole explanation.
+
+    Args:
+        effect: what upstream makes of the configuration.
+        has_errors: upstream refuses it, so it would log nothing.
+    """
+    blocks = [_header(effect), format_layers_2x(effect)]
+    dropped = _dropped(effect)
+    if dropped:
+        blocks.append("\n".join(["written, but without effect:", *(f"    {line}" for line in dropped)]))
+    lines = log_lines(effect)
+    if lines and effect.model is not None and not has_errors:
+        blocks.append("\n".join(["MindFormers 2.1.0 logs:", *(f"    {escape(line)}" for line in lines)]))
+    return "\n\n".join(blocks)
+
+
+def _header(effect: Effect) -> str:
+    settings = effect.settings
+    count = "an unknown number of" if settings.num_layers is None else str(settings.num_layers)
+    mtp = f" ({settings.num_mtp_layers} for multi-token prediction)" if settings.num_mtp_layers else ""
+    source = f"; names of {effect.model.source}" if effect.model is not None else ""
+    lines = [f"{Form.PYNATIVE.value}, {count} layers{mtp}{source}"]
+    if not settings.is_swap_enabled:
+        lines.append("swap is off")
+    elif settings.prefetch is not None:
+        p = settings.prefetch
+        lines.append(
+            f"swap is on: a layer leaves the device when forward of the layer {p} behind it ends, and comes back "
+            "when backward of that layer begins"
+        )
+    return "\n".join(lines)
+
+
+def format_layers_2x(effect: Effect) -> str:
+    """What happens in each layer; equal layers print once."""
+    groups: dict[LayerEffect, list[int]] = {}
+    for index, layer in enumerate(effect.layers):
+        groups.setdefault(replace(layer, fetch_layer=None), []).append(index)
+    lines: list[str] = []
+    for layer, indices in groups.items():
+        repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
+        lines.append(f"[layer{'s' * (len(indices) > 1)} {format_indices(indices)}]{repeat}")
+        lines += [f"    {line}" for line in _layer_lines(layer)]
+    return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
+
+
+def _layer_lines(layer: LayerEffect) -> list[str]:
+    lines = []
+    if layer.is_recomputed:
+        lines.append("recompute  the whole layer")
+    lines += [f"recompute  {escape(path)}" for path in layer.recomputed]
+    lines += [f"recompute  {escape(path)} (communication)" for path in layer.comm_recomputed]
+    lines += [f"not recomputed  {escape(path)}" for path in layer.excluded]
+    inputs = (layer.is_recomputed, layer.recomputed)
+    if layer.is_swapped:
+        lines.append(f"swap       {_what_is_moved('the whole layer', layer.is_recomputed)}")
+    lines += [f"swap       {_what_is_moved(escape(path), path in inputs[1])}" for path in layer.swapped]
+    lines += [
+        f"dropped    {_NAMES[drop.option]} '{escape(drop.path)}': {escape(drop.reason)}"
+        for drop in dict.fromkeys(layer.drops)
+    ]
+    return lines or ["keep       every activation"]
+
+
+def _what_is_moved(what: str, is_recomputed: bool) -> str:
+    return f"{what}: its input only, since it is recomputed" if is_recomputed else f"{what}: what it saves for backward"
+
+
+def _dropped(effect: Effect) -> list[str]:
+    """What never reaches a layer, in words."""
+    settings = effect.settings
+    lines = [f"{entry.path}: only the first entry of layer_swap acts" for entry in settings.of("layer_swap")[1:]]
+    last = {target.pattern: target for target in settings.of("op_swap")}
+    for target in settings.of("op_swap"):
+        if last[target.pattern] is not target:
+            lines.append(f"{target.path}: {last[target.pattern].path} has the same op_name")
+        inside = [layer for layer in settings.layers_of(target) if layer in settings.swap_layers]
+        if inside:
+            lines.append(f"{target.path}: layer_swap takes layers {format_indices(inside)}")
+    for option, pattern in effect.unmatched:
+        if effect.model is not None:
+            lines.append(f"{_NAMES[option]} '{escape(pattern)}': matches nothing")
+    return lines
+
+
+def pynative_notes(effect: Effect) -> list[str]:
+    """What could not be looked at."""
+    if effect.settings.num_layers is None:
+        return ["the number of layers is not known, so layers and names were not checked; use --num-layers"]
+    named = any(target.pattern is not None for target in effect.settings.targets)
+    if effect.model is None and named:
+        return ["names of cells were not checked: no table has this model in PyNative mode"]
+    return []
+
+
+def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict:
+    """The same as plain data."""
+    settings = effect.settings
+    has_errors = any(problem.level.value == "error" for problem in problems)
+    return {
+        "form": "2.x",
+        "num_layers": settings.num_layers,
+        "names_from": effect.model.source if effect.model is not None else None,
+        "is_swap_enabled": settings.is_swap_enabled,
+        "default_prefetch_layers": settings.prefetch,
+        "layers": [_layer_to_json(index, layer) for index, layer in enumerate(effect.layers)],
+        "dropped": _dropped(effect),
+        "log_lines": list(log_lines(effect)) if effect.model is not None and not has_errors else None,
+    }
+
+
+def _layer_to_json(index: int, layer: LayerEffect) -> dict:
+    return {
+        "layer": index,
+        "is_recomputed": layer.is_recomputed,
+        "recompute": list(layer.recomputed),
+        "recompute_comm": list(layer.comm_recomputed),
+        "not_recomputed": list(layer.excluded),
+        "is_swapped": layer.is_swapped,
+        "swap": list(layer.swapped),
+        "fetch_at_backward_of": layer.fetch_layer,
+        "dropped": [_drop_to_json(drop) for drop in dict.fromkeys(layer.drops)],
+    }
+
+
+def _drop_to_json(drop: Drop) -> dict:
+    return {"option": _NAMES[drop.option], "path": drop.path, "reason": drop.reason}
