@@ -19,7 +19,14 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
-__all__ = ["compile_training_graph", "enable_lazy_inline", "find_layers", "find_lazy_inline_cell", "has_lazy_inline"]
+__all__ = [
+    "compile_training_graph",
+    "compile_training_model",
+    "enable_lazy_inline",
+    "find_layers",
+    "find_lazy_inline_cell",
+    "has_lazy_inline",
+]
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
@@ -84,7 +91,12 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them.
+    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`."""
+    return load_graph(compile_training_model(network, inputs))
+
+
+def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
+    """Forward and backward of `network` as the frontend leaves them, in MindSpore's own form.
 
     Args:
         network: a network that returns its loss; lazy_inline stays as it is.
@@ -104,7 +116,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Gra
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()
     model.ParseFromString(serialized)
-    return load_graph(model)
+    return model
 
 
 @contextlib.contextmanager
