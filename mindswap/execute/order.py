@@ -8,7 +8,8 @@ the frontend's order, changed in two ways, both of which keep every operator beh
 - `follow` moves operators to the places that another order of the same operators has for them.
 """
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.settle import BOOKKEEPING_OPS
@@ -88,22 +89,31 @@ def operator_key(op: str, is_again: bool) -> tuple[str, bool]:
     return op, is_again
 
 
-def follow(nodes: Sequence[Node], wanted: Iterable[tuple[str, bool]]) -> tuple[list[Node], int]:
-    """The operators in an order that another source has for them, as far as both have the same operators.
+def follow(nodes: Sequence[Node], wanted: Sequence[tuple[str, bool]]) -> tuple[list[Node], int]:
+    """The operators in an order that another source has for them, if both have the same operators.
 
     Args:
         nodes: operators, each behind what it reads.
         wanted: keys of the other order.
 
     Returns:
-        The operators, and how many of them were moved; those that the other order lacks follow at the end.
+        The operators, and how many of them were moved. Nothing is moved where the other order has other operators, or
+        an operator before one that it reads.
     """
+    if Counter(operator_key(node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
+        return list(nodes), 0
     left = list(nodes)
     order, num_moved = [], 0
     for key in wanted:
-        for place, node in enumerate(left[:FAR]):
-            if operator_key(node.op, node.is_duplicate) == key:
-                num_moved += place > 0
-                order.append(left.pop(place))
-                break
-    return [*order, *left], num_moved
+        places = (i for i, node in enumerate(left[:FAR]) if operator_key(node.op, node.is_duplicate) == key)
+        place = next(places, None)
+        if place is None:
+            return list(nodes), 0
+        num_moved += place > 0
+        order.append(left.pop(place))
+    late = {node.name for node in order}
+    for node in order:
+        if not late.isdisjoint(node.inputs):
+            return list(nodes), 0
+        late.remove(node.name)
+    return order, num_moved

@@ -219,10 +219,8 @@ class _Builder:
 
     def _add_tensors(self, chunk: int, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
         """Tensors of one micro-batch in one chunk: of its blocks, what other stages send, what its layers share."""
-        shared: dict[Role, Read] = {}
         for index, section in enumerate(sections):
             self._add_own(section, micro_batch, places)
-            shared |= {read.role: read for read in self.blocks[section].reads if read.role.is_shared}
             for is_forward, position in ((True, index + 1), (False, index - 1)):
                 other = sections[position] if 0 <= position < len(sections) else None
                 _, send = places.borders[chunk, micro_batch, is_forward]
@@ -231,13 +229,31 @@ class _Builder:
             receive, _ = places.borders[chunk, micro_batch, is_forward]
             if receive != NO_OP:
                 self._add_received(section, is_forward, micro_batch, places, receive)
-        first_forward = places.bases[sections[0], micro_batch, True]
-        first_backward = places.bases[sections[-1], micro_batch, False]
-        last_backward = places.bases[sections[0], micro_batch, False] + len(self.blocks[sections[0]].backward) - 1
-        for role, read in shared.items():
-            begin = first_forward if role.is_forward else first_backward
-            uses = (NO_OP, first_backward, max(last_backward, first_backward))
-            self._add_tensor(read.size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP, micro_batch)
+        self._add_shared(sections, micro_batch, places)
+
+    def _add_shared(self, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
+        """What layers share, from its maker to its last use; from the first operator where another stage has the maker."""
+        size_bytes: dict[Role, int] = {}
+        begins = {
+            True: places.bases[sections[0], micro_batch, True],
+            False: places.bases[sections[-1], micro_batch, False],
+        }
+        made: dict[Role, int] = {}
+        uses: dict[Role, list[_Positions]] = {}
+        for section in sections:
+            forward, backward = places.both(section, micro_batch)
+            for tensor in arrays_of(self.blocks[section]).handed:
+                if tensor.role is not None and tensor.role.is_shared:
+                    size_bytes[tensor.role] = tensor.size_bytes
+                    made[tensor.role] = tensor.made_at + (forward if tensor.is_forward else backward)
+                    uses.setdefault(tensor.role, []).append(_absolute(tensor.uses, forward, backward))
+            for read in self.blocks[section].reads:
+                if read.role.is_shared:
+                    size_bytes[read.role] = read.size_bytes
+                    uses.setdefault(read.role, []).append(_absolute(read.uses, forward, backward))
+        for role, size in size_bytes.items():
+            begin = made.get(role, begins[role.is_forward])
+            self._add_tensor(size, role.is_forward, begin, _merge(uses[role]), "shared by layers", NO_OP, micro_batch)
 
     def _add_own(self, section: int, micro_batch: int, places: "_Places") -> None:
         """Tensors that no other block reads, all at once."""
