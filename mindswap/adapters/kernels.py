@@ -29,7 +29,9 @@ def eager() -> Iterator[None]:
 
     After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows.
     """
-    _cell_graph_executor.compile(_Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False)
+    _cell_graph_executor.compile(
+        _Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False
+    )
     mode = ms.get_context("mode")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     try:

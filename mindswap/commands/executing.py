@@ -15,7 +15,7 @@ from mindswap.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Policy
-from mindswap.policy.small_copy import small_copy
+from mindswap.execute.small_copy import small_copy
 from mindswap.simulate.instant import simulate_instant
 
 __all__ = ["execute_config"]

@@ -13,7 +13,7 @@ from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.settle import BOOKKEEPING_OPS
-from mindswap.graph.storage import VIEW_OPS, WEIGHT_OPS
+from mindswap.graph.storage import WEIGHT_OPS
 from mindswap.graph.work import NO_WORK_OPS
 
 __all__ = ["find_repeats", "find_shared", "follow", "is_kernel", "operator_key", "weight_reads"]
@@ -43,7 +43,7 @@ def is_kernel(node: Node, weights: frozenset[str]) -> bool:
 
 
 def find_shared(graph: Graph) -> frozenset[str]:
-    """What no weight and no input of a layer goes into, and a layer reads: masks and rotary tables, on their way, too."""
+    """What a layer reads and no weight goes into: masks and rotary tables, and what makes them."""
     weighted: set[str] = set()
     for node in graph.forward:
         if node.op in WEIGHT_OPS or any(name in weighted for name in node.inputs):

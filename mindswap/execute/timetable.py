@@ -13,7 +13,7 @@ Copies take no time here. An operator is one that the device runs something for:
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
@@ -154,7 +154,9 @@ class _Planner:
     def _forward_order(self) -> list[Node]:
         """Operators and copies out; what all layers share first, but for what makes the first of their inputs."""
         nodes = [node for node in self.graph.forward if self._runs(node) or node.op == "MoveTo"]
-        layer = next((i for i, node in enumerate(nodes) if node.layer_index is not None and not self._is_shared(node)), 0)
+        layer = next(
+            (i for i, node in enumerate(nodes) if node.layer_index is not None and not self._is_shared(node)), 0
+        )
         early = [node for node in nodes[layer:] if self._is_shared(node)]
         names = {node.name for node in early}
         return [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]

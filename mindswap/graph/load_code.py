@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindswap.graph.load import BACKWARD_MARK, FORWARD_MARK, BYTES_PER_ELEMENT
+from mindswap.graph.load import BACKWARD_MARK, BYTES_PER_ELEMENT, FORWARD_MARK
 from mindswap.graph.model import TensorType
 
 __all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]

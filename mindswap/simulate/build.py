@@ -232,7 +232,7 @@ class _Builder:
         self._add_shared(sections, micro_batch, places)
 
     def _add_shared(self, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
-        """What layers share, from its maker to its last use; from the first operator where another stage has the maker."""
+        """What layers share, from its maker to its last use; where another stage has the maker, from the start."""
         size_bytes: dict[Role, int] = {}
         begins = {
             True: places.bases[sections[0], micro_batch, True],

@@ -12,7 +12,7 @@ from mindswap.execute.timetable import make_timetable
 from tests.execute.steps import ONES, code_of, kernels, swapped_graph
 
 KIB = 1024
-# While each operator runs: a; a b; b c; c d; c g0; g0 g1; g1 g2 and a again; g2 a. The gradient counts with the weights.
+# While each operator runs: a; a b; b c; c d; c g0; g0 g1; g1 g2 and a again; g2 a. The gradient is with the weights.
 CURVE = [1 * KIB, 2 * KIB, 2 * KIB, 2 * KIB, 2 * KIB, 2 * KIB, 3 * KIB, 2 * KIB]
 
 
