@@ -111,10 +111,10 @@ def main() -> int:
     )
     print(
         "Trained on CPU for real. The CPU backend cannot offload: the MoveTo pairs and bytes are read from\n"
-        "the graph that MindSpore's own frontend compiles for these configurations with lazy_inline on. The second table\n"
-        "is that graph run by `mindswap verify --execute`, with MindSpore's CPU operators, in device memory of mindswap's\n"
-        "own: what leaves or is used up is filled with NaN. When copies start and end is decided by the rules of the\n"
-        "Ascend backend as read from its source; they take no time. No NPU was there to measure them."
+        "the graph that MindSpore's own frontend compiles for these configurations with lazy_inline on.\n"
+        "The second table is that graph run by `mindswap verify --execute`: MindSpore's CPU operators on memory of\n"
+        "mindswap's own, where what leaves or is used up is filled with NaN. When copies leave and come back is\n"
+        "decided by the rules of the Ascend backend as read from its source; they take no time. No NPU was there."
     )
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)

@@ -71,6 +71,7 @@ def _make_weight(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
 
 def _make_input(name: str, shape: tuple[int, ...], dtype: str, vocab_size: int) -> np.ndarray:
     random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
+    values: np.ndarray
     if name == "position_ids":
         values = np.broadcast_to(np.arange(shape[-1]), shape)
     elif name == "loss_mask":

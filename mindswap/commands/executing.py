@@ -11,11 +11,11 @@ from mindswap.adapters.quiet import quiet
 from mindswap.commands.stepping import load_step
 from mindswap.execute.compare import Execution, Witness, compare_curves, compare_runs, relative_difference
 from mindswap.execute.run import Executed, run_step
+from mindswap.execute.small_copy import small_copy
 from mindswap.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
 from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Policy
-from mindswap.execute.small_copy import small_copy
 from mindswap.simulate.instant import simulate_instant
 
 __all__ = ["execute_config"]

@@ -1,11 +1,13 @@
 """Runs a compiled step operator by operator in device memory of its own. Pure: kernels come from an adapter."""
 
-from collections.abc import Callable, Mapping
+import functools
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from mindswap.errors import GraphError
+from mindswap.execute.dtypes import dtype_of
 from mindswap.execute.memory import POISON, DeviceMemory
 from mindswap.execute.timetable import Fetch, Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
@@ -138,14 +140,12 @@ class _Run:
             for buffer in self.timetable.releases[position]:
                 self.memory.give_back(buffer, poison=buffer not in self._kept)
 
-    @property
+    @functools.cached_property
     def _kept(self) -> frozenset[str]:
         """Results of the step: nobody takes their memory, they count with the weights and the outputs."""
-        if not hasattr(self, "_results"):
-            self._results = frozenset(self._result_buffers())
-        return self._results
+        return frozenset(self._result_buffers())
 
-    def _result_buffers(self):
+    def _result_buffers(self) -> Iterator[str]:
         for function in (self.code.forward, self.code.backward):
             pending = [function.output]
             while pending:
@@ -178,9 +178,9 @@ class _Run:
             return
         self.made[node.name] = operator.makes
         unmanaged = []
-        for buffer, result in zip(operator.makes, results, strict=False):
-            if buffer is not None:
-                self.memory.take(buffer, np.ascontiguousarray(result))
+        for made, result in zip(operator.makes, results, strict=True):
+            if made is not None:
+                self.memory.take(made, np.ascontiguousarray(result))
             unmanaged.append(result)
         if None in operator.makes:
             self.values[node.name] = tuple(unmanaged)
@@ -250,8 +250,8 @@ class _Run:
             return self.value(entry.inputs[0])
         if entry.op in VIEW_OPS:
             array = self.value(entry.inputs[0])
-            shape = self.nodes[entry.name].outputs[0].shape if entry.name in self.nodes else self.value(entry.inputs[1])
-            return array.reshape(shape)  # type: ignore[union-attr]
+            assert isinstance(array, np.ndarray)
+            return array.reshape(self.nodes[entry.name].outputs[0].shape)
         raise GraphError(f"{self._where()} reads {entry.op} {entry.name}, which has not run yet")
 
     def _where(self) -> str:
@@ -268,8 +268,6 @@ class _Run:
 
 def _as_value(constant: object) -> object:
     if isinstance(constant, TensorValue):
-        from mindswap.execute.dtypes import dtype_of
-
         return np.frombuffer(constant.data, dtype_of(constant.type.dtype)).reshape(constant.type.shape)
     if isinstance(constant, tuple):
         return tuple(_as_value(entry) for entry in constant)

@@ -121,8 +121,9 @@ class _Planner:
         )
         last_use: dict[str, int] = {}
         for index, operator in enumerate(operators):
-            for buffer in (*(made for made in operator.makes if made), *operator.reads):
-                last_use[buffer] = index
+            for used in (*operator.makes, *operator.reads):
+                if used is not None:
+                    last_use[used] = index
 
         outs = {node.name: position for position, node in enumerate(forward) if node.op == "MoveTo"}
         fetches = self._fetches(operators, forward, outs)
@@ -134,9 +135,9 @@ class _Planner:
             before = next(other for other in reversed(forward[:position]) if other.op != "MoveTo")
             offloads[place[before.name]].append(node)
             wait = self._wait(exec_place[name] + _prefetch(node), order, place)
-            for buffer in self.buffers(node.inputs[0]):
-                if buffer:
-                    last_use[buffer] = max(last_use[buffer], wait)
+            for copied in self.buffers(node.inputs[0]):
+                if copied is not None:
+                    last_use[copied] = max(last_use[copied], wait)
         releases: list[list[str]] = [[] for _ in kernels]
         for buffer, index in last_use.items():
             releases[index].append(buffer)

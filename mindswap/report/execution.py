@@ -60,6 +60,11 @@ def _memory(result: Execution) -> str:
 def _witness(witness: Witness, num_gradients: int) -> str:
     if witness.failure:
         return f"none, MindSpore itself cannot run this network on CPU: {witness.failure}"
+    if witness.is_loss_equal and witness.num_equal == num_gradients:
+        return (
+            "MindSpore's own run of the network without lazy_inline: "
+            f"loss and all {num_gradients} gradients equal bit for bit"
+        )
     loss = "equal bit for bit" if witness.is_loss_equal else "not equal bit for bit"
     return (
         f"MindSpore's own run of the network without lazy_inline: loss {loss}, {witness.num_equal} of {num_gradients} "
