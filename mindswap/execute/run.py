@@ -251,7 +251,10 @@ class _Run:
         if entry.op in VIEW_OPS:
             array = self.value(entry.inputs[0])
             assert isinstance(array, np.ndarray)
-            return array.reshape(self.nodes[entry.name].outputs[0].shape)
+            node = self.nodes.get(entry.name)
+            shape = node.outputs[0].shape if node is not None else self.value(entry.inputs[1])
+            assert isinstance(shape, tuple)
+            return array.reshape(shape)
         raise GraphError(f"{self._where()} reads {entry.op} {entry.name}, which has not run yet")
 
     def _where(self) -> str:
