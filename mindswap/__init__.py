@@ -3,10 +3,10 @@
 YAML -> Policy -> attributes on cells -> Graph (from the compiler), see CONTRIBUTING.md.
 """
 
-from mindswap.api import apply, capture
+from mindswap.api import apply, capture, running_swap
 from mindswap.policy.check import load_policy
 from mindswap.policy.model import Policy
 
-__all__ = ["Policy", "__version__", "apply", "capture", "load_policy"]
+__all__ = ["Policy", "__version__", "apply", "capture", "load_policy", "running_swap"]
 
 __version__ = "0.1.0"

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from mindswap.applier.actions import LayerActions
 from mindswap.applier.apply import apply_policy
@@ -9,7 +10,10 @@ from mindswap.errors import ApplyError
 from mindswap.graph.model import Graph
 from mindswap.policy.model import Policy
 
-__all__ = ["apply", "capture"]
+if TYPE_CHECKING:
+    from mindswap.adapters.pynative.swap import Swap
+
+__all__ = ["apply", "capture", "running_swap"]
 
 
 def apply(
@@ -19,7 +23,7 @@ def apply(
     with_lazy_inline: bool = True,
     logger: logging.Logger | None = None,
 ) -> tuple[LayerActions, ...]:
-    """Set a policy on a network, before its first compile.
+    """Set a policy on a network, before its first compile; in PyNative mode let it swap from its second pass on.
 
     Args:
         network: a MindSpore `Cell`; its layers are changed in place.
@@ -34,12 +38,17 @@ def apply(
         What was set, one entry per layer; empty if the policy has swap disabled.
 
     Raises:
-        ApplyError: if there is no such list, or a pattern names nothing in the network.
+        ApplyError: if there is no such list, a pattern names nothing in the network, or in PyNative mode a swap runs
+            on it already.
     """
     from mindswap.adapters import mindspore as adapter
 
     cells = adapter.find_layers(network) if layers is None else _resolve_layers(network, layers)
     actions = apply_policy(cells, policy, logger)
+    if policy.is_swap_enabled and adapter.is_pynative():
+        from mindswap.adapters.pynative.swap import Swap
+
+        Swap(network, cells, actions)
     if with_lazy_inline and policy.is_swap_enabled:
         adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
     return actions
@@ -64,6 +73,13 @@ def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
     if with_lazy_inline:
         adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
     return adapter.compile_training_graph(network, inputs)
+
+
+def running_swap(network) -> "Swap | None":
+    """The swap that `apply` began on a network in PyNative mode: what it moves, what was predicted, how to end it."""
+    from mindswap.adapters.pynative import swap
+
+    return swap.running_swap(network)
 
 
 def _resolve_layers(network, path: str):

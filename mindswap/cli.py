@@ -29,6 +29,7 @@ COMMANDS = (
     "plan",
     "compare",
     "calibrate",
+    "prove",
     "prepare-data",
 )
 

@@ -8,6 +8,7 @@ __all__ = [
     "BANDWIDTH_UNITS",
     "FLOPS_UNITS",
     "NS_PER_S",
+    "RATE_UNITS",
     "SIZE_UNITS",
     "TIME_UNITS",
     "common_unit",
@@ -27,6 +28,7 @@ BANDWIDTH_UNITS = {f"{unit}/s": size for unit, size in SIZE_UNITS.items()}
 NS_PER_S = 10**9
 TIME_UNITS = {"ns": 1, "us": 10**3, "ms": 10**6, "s": NS_PER_S}
 FLOPS_UNITS = {"GFLOPS": 10**9, "TFLOPS": 10**12}
+RATE_UNITS = {"elements/s": 1, "Melements/s": 10**6, "Gelements/s": 10**9}
 DECIMAL_RATES = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z/]+)\s*", re.ASCII)
 

@@ -18,6 +18,7 @@ ENGLISH = (
     "docs/python.md",
     "docs/adaptive.md",
     "docs/plan.md",
+    "docs/prove.md",
 )
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.

@@ -19,7 +19,9 @@ ORDER = (
     "cost",
     "simulate",
     "plan",
+    "pynative",
     "datasets",
+    "prove",
     "report",
     "adapters",
 )
@@ -80,7 +82,7 @@ def test_the_policy_has_a_fixed_order_too():
         ],
         ["yaml_spans", "yaml_render"],
         ["yaml_editor"],
-        ["yaml_source", "settings", "placement", "stage_recompute", "rewrite", "megatron"],
+        ["yaml_source", "settings", "placement", "weight_sharding", "stage_recompute", "rewrite", "megatron"],
         ["read", "rule_context"],
         ["rules"],
         ["normalize"],

@@ -1,6 +1,6 @@
 """Writes token samples to a MindRecord, the format of MindSpore's MindDataset.
 
-MindSpore writes in a process of its own (`python -m mindswap.adapters.mindrecord PATH LENGTH`): on
+MindSpore writes in a process of its own (`python -m mindswap.adapters.mindrecord PATH LENGTH COLUMN...`): on
 some write errors, a full disk among them, it ends with a segmentation fault, and what it prints
 would run into the progress bar. The samples go there through a pipe, one frame after the other: the
 size in bytes, then the int32 tokens. A frame of size 0 says that the samples are complete.
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 from array import array
+from collections.abc import Sequence
 from pathlib import Path
 
 from mindswap.errors import DataError
@@ -46,22 +47,23 @@ def require_mindspore() -> None:
 
 
 class MindRecordWriter:
-    """One MindRecord with one int32 column `input_ids`; a context manager.
+    """One MindRecord with int32 columns; a context manager.
 
     Writes `path` and `path` + ".db", complete when the context ends without an exception. Both hold
     the name, so they can move to another folder but not to another name.
 
     Args:
         path: a file that is not there yet, in a folder that is.
-        sample_length: tokens per sample.
+        sample_length: numbers per sample, all columns together.
+        columns: their names; a sample is cut into as many equal parts.
     """
 
-    def __init__(self, path: Path, sample_length: int):
+    def __init__(self, path: Path, sample_length: int, columns: Sequence[str] = (COLUMN,)):
         self._path = path
         search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(path), str(sample_length)],
+            [sys.executable, "-P", "-m", __name__, str(path), str(sample_length), *columns],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._messages,
@@ -125,9 +127,9 @@ class MindRecordWriter:
 
 def main() -> int:
     """The process that writes: frames from the standard input to a MindRecord."""
-    path, sample_length = sys.argv[1], int(sys.argv[2])
+    path, sample_length, columns = sys.argv[1], int(sys.argv[2]), sys.argv[3:]
     try:
-        return _write(path, sample_length)
+        return _write(path, sample_length, columns)
     except Exception as error:  # noqa: BLE001 MindSpore raises RuntimeError and classes of its own
         lines = str(error).splitlines() or [type(error).__name__]
         reason = next((line for line in lines if "[ERROR]" in line), lines[0])
@@ -135,18 +137,19 @@ def main() -> int:
         return 1
 
 
-def _write(path: str, sample_length: int) -> int:
+def _write(path: str, sample_length: int, columns: Sequence[str]) -> int:
     import numpy as np
     from mindspore.mindrecord import FileWriter
 
     writer = FileWriter(path, shard_num=1, overwrite=False)
-    writer.add_schema({COLUMN: {"type": "int32", "shape": [-1]}}, "token samples")
+    writer.add_schema({column: {"type": "int32", "shape": [-1]} for column in columns}, "token samples")
     num_samples = 0
     step = max(1, _TOKENS_PER_WRITE // sample_length)
     while size := _FRAME_SIZE.unpack(sys.stdin.buffer.read(_FRAME_SIZE.size))[0]:
-        rows = np.frombuffer(sys.stdin.buffer.read(size), dtype=np.int32).reshape(-1, sample_length)
+        rows = np.frombuffer(sys.stdin.buffer.read(size), dtype=np.int32)
+        rows = rows.reshape(-1, len(columns), sample_length // len(columns))
         for start in range(0, len(rows), step):
-            writer.write_raw_data([{COLUMN: row} for row in rows[start : start + step]])
+            writer.write_raw_data([dict(zip(columns, row, strict=True)) for row in rows[start : start + step]])
         num_samples += len(rows)
     writer.commit()
     with contextlib.closing(sqlite3.connect(path + INDEX_SUFFIX)) as index:

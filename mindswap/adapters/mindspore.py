@@ -15,6 +15,7 @@ from mindspore import nn, ops
 from mindspore.graph.api import _cell_graph_executor
 from mindspore.train.mind_ir_pb2 import ModelProto
 
+from mindswap.adapters.pynative.swap import swaps_paused
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
@@ -26,6 +27,7 @@ __all__ = [
     "find_layers",
     "find_lazy_inline_cell",
     "has_lazy_inline",
+    "is_pynative",
 ]
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
@@ -40,6 +42,11 @@ _lazy_inline_ids = itertools.count()
 def has_lazy_inline(cell: nn.Cell) -> bool:
     """Whether the compiler keeps `cell` as functions of its own, the condition of any offload."""
     return getattr(cell, "_cell_init_args", "").startswith(LAZY_INLINE_PREFIX)
+
+
+def is_pynative() -> bool:
+    """Whether operators run one by one, not as a compiled graph."""
+    return ms.get_context("mode") == ms.PYNATIVE_MODE
 
 
 def enable_lazy_inline(cell: nn.Cell) -> None:
@@ -109,7 +116,7 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
     cell = _GradientCell(network)
     cell.set_train(True)
     try:
-        with _old_objects_left_alone():
+        with _old_objects_left_alone(), swaps_paused(network):
             phase, _ = _cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
         serialized = _cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError) as error:

@@ -20,6 +20,7 @@ from mindswap.adapters.config import install_stand_ins, keep_swap_sections, repl
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+from mindswap.adapters.step_report import register_step_report
 from mindswap.applier.apply import read_tree
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
@@ -66,6 +67,7 @@ class _Session:
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
         add_memory_report(config)
+        register_step_report()
         if self.policy.is_swap_enabled and self.device_target == "CPU":
             config.model.model_config.disable_lazy_inline = True
 

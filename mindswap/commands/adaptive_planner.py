@@ -124,10 +124,18 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
         bandwidth = old.bandwidth_bytes_per_s * link // 1000
         return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // link)
 
+    def share(old: int) -> int:
+        return max(old * speed // 1000, 1)
+
     return replace(
         device,
-        compute_permille=max(device.compute_permille * speed // 1000, 1),
-        memory_permille=max(device.memory_permille * speed // 1000, 1),
+        compute_permille=share(device.compute_permille),
+        weight_gradient_permille=share(device.weight_gradient_permille),
+        attention_permille=share(device.attention_permille),
+        attention_grad_permille=share(device.attention_grad_permille),
+        memory_permille=share(device.memory_permille),
+        cache_bandwidth_bytes_per_s=device.cache_bandwidth_bytes_per_s * speed // 1000,
+        vector_rates={kind: rate * speed // 1000 for kind, rate in device.vector_rates.items()},
         op_latency_ns={kind: ns * 1000 // speed for kind, ns in device.op_latency_ns.items()},
         offload=host_link(device.offload),
         prefetch=host_link(device.prefetch),

@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
 from mindswap.commands.writing import require_folders
 from mindswap.errors import SimulationError
 from mindswap.policy.baselines import BASELINES, baseline_policy
@@ -63,6 +63,9 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(*entry, steps[0][2].step_time_ns) for entry in steps]
     print(f"simulated on {device.title}, {format_bytes(device.usable_memory_bytes)} usable\n")
     print(format_table(HEADER, rows))
+    beside = outside_line(steps[0][1])
+    if beside:
+        print(f"\n{beside}")
     return 0
 
 

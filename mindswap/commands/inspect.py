@@ -9,6 +9,7 @@ from pathlib import Path
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.commands.caching import cached_result
+from mindswap.commands.gathered import with_gathered_weights
 from mindswap.errors import GraphError, PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
@@ -105,6 +106,7 @@ def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | 
 
         compiled = capture(config_path, policy, placement=placement)
         plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, True, placement)
+    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
     notes = compiled.notes

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mindswap.commands.planning import planned_text
 from mindswap.commands.simulate import report_step
-from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
 from mindswap.commands.writing import require_folders, write_new
 from mindswap.datasets.staged_file import refuse_existing
 from mindswap.errors import PlanError
@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings = loaded.model.settings
         text = format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards)
-        print("\n".join([text, *([""] if explanation else []), *explanation]))
+        beside = outside_line(loaded)
+        print("\n".join([text, *(["", beside] if beside else []), *([""] if explanation else []), *explanation]))
     if plan.fits:
         _draw(args, loaded, problem, plan)
     return 0 if plan.fits else 1

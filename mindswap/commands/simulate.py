@@ -4,7 +4,7 @@ import argparse
 import json
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step
+from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
 from mindswap.commands.writing import require_folders
 from mindswap.policy.model import Policy
 from mindswap.report.chrome_trace import write_trace
@@ -84,4 +84,6 @@ def report_step(loaded: LoadedStep, policy: Policy, title: str, step: SimulatedS
         budget_bytes=device.usable_memory_bytes,
         terms=step.terms,
         notes=model.captured.notes,
+        outside_bytes=model.outside_bytes,
+        outside=outside_line(loaded),
     )

@@ -26,11 +26,12 @@ from mindswap.policy.placement import place_rank
 from mindswap.policy.problem import Level
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_source import load_document
+from mindswap.report.outside import describe_outside
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import read_step_settings
 
-__all__ = ["LoadedStep", "add_device_arguments", "device_overrides", "load_step", "policy_of"]
+__all__ = ["LoadedStep", "add_device_arguments", "device_overrides", "load_step", "outside_line", "policy_of"]
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
@@ -110,6 +111,13 @@ def load_step(
     captured = _capture(config, document, checked.num_layers, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return LoadedStep(document, policy, StepModel(captured, costs, settings), figures, known_layers)
+
+
+def outside_line(loaded: LoadedStep) -> str:
+    """Device memory beside what MindSpore may use, in words; "" for none."""
+    model, device = loaded.model, loaded.device
+    left_bytes = device.memory_bytes - device.usable_memory_bytes
+    return describe_outside(model.outside_bytes, model.communicators, left_bytes)
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:

@@ -15,6 +15,7 @@ from mindswap.adapters.quiet import quiet
 from mindswap.applier.actions import format_log_lines, plan_layer
 from mindswap.commands.caching import cached_result
 from mindswap.commands.check import read_real_trees
+from mindswap.commands.gathered import with_gathered_weights
 from mindswap.errors import GraphError, MindswapError, PolicyError
 from mindswap.graph.effect import LayerEffect, compare_effect
 from mindswap.graph.recompute_effect import RecomputeEffect, compare_recompute
@@ -229,6 +230,7 @@ def verify_policy(
 
         swapped = capture(config_path, policy, placement=placement)
         baseline = capture(config_path, without_swap, swapped.sample, placement=placement)
+    swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
     actions = [
         dataclasses.replace(plan_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
@@ -261,6 +263,7 @@ def verify_recompute(
 
         compiled = capture(config_path, Policy(), placement=placement)
         plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
+    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     acting = as_applied(policy, LayerTrees(compiled.layers, {}, "the real network"))
     actions = [plan_layer(acting, index, tree) for index, tree in enumerate(compiled.layers)]
     return compare_recompute(actions, compiled.layers, plain.graph, compiled.graph), compiled

@@ -1,37 +1,22 @@
-"""A profile and a device -> the device with measured figures, and measured durations of operators. Pure."""
+"""A profile and a device -> the device with measured figures, and how well they explain the profile. Pure."""
 
-import statistics
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from mindswap.cost.fit import LinkFit, fit_contention, fit_link
-from mindswap.cost.hardware import Device, Link
-from mindswap.cost.measured import MeasuredKey, Measurement, measured_key
-from mindswap.cost.profile_files import Kernel, Profile
-from mindswap.cost.roofline import OpClass, classify, is_kernel, operator_ns
-from mindswap.graph.model import Node
-from mindswap.graph.work import Work, count_work
+from mindswap.cost.device_file import figure_values, with_figures
+from mindswap.cost.explained import Explained, explain
+from mindswap.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_contention, fit_link, fit_share
+from mindswap.cost.hardware import Device
+from mindswap.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
+from mindswap.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
+from mindswap.cost.measured import Measurement
+from mindswap.cost.profile import Engine, Kernel, Profile
+from mindswap.units import format_bytes
 
-__all__ = ["Calibration", "Change", "calibrate"]
+__all__ = ["Calibration", "calibrate"]
 
-# Classes whose work follows from shapes and dtypes alone; attention also depends on its mask.
-FITTED_CLASSES = (OpClass.MATMUL, OpClass.ELEMENTWISE, OpClass.CAST, OpClass.MOVE, OpClass.NORM)
-
-
-@dataclass(frozen=True)
-class Change:
-    """A figure that the profile replaces.
-
-    Attributes:
-        name: of the figure.
-        before, after: its values, in its smallest unit.
-        basis: what it was fitted to, in words.
-    """
-
-    name: str
-    before: int
-    after: int
-    basis: str
+# Kernels and the step times are from the same run: their sums agree but for what ran beside each other.
+FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 
 
 @dataclass(frozen=True)
@@ -41,107 +26,58 @@ class Calibration:
     Attributes:
         device: with the new figures, and the profile as their source.
         measurements: durations of operators, the largest sum first.
-        changes: figures that are new.
+        figures: every figure that a profile can show, with what this one does.
         links: the fits of both directions, by figure; only those that could be fitted.
+        explained: how the new figures explain the kernels.
         num_kernels, kernels_ns: runs of compute kernels in the profile, and their time.
         num_covered, covered_ns: those that `measurements` have.
-        roofline_error_permille: (time of fitted kernels by the new roofline - measured) / measured.
-        middle_error_permille: middle of the same without sign, over fitted operators; None without any.
         notes: what could not be done, and why.
     """
 
     device: Device
     measurements: tuple[Measurement, ...]
-    changes: tuple[Change, ...]
+    figures: tuple[FigureFit, ...]
     links: Mapping[str, LinkFit]
+    explained: Explained
     num_kernels: int
     kernels_ns: int
     num_covered: int
     covered_ns: int
-    roofline_error_permille: int | None
-    middle_error_permille: int | None
     notes: tuple[str, ...]
+
+    @property
+    def changes(self) -> tuple[FigureFit, ...]:
+        """The figures that are replaced."""
+        return tuple(figure for figure in self.figures if figure.is_accepted)
 
 
 def calibrate(profile: Profile, device: Device) -> Calibration:
     """Replace the figures of a device by those that a profile shows; what it does not show stays."""
-    kernels = [kernel for kernel in profile.kernels if not kernel.is_communication]
-    measurements = _measure(kernels)
-    notes = list(profile.notes)
-    changes = [*_fit_fractions(measurements, device, notes), *_fit_links(profile, device, notes)]
-    links = {name: fit for name, fit in _links(profile, device).items() if fit is not None}
-    new_device = _apply(device, changes)
-    total_error, middle_error = _errors(measurements, new_device)
+    kernels = [kernel for kernel in profile.kernels if kernel.engine is not Engine.COMMUNICATION]
+    measurements = measure(kernels)
+    samples = samples_of(measurements)
+    links = _links(profile, device)
+    figures = (*fit_kernels(samples, device), *_link_figures(profile, device, links), *_shares(profile, device))
+    accepted = [figure for figure in figures if figure.is_accepted]
+    source = f"measured, {profile.num_ranks} rank{'s' * (profile.num_ranks > 1)} of a profile"
+    new_device = with_figures(
+        device,
+        {figure.name: figure.fitted for figure in accepted if figure.fitted is not None},
+        {figure.name: f"{source}, {figure.num_samples} samples" for figure in accepted},
+    )
+    covered = [kernel for kernel in kernels if can_measure(kernel)]
     return Calibration(
         device=new_device,
         measurements=measurements,
-        changes=tuple(changes),
-        links=links,
+        figures=figures,
+        links={name: fit for name, fit in links.items() if fit is not None},
+        explained=explain(kernels, samples, new_device),
         num_kernels=len(kernels),
         kernels_ns=sum(kernel.duration_ns for kernel in kernels),
-        num_covered=sum(measurement.count for measurement in measurements),
-        covered_ns=sum(kernel.duration_ns for kernel in kernels if _has_types(kernel)),
-        roofline_error_permille=total_error,
-        middle_error_permille=middle_error,
-        notes=tuple(notes),
+        num_covered=len(covered),
+        covered_ns=sum(kernel.duration_ns for kernel in covered),
+        notes=(*profile.notes, *_notes(profile), *_doubts(kernels, device)),
     )
-
-
-def _has_types(kernel: Kernel) -> bool:
-    return kernel.inputs is not None and kernel.outputs is not None
-
-
-def _measure(kernels: Iterable[Kernel]) -> tuple[Measurement, ...]:
-    """The middle duration of each operator with the same types."""
-    durations: dict[MeasuredKey, list[int]] = {}
-    for kernel in kernels:
-        if kernel.inputs is not None and kernel.outputs is not None:
-            key = measured_key(kernel.type, kernel.inputs, kernel.outputs)
-            durations.setdefault(key, []).append(kernel.duration_ns)
-    measured = [Measurement(key, round(statistics.median(times)), len(times)) for key, times in durations.items()]
-    return tuple(sorted(measured, key=lambda m: (-m.duration_ns * m.count, m.key.op, m.key.inputs, m.key.outputs)))
-
-
-def _fitted(measurements: Iterable[Measurement]) -> Iterable[tuple[Measurement, OpClass, Node, Work]]:
-    for measurement in measurements:
-        op = measurement.key.op
-        if is_kernel(op) and classify(op) in FITTED_CLASSES:
-            inputs, outputs = measurement.key.input_types(), measurement.key.output_types()
-            node = Node(op, op, None, "", "", (), outputs, {})
-            yield measurement, classify(op), node, count_work(op, inputs, outputs)
-
-
-def _fit_fractions(measurements: Iterable[Measurement], device: Device, notes: list[str]) -> list[Change]:
-    """Shares of the peaks: time of ideal kernels over time measured without the fixed cost.
-
-    Products that would be bound by compute give the share of compute, other operators that of memory
-    bandwidth. Those that take less than twice the fixed cost say nothing and are left out.
-    """
-    ideal = replace(device, compute_permille=1000, memory_permille=1000)
-    sums = {"compute_fraction": [0, 0, 0], "memory_fraction": [0, 0, 0]}
-    for measurement, kind, node, work in _fitted(measurements):
-        is_matrix = kind is OpClass.MATMUL
-        latency = device.op_latency_ns["matrix" if is_matrix else "vector"]
-        without_compute = operator_ns(node, replace(work, flops=0), ideal)
-        ideal_ns = operator_ns(node, work, ideal)
-        is_bound_by_memory = ideal_ns == without_compute
-        if measurement.duration_ns < 2 * latency or is_matrix is is_bound_by_memory:
-            continue
-        entry = sums["compute_fraction" if is_matrix else "memory_fraction"]
-        entry[0] += measurement.count * (ideal_ns - latency)
-        entry[1] += measurement.count * (measurement.duration_ns - latency)
-        entry[2] += measurement.count
-    changes = []
-    before = {"compute_fraction": device.compute_permille, "memory_fraction": device.memory_permille}
-    for name, (ideal_sum, measured_sum, count) in sums.items():
-        if not ideal_sum or not measured_sum:
-            notes.append(f"{name}: the profile has no kernels to fit it to; it stays")
-            continue
-        after = ideal_sum * 1000 // measured_sum
-        if after > 1000:
-            notes.append(f"{name}: kernels are faster than the peak of {device.title}: is this its profile?")
-        changes.append(Change(name, before[name], min(1000, max(1, after)), f"{count} kernels"))
-    return changes
 
 
 def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
@@ -151,55 +87,79 @@ def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
     return {name: fit if fit and fit.bandwidth_bytes_per_s <= limit else None for name, fit in fits.items()}
 
 
-def _fit_links(profile: Profile, device: Device, notes: list[str]) -> list[Change]:
-    changes = []
-    fits = _links(profile, device)
-    for name, link in (("d2h", device.offload), ("h2d", device.prefetch)):
+def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit | None]) -> Iterable[FigureFit]:
+    values = figure_values(device)
+    for name, is_out in (("d2h", True), ("h2d", False)):
         fit = fits[name]
-        if fit is None:
-            notes.append(f"{name}: fewer than three copies that ran alone, with sizes and times that fit; it stays")
-            continue
-        basis = f"{fit.num_copies} copies"
-        changes.append(Change(name, link.bandwidth_bytes_per_s, fit.bandwidth_bytes_per_s, basis))
-        changes.append(Change(f"{name}_latency", link.latency_ns, fit.latency_ns, basis))
+        count = sum(copy.is_out is is_out for copy in profile.copies)
+        for key in (name, f"{name}_latency"):
+            if fit is None:
+                objection = _why_no_link(profile, count)
+                yield FigureFit(key, values[key], None, count, None, objection)
+            else:
+                fitted = fit.bandwidth_bytes_per_s if key == name else fit.latency_ns
+                objection = ""
+                if fit.num_large < MIN_COPIES:
+                    large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
+                    objection = f"{large}; {MIN_COPIES} are needed"
+                yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
     contention = fit_contention(profile.copies, fits["d2h"], fits["h2d"])
+    name = "contended_fraction"
     if contention is None:
-        notes.append("contended_fraction: fewer than three copies that ran beside the other direction; it stays")
+        why = "fewer than three copies ran beside the other direction"
+        yield FigureFit(name, values[name], None, 0, None, why)
     else:
-        permille, count = contention
-        changes.append(Change("contended_fraction", device.contended_permille, permille, f"{count} copies"))
-    return changes
+        yield FigureFit(name, values[name], contention[0], contention[1], None, "")
 
 
-def _apply(device: Device, changes: Iterable[Change]) -> Device:
-    new = {change.name: change.after for change in changes}
-    sources = {**device.sources, **{change.name: f"measured, {change.basis} of a profile" for change in changes}}
-    links = {}
-    for name, link in (("d2h", device.offload), ("h2d", device.prefetch)):
-        links[name] = Link(new[name], new[f"{name}_latency"]) if name in new else link
-        if name in new:  # the latency of the fit says how much less small copies reach
-            sources.pop(f"{name}_efficiency", None)
-    return replace(
-        device,
-        compute_permille=new.get("compute_fraction", device.compute_permille),
-        memory_permille=new.get("memory_fraction", device.memory_permille),
-        contended_permille=new.get("contended_fraction", device.contended_permille),
-        offload=links["d2h"],
-        prefetch=links["h2d"],
-        sources=sources,
-    )
+def _why_no_link(profile: Profile, count: int) -> str:
+    if count:
+        return f"{count} copies, of which fewer than three ran alone, or whose times do not grow with their sizes"
+    return "copies have no size below Level2" if profile.num_unsized_copies else "no copies in this direction"
 
 
-def _errors(measurements: Iterable[Measurement], device: Device) -> tuple[int | None, int | None]:
-    """Error of the roofline in total, and its middle per operator, in thousandths of what was measured."""
-    predicted = measured = 0
-    errors = []
-    for measurement, _, node, work in _fitted(measurements):
-        duration = operator_ns(node, work, device)
-        predicted += measurement.count * duration
-        measured += measurement.count * measurement.duration_ns
-        if measurement.duration_ns:
-            errors.append(abs(duration - measurement.duration_ns) * 1000 // measurement.duration_ns)
-    if not measured:
-        return None, None
-    return (predicted - measured) * 1000 // measured, int(statistics.median(errors))
+def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
+    """What collectives reach on the links within a node (HCCS) and between nodes (RDMA)."""
+    values = figure_values(device)
+    num_links = max(1, device.intranode.num_mesh_cards - 1)
+    for name, link, bandwidth in (
+        ("collective_fraction", "HCCS", device.intranode.bandwidth_bytes_per_s // num_links),
+        ("internode_fraction", "RDMA", device.internode.bandwidth_bytes_per_s),
+    ):
+        fit = fit_share(profile.transfers, link, bandwidth, device.op_latency_ns["communication"])
+        if fit is None:
+            yield FigureFit(
+                name, values[name], None, 0, None, f"no large {link} transfers in communication.json that did not wait"
+            )
+            continue
+        objection = ""
+        if fit.num_transfers < MIN_COPIES:
+            objection = f"too few collectives ({fit.num_transfers}); {MIN_COPIES} are needed"
+        elif fit.permille > 1000:
+            objection = f"links are faster than those of {device.title}: is this its profile?"
+        yield FigureFit(name, values[name], fit.permille, fit.num_transfers, fit.middle_error_permille, objection)
+
+
+def _doubts(kernels: Iterable[Kernel], device: Device) -> Iterable[str]:
+    """Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25."""
+    blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
+    most, num_cores = max(blocks, default=0), device.num_matrix_cores
+    if num_cores and len(blocks) >= MIN_KERNELS and most and most != num_cores:
+        cores = f"matrix kernels run on {most} cores, {device.title} has {num_cores}"
+        yield f"{cores}: is --device the card of this profile?"
+
+
+def _notes(profile: Profile) -> Iterable[str]:
+    if profile.num_unsized_copies:
+        level = f" ({profile.level})" if profile.level else ""
+        yield (
+            f"{profile.num_unsized_copies} copies without a size{level}: only profiler level 2 writes sizes, "
+            "so the links to the host keep their figures"
+        )
+    computing = sum(step.computing_ns for step in profile.steps)
+    kernels = sum(kernel.duration_ns for kernel in profile.kernels if kernel.engine is not Engine.COMMUNICATION)
+    if computing and not FEWEST_PERMILLE <= kernels * 1000 // computing <= MOST_PERMILLE:
+        yield (
+            f"kernels take {kernels * 100 // computing} % of the computing time in step_trace_time.csv: "
+            "is a part of one of them missing?"
+        )

@@ -26,6 +26,7 @@ WRITTEN_UNITS = {
     Kind.BANDWIDTH: ("gb_per_s",),
     Kind.TIME: ("us",),
     Kind.FLOPS: ("tflops",),
+    Kind.RATE: ("gelements_per_s", "elements_per_s"),
 }
 
 

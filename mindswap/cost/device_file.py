@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
@@ -13,12 +14,14 @@ from mindswap.policy.wording import closest_names
 from mindswap.policy.yaml_parser import parse_file
 from mindswap.units import format_bytes, parse_bytes
 
-__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device"]
+__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device",
+           "with_figures"]  # fmt: skip
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"
 DTYPES = ("float16", "bfloat16", "float32")
 OP_KINDS = ("matrix", "vector", "communication")
+RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
 EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
 # What `mindswap calibrate` adds; read by `cost.measured`.
 MEASURED_KEYS = ("calibration", "measured")
@@ -108,6 +111,8 @@ class _Reader:
 
     def judge(self) -> None:
         """Figures that do not go together."""
+        if self.values.get("cache_size") and self.values.get("cache_bandwidth") == 0:
+            self.wrong.append("cache_bandwidth: 0 goes only with a cache_size of 0")
         usable, whole = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
         if usable > whole > 0:
             self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(whole)} of the device")
@@ -175,7 +180,28 @@ class _Reader:
         self.wrong.append(f"{where.location}: {text}")
 
 
-def _build(name: str, reader: _Reader) -> Device:
+@dataclass(frozen=True)
+class _Replaced:
+    """What `_build` takes, of a device with other figures."""
+
+    title: str
+    values: Mapping[str, int]
+    efficiencies: Mapping[str, tuple[tuple[int, int], ...]]
+    sources: dict[str, str]
+
+
+def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
+    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
+    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
+    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
+    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
+    return _build(
+        device.name,
+        _Replaced(device.title, {**figure_values(device), **values}, efficiencies, {**kept, **(sources or {})}),
+    )
+
+
+def _build(name: str, reader: _Reader | _Replaced) -> Device:
     value = reader.values
     return Device(
         name=name,
@@ -183,11 +209,21 @@ def _build(name: str, reader: _Reader) -> Device:
         peak_flops={dtype: value[f"matrix_{dtype}"] for dtype in DTYPES},
         vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
         compute_permille=value["compute_fraction"],
-        memory_permille=value["memory_fraction"],
+        weight_gradient_permille=value["weight_gradient_fraction"],
+        num_matrix_cores=value["num_matrix_cores"],
+        attention_permille=value["attention_fraction"],
+        attention_grad_permille=value["attention_grad_fraction"],
         memory_bandwidth_bytes_per_s=value["memory_bandwidth"],
+        memory_permille=value["memory_fraction"],
+        cache_bytes=value["cache_size"],
+        cache_bandwidth_bytes_per_s=value["cache_bandwidth"],
+        vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
         op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
         memory_bytes=value["device_memory"],
         usable_memory_bytes=value["usable_memory"],
+        hccl_buffer_bytes=value["hccl_buffer"],
+        kernel_workspace_bytes=value["kernel_workspace"],
+        pool_alignment_bytes=value["pool_alignment"],
         offload=Link(value["d2h"], value["d2h_latency"], reader.efficiencies["d2h_efficiency"]),
         prefetch=Link(value["h2d"], value["h2d_latency"], reader.efficiencies["h2d_efficiency"]),
         contended_permille=value["contended_fraction"],
@@ -200,7 +236,7 @@ def _build(name: str, reader: _Reader) -> Device:
             value["collective_fraction"],
             value["num_mesh_cards"],
         ),
-        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["collective_fraction"]),
+        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["internode_fraction"]),
         sources=reader.sources,
     )
 
@@ -211,11 +247,21 @@ def figure_values(device: Device) -> dict[str, int]:
         **{f"matrix_{dtype}": device.peak_flops[dtype] for dtype in DTYPES},
         **{f"vector_{dtype}": device.vector_flops[dtype] for dtype in DTYPES},
         "compute_fraction": device.compute_permille,
+        "weight_gradient_fraction": device.weight_gradient_permille,
+        "num_matrix_cores": device.num_matrix_cores,
+        "attention_fraction": device.attention_permille,
+        "attention_grad_fraction": device.attention_grad_permille,
         "memory_bandwidth": device.memory_bandwidth_bytes_per_s,
         "memory_fraction": device.memory_permille,
+        "cache_size": device.cache_bytes,
+        "cache_bandwidth": device.cache_bandwidth_bytes_per_s,
+        **{f"{kind}_rate": device.vector_rates[kind] for kind in RATES},
         **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
         "device_memory": device.memory_bytes,
         "usable_memory": device.usable_memory_bytes,
+        "hccl_buffer": device.hccl_buffer_bytes,
+        "kernel_workspace": device.kernel_workspace_bytes,
+        "pool_alignment": device.pool_alignment_bytes,
         "d2h": device.offload.bandwidth_bytes_per_s,
         "d2h_latency": device.offload.latency_ns,
         "h2d": device.prefetch.bandwidth_bytes_per_s,
@@ -230,4 +276,5 @@ def figure_values(device: Device) -> dict[str, int]:
         "internode_bandwidth": device.internode.bandwidth_bytes_per_s,
         "internode_latency": device.internode.latency_ns,
         "collective_fraction": device.intranode.efficiency_permille,
+        "internode_fraction": device.internode.efficiency_permille,
     }

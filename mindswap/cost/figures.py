@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from enum import Enum
 
-from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
+from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
 __all__ = ["FIGURES", "OPTIONS", "Figure", "Kind", "parse_option", "unit_keys"]
 
@@ -16,6 +16,7 @@ class Kind(Enum):
     BANDWIDTH = "bandwidth"
     TIME = "time"
     FLOPS = "flops"
+    RATE = "rate"
     FRACTION = "fraction"
     COUNT = "count"
 
@@ -25,12 +26,14 @@ UNITS_OF = {
     Kind.BANDWIDTH: BANDWIDTH_UNITS,
     Kind.TIME: TIME_UNITS,
     Kind.FLOPS: FLOPS_UNITS,
+    Kind.RATE: RATE_UNITS,
 }
 EXAMPLES = {
     Kind.SIZE: "54GiB",
     Kind.BANDWIDTH: "20GB/s",
     Kind.TIME: "20us",
     Kind.FLOPS: "313TFLOPS",
+    Kind.RATE: "180Gelements/s",
     Kind.FRACTION: "0.7",
     Kind.COUNT: "8",
 }
@@ -62,14 +65,28 @@ FIGURES = {
         Figure("vector_float16", Kind.FLOPS, "peak of the vector units"),
         Figure("vector_bfloat16", Kind.FLOPS, "peak of the vector units"),
         Figure("vector_float32", Kind.FLOPS, "peak of the vector units"),
-        Figure("compute_fraction", Kind.FRACTION, "share of the peak that kernels reach"),
+        Figure("compute_fraction", Kind.FRACTION, "share of the peak that matrix products reach"),
+        Figure("weight_gradient_fraction", Kind.FRACTION, "the same of products with a transposed first operand"),
+        Figure("num_matrix_cores", Kind.COUNT, "cores that share the output tiles of a product; 0 for any share", True),
+        Figure("attention_fraction", Kind.FRACTION, "share of the peak that flash attention reaches"),
+        Figure("attention_grad_fraction", Kind.FRACTION, "the same of its backward kernel"),
         Figure("memory_bandwidth", Kind.BANDWIDTH, "device memory"),
         Figure("memory_fraction", Kind.FRACTION, "share of the memory bandwidth that kernels reach"),
+        Figure("cache_size", Kind.SIZE, "cache that all cores share; 0 for none", True),
+        Figure("cache_bandwidth", Kind.BANDWIDTH, "what kernels reach that move no more than the cache holds", True),
+        Figure("norm_rate", Kind.RATE, "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only", True),
+        Figure("norm_grad_rate", Kind.RATE, "their backward kernels", True),
+        Figure("softmax_rate", Kind.RATE, "softmax, forward and backward", True),
+        Figure("activation_rate", Kind.RATE, "SiLU and GeLU", True),
+        Figure("activation_grad_rate", Kind.RATE, "their backward kernels", True),
         Figure("matrix_op_latency", Kind.TIME, "fixed cost of a matrix operator", True),
         Figure("vector_op_latency", Kind.TIME, "fixed cost of any other operator", True),
         Figure("communication_op_latency", Kind.TIME, "fixed cost of a collective", True),
         Figure("device_memory", Kind.SIZE, "memory of the card"),
         Figure("usable_memory", Kind.SIZE, "what MindSpore can take of it"),
+        Figure("hccl_buffer", Kind.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True),
+        Figure("kernel_workspace", Kind.SIZE, "what a kernel of the matrix units takes beside its tensors", True),
+        Figure("pool_alignment", Kind.SIZE, "the memory of a tensor is a multiple of it"),
         Figure("d2h", Kind.BANDWIDTH, "copies from device to host, one card"),
         Figure("d2h_latency", Kind.TIME, "fixed part of a copy to the host", True),
         Figure("h2d", Kind.BANDWIDTH, "copies from host to device, one card"),
@@ -83,7 +100,8 @@ FIGURES = {
         Figure("num_mesh_cards", Kind.COUNT, "cards with a link between each two; 0 for a switch", True),
         Figure("internode_bandwidth", Kind.BANDWIDTH, "one card to other nodes"),
         Figure("internode_latency", Kind.TIME, "one step of a collective between nodes", True),
-        Figure("collective_fraction", Kind.FRACTION, "share of these bandwidths that collectives reach"),
+        Figure("collective_fraction", Kind.FRACTION, "share of intranode_bandwidth that collectives reach"),
+        Figure("internode_fraction", Kind.FRACTION, "share of internode_bandwidth that collectives reach"),
     )
 }
 # Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
@@ -99,7 +117,7 @@ def unit_keys(figure: Figure) -> dict[str, int]:
 
 
 def parse_option(figure: Figure, text: str) -> int:
-    """The value of an option: bytes, bytes/s, ns, FLOPS, thousandths or a count.
+    """The value of an option: bytes, bytes/s, ns, FLOPS, elements/s, thousandths or a count.
 
     Raises:
         ValueError: if it does not fit; the text says what may be written.

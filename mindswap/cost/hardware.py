@@ -49,10 +49,19 @@ class Device:
         title: as people call it.
         peak_flops: floating point operations per second of the matrix units, by dtype.
         vector_flops: the same of the vector units, by dtype.
-        compute_permille, memory_permille: share of peak that kernels reach, in thousandths.
-        memory_bandwidth_bytes_per_s: device memory.
+        compute_permille: share of the matrix peak that products reach, in thousandths.
+        weight_gradient_permille: the same of products whose first operand is transposed.
+        num_matrix_cores: cores over which the output tiles of a product go in whole rounds; 0 if not known.
+        attention_permille, attention_grad_permille: share of the matrix peak of flash attention and its gradient.
+        memory_bandwidth_bytes_per_s, memory_permille: device memory, and the share that kernels reach.
+        cache_bytes, cache_bandwidth_bytes_per_s: of the cache all cores share; what kernels reach within it.
+        vector_rates: elements per second of kernels that the vector units bound, by kind (`roofline.VECTOR_RATES`);
+            0 where only memory bounds them.
         op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
         memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.
+        hccl_buffer_bytes: of a communicator in one direction; HCCL takes it outside the pool of MindSpore.
+        kernel_workspace_bytes: what a kernel of the matrix units takes beside its tensors.
+        pool_alignment_bytes: the memory of a tensor is a multiple of it.
         offload, prefetch: link to the host (D2H) and back (H2D).
         contended_permille: rate of a copy while the other direction copies too.
         num_cards_per_node: cards that share host memory.
@@ -67,11 +76,21 @@ class Device:
     peak_flops: Mapping[str, int]
     vector_flops: Mapping[str, int]
     compute_permille: int
-    memory_permille: int
+    weight_gradient_permille: int
+    num_matrix_cores: int
+    attention_permille: int
+    attention_grad_permille: int
     memory_bandwidth_bytes_per_s: int
+    memory_permille: int
+    cache_bytes: int
+    cache_bandwidth_bytes_per_s: int
+    vector_rates: Mapping[str, int]
     op_latency_ns: Mapping[str, int]
     memory_bytes: int
     usable_memory_bytes: int
+    hccl_buffer_bytes: int
+    kernel_workspace_bytes: int
+    pool_alignment_bytes: int
     offload: Link
     prefetch: Link
     contended_permille: int

@@ -16,6 +16,7 @@ OP_OF_KERNEL = {
     "GatherV2": "Gather", "ReduceSumD": "ReduceSum", "StridedSliceD": "StridedSlice", "SplitD": "Split",
     "SplitVD": "SplitWithSize", "SplitV": "SplitWithSize", "LayerNormV3": "LayerNorm", "SoftmaxV2": "Softmax",
     "LogSoftmaxV2": "LogSoftmax", "TileD": "Tile", "UnsortedSegmentSumD": "UnsortedSegmentSum",
+    "FastGelu": "FastGeLU", "FastGeluGrad": "FastGeLUGrad", "Gelu": "GeLU", "GeluGrad": "GeLUGrad",
 }  # fmt: skip
 # Shapes, axes and lengths that kernels take as tensors and graphs as constants.
 ARGUMENT_DTYPE = "int64"

@@ -1,234 +1,253 @@
-"""What MindSpore's profiler writes on Ascend -> kernels, copies, steps. Pure data, nothing judged.
+"""Where profiles are: a folder, its ranks, and in each the files that are recognised by what they hold.
 
-The folder is `<profile>/<host>_..._ascend_ms/ASCEND_PROFILER_OUTPUT`. Columns are those of MindSpore 2.9
-(`mindspore/profiler/analysis/viewer/`) and, for copies in `trace_view.json`, of CANN's msprof
-(`ascend_hardware_assembler.cpp`).
+The profilers of MindSpore and torch_npu write `<rank>_ascend_ms/ASCEND_PROFILER_OUTPUT` (`_ascend_pt`), CANN's msprof
+`PROF_*/mindstudio_profiler_output`. The first keeps the second beside it: then the first counts.
 """
 
-import csv
-import json
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
+from typing import TypeVar
 
-from mindswap.cost.measured import BYTES_PER_ELEMENT
+from mindswap.cost.profile import Profile
+from mindswap.cost.profile_communication import read_transfers
+from mindswap.cost.profile_tables import Progress, Table, read_kernels, read_peak, read_steps, recognise_table
+from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
-from mindswap.graph.model import TensorType
 
-__all__ = ["Copy", "Kernel", "Profile", "find_profile", "load_profile"]
+__all__ = ["find_profiles", "load_profile", "read_bytes"]
 
-OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
-KERNELS_FILE, TRACE_FILE, STEPS_FILE = "kernel_details.csv", "trace_view.json", "step_trace_time.csv"
-MEMORY_FILE, BLOCKS_FILE = "memory_record.csv", "memory_block.csv"
+OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
+RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
+RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
 # Written by MindSpore before 2.4; has no shapes.
-OLD_KERNELS_PATTERN = "aicore_intermediate_*"
-SHAPE_COLUMNS = ("Input Shapes", "Input Data Types", "Output Shapes", "Output Data Types")
-COMMUNICATION_CORES = ("HCCL", "COMMUNICATION")
-DIRECTIONS = {"device to host": True, "host to device": False}
-DTYPES = {"FLOAT": "float32", "BF16": "bfloat16", "DOUBLE": "float64"}
+OLD_KERNELS_PATTERN = "aicore_intermediate_"
+# Those of the frameworks go before those of msprof.
+KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
+MAX_DEPTH = 6
+# Enough of a JSON file to tell what it is.
+SNIFFED_BYTES = 2**16
+MAX_INFO_BYTES = 2**20
+
+
+Kind = TypeVar("Kind", Table, "Text")
+
+
+class Text(Enum):
+    """What a JSON file holds."""
+
+    TRACE = "trace"
+    COMMUNICATION = "communication"
+    INFO = "how the profiler was set"
+
+
+# The first that is found in the beginning of the file. A matrix of communication is known as well, and left out.
+JSON_SIGNS = (
+    ('"traceEvents"', Text.TRACE),
+    ('"ph"', Text.TRACE),
+    ('"Transport Type"', None),
+    ('"Communication Bandwidth Info"', Text.COMMUNICATION),
+    ('"Communication Time Info"', Text.COMMUNICATION),
+    ("profiler_level", Text.INFO),
+)
+
+
+# A file of such a name that holds something else is broken, which its reader says.
+NAMES = (
+    ("kernel_details", Table.KERNELS),
+    ("op_summary", Table.SUMMARY),
+    ("step_trace_time", Table.STEPS),
+)
+JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communication.json", Text.COMMUNICATION))
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """One run of a kernel.
+class RankFiles:
+    """The files of one rank.
 
     Attributes:
-        type: kernel of CANN, e.g. `MatMulV2`.
-        duration_ns: on the device.
-        inputs, outputs: tensors; None where the profile has none that can be read.
-        is_communication: a collective.
+        folder: where they are.
+        files: by what they hold.
     """
 
-    type: str
-    duration_ns: int
-    inputs: tuple[TensorType, ...] | None
-    outputs: tuple[TensorType, ...] | None
-    is_communication: bool
+    folder: Path
+    files: dict[Table | Text, tuple[Path, ...]]
+
+    def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
+        """Those of the first kind that there is."""
+        return next((self.files[kind] for kind in kinds if kind in self.files), ())
 
 
-@dataclass(frozen=True)
-class Copy:
-    """One copy between device and host."""
+def find_profiles(path: Path) -> tuple[RankFiles, ...]:
+    """The files of each rank below a folder, or a single file.
 
-    start_ns: int
-    duration_ns: int
-    size_bytes: int
-    is_out: bool
-
-
-@dataclass(frozen=True)
-class Profile:
-    """What a profile says of one rank.
-
-    Attributes:
-        folder: where it was read.
-        kernels: every run of a kernel.
-        copies: copies between device and host whose size is known, in order of start.
-        steps_ns: duration of each step.
-        peak_memory_bytes: highest use of the memory pool; None if memory was not profiled.
-        notes: what is missing, and what it would be good for.
-    """
-
-    folder: str
-    kernels: tuple[Kernel, ...]
-    copies: tuple[Copy, ...]
-    steps_ns: tuple[int, ...]
-    peak_memory_bytes: int | None
-    notes: tuple[str, ...]
-
-
-def find_profile(path: Path) -> Path:
-    """The folder with the files, from the folder that the profiler was given, that of a rank, or itself.
+    Args:
+        path: the folder that the profiler was given, that of a rank, that with the files, or a table of kernels.
 
     Raises:
-        CostError: if there is none, or more than one.
+        CostError: if there is no profile.
     """
+    if path.is_file():
+        kind = _recognise(path)
+        if kind is None:
+            raise CostError(f"{path}: is no file of a profiler that is known here\n    fix:     name its folder")
+        return (RankFiles(path.parent, {kind: (path,)}),)
     if not path.is_dir():
         raise CostError(f"{path}: no such folder\n    fix:     name the output_path that the profiler was given")
-    if (path / KERNELS_FILE).is_file():
-        return path
-    found = sorted({file.parent for file in path.glob(f"**/{OUTPUT_FOLDER}/{KERNELS_FILE}")})
-    if len(found) == 1:
-        return found[0]
-    if found:
-        names = "\n".join(f"    {folder.parent.name}" for folder in found)
-        raise CostError(f"{path}: profiles of {len(found)} ranks; name the folder of one:\n{names}")
-    if any(path.glob(f"**/{OLD_KERNELS_PATTERN}")):
-        raise CostError(
-            f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
-            "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level1"
-        )
-    raise CostError(
-        f"{path}: no {OUTPUT_FOLDER}/{KERNELS_FILE} below it\n"
-        "    fix:     name the output_path of mindspore.Profiler; a profile that was not analysed yet needs\n"
-        "             mindspore.profiler.profiler.analyse(output_path)"
+    ranks: dict[Path, list[RankFiles]] = {}
+    names: list[str] = []
+    for folder in _walk(path, names):
+        found = _recognise_all(folder)
+        if any(kind in found for kind in KERNEL_TABLES):
+            ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
+    chosen = [min(entries, key=lambda entry: Table.KERNELS not in entry.files) for entries in ranks.values()]
+    if not chosen:
+        raise CostError(_nothing_found(path, names))
+    return tuple(_with_info(entry) for entry in chosen)
+
+
+def read_bytes(ranks: Iterable[RankFiles]) -> int:
+    """Bytes of all traces and tables of kernels, which are what takes long to read."""
+    files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get(Text.TRACE))]
+    return sum(file.stat().st_size for file in files)
+
+
+def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
+    """Read the profiles of all ranks below a folder as one.
+
+    Args:
+        path: see `find_profiles`.
+        progress: given the bytes of all traces and kernels, gives what is to be told of those read.
+
+    Raises:
+        CostError: if there is none, or a file is not what a profiler writes.
+    """
+    ranks = find_profiles(path)
+    told = progress(read_bytes(ranks)) if progress else None
+    profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
+    notes = tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))
+    peaks = [profile.peak_memory_bytes for profile in profiles if profile.peak_memory_bytes is not None]
+    return replace(
+        profiles[0],
+        folder=str(path if len(ranks) > 1 else ranks[0].folder),
+        kernels=tuple(kernel for profile in profiles for kernel in profile.kernels),
+        copies=tuple(copy for profile in profiles for copy in profile.copies),
+        steps=tuple(step for profile in profiles for step in profile.steps),
+        transfers=tuple(transfer for profile in profiles for transfer in profile.transfers),
+        peak_memory_bytes=max(peaks, default=None),
+        num_unsized_copies=sum(profile.num_unsized_copies for profile in profiles),
+        num_ranks=len(profiles),
+        notes=notes,
     )
 
 
-def load_profile(path: Path) -> Profile:
-    """Read the profile of one rank.
-
-    Raises:
-        CostError: if there is none, or a file is not what the profiler writes.
-    """
-    folder = find_profile(path)
-    notes: list[str] = []
-    kernels = tuple(_read_kernels(folder / KERNELS_FILE))
-    copies: tuple[Copy, ...] = ()
-    if (folder / TRACE_FILE).is_file():
-        copies = tuple(sorted(_read_copies(folder / TRACE_FILE, notes), key=lambda copy: copy.start_ns))
-    else:
-        notes.append(f"no {TRACE_FILE}: the links to the host keep their figures")
-    steps = tuple(_read_steps(folder / STEPS_FILE)) if (folder / STEPS_FILE).is_file() else ()
-    return Profile(str(folder), kernels, copies, steps, _read_peak(folder), tuple(notes))
-
-
-def _read_kernels(path: Path) -> Iterator[Kernel]:
-    for line, row in _rows(path, ("Type", "Duration(us)")):
-        if any(column not in row for column in SHAPE_COLUMNS):
-            raise CostError(
-                f"{path}: no columns {', '.join(column for column in SHAPE_COLUMNS if column not in row)}\n"
-                "    fix:     profile with profiler_level=ProfilerLevel.Level1: Level0 leaves them out"
-            )
-        core = row.get("Accelerator Core", "")
-        inputs, outputs = (_tensors(row[SHAPE_COLUMNS[i]], row[SHAPE_COLUMNS[i + 1]]) for i in (0, 2))
-        is_communication = core in COMMUNICATION_CORES or row["Type"].lower().startswith("hcom")
-        yield Kernel(row["Type"], _ns(path, line, row["Duration(us)"]), inputs, outputs, is_communication)
+def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
+    kernels = tuple(kernel for file in rank.get(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
+    peaks = [read_peak(file) for file in rank.get(Table.BLOCKS, Table.MEMORY)]
+    copies, num_unsized = [], 0
+    for file in rank.get(Text.TRACE):
+        found, unsized = read_copies(file, number, progress)
+        copies += found
+        num_unsized += unsized
+    notes = [] if rank.get(Text.TRACE) else ["no trace_view.json: the links to the host keep their figures"]
+    return Profile(
+        folder=str(rank.folder),
+        kernels=kernels,
+        copies=tuple(sorted(copies, key=lambda copy: copy.start_ns)),
+        steps=tuple(step for file in rank.get(Table.STEPS) for step in read_steps(file)),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        notes=tuple(notes),
+        transfers=tuple(transfer for file in rank.get(Text.COMMUNICATION) for transfer in read_transfers(file)),
+        num_unsized_copies=num_unsized,
+        level=_level(rank.get(Text.INFO)),
+    )
 
 
-def _tensors(shapes: str, dtypes: str) -> tuple[TensorType, ...] | None:
-    """`"4096,128;11008,128"` and `FLOAT16;FLOAT16` as types; None if they cannot be read."""
-    shape_texts, dtype_texts = (text.strip().strip('"').split(";") for text in (shapes, dtypes))
-    if len(shape_texts) != len(dtype_texts):
+def _walk(path: Path, names: list[str]) -> Iterator[Path]:
+    """The folder and those below it, in order, links left out; `names` gets the names of everything seen."""
+    for parent, folders, files in os.walk(path):
+        depth = len(Path(parent).relative_to(path).parts)
+        folders[:] = sorted(folders) if depth < MAX_DEPTH else []
+        names += [*folders, *files]
+        yield Path(parent)
+
+
+def _rank_of(folder: Path) -> Path:
+    """The folder that all files of a rank are below."""
+    for parent in (folder, *folder.parents):
+        if parent.name.endswith(RANK_ENDINGS):
+            return parent
+    return folder.parent if folder.name in OUTPUT_FOLDERS else folder
+
+
+def _recognise_all(folder: Path) -> dict[Table | Text, tuple[Path, ...]]:
+    found: dict[Table | Text, tuple[Path, ...]] = {}
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise CostError(f"{folder}: cannot be read: {error.strerror}") from error
+    for file in files:
+        kind = _recognise(file)
+        if kind is not None:
+            found[kind] = (*found.get(kind, ()), file)
+    return found
+
+
+def _recognise(file: Path) -> Table | Text | None:
+    if not file.is_file():
         return None
-    tensors = []
-    for shape_text, dtype_text in zip(shape_texts, dtype_texts, strict=True):
-        name = dtype_text.strip().removeprefix("DT_").upper()
-        dtype = DTYPES.get(name, name.lower())
-        if not shape_text.strip() or dtype not in BYTES_PER_ELEMENT:
-            continue  # an optional input that is not there, a scalar
+    if file.suffix == ".csv":
+        return recognise_table(file) or _by_name(file, NAMES)
+    if file.suffix != ".json":
+        return None
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(SNIFFED_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    return next((kind for sign, kind in JSON_SIGNS if sign in text), _by_name(file, JSON_NAMES))
+
+
+def _by_name(file: Path, names: Iterable[tuple[str, Kind]]) -> Kind | None:
+    return next((kind for start, kind in names if file.name.startswith(start)), None)
+
+
+def _with_info(rank: RankFiles) -> RankFiles:
+    """With the files that stand beside the folder: settings of the profiler, blocks of memory."""
+    beside = _recognise_all(rank.folder.parent)
+    more = {kind: beside[kind] for kind in (Text.INFO, Table.BLOCKS) if kind in beside and kind not in rank.files}
+    return RankFiles(rank.folder, {**rank.files, **more})
+
+
+def _level(files: tuple[Path, ...]) -> str:
+    """`Level1` from `profiler_info_0.json`, wherever it stands there; empty if it does not."""
+    for file in files:
         try:
-            shape = tuple(int(dim) for dim in shape_text.split(","))
-        except ValueError:
-            return None
-        tensors.append(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]))
-    return tuple(tensors) or None
+            text = file.read_text("utf-8", "replace")[:MAX_INFO_BYTES]
+            found = re.search(r'profiler_level"\s*:\s*' + r'"(?:ProfilerLevel\.)?(Level\w+)"', text)
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
 
 
-def _read_copies(path: Path, notes: list[str]) -> Iterator[Copy]:
-    try:
-        data = json.loads(path.read_text("utf-8"))
-        events = data["traceEvents"] if isinstance(data, dict) else data
-        copies = [event for event in events if event.get("ph") == "X" and event.get("name") == "MEMCPY_ASYNC"]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CostError(f"{path}: is no trace of the profiler: {error}") from error
-    num_unsized = 0
-    for event in copies:
-        args = event.get("args") or {}
-        direction = DIRECTIONS.get(str(args.get("operation", "")).lower())
-        if "size(B)" not in args:
-            num_unsized += 1
-        elif direction is not None and args["size(B)"]:
-            start, duration = (_ns(path, None, str(event.get(key, ""))) for key in ("ts", "dur"))
-            yield Copy(start, duration, int(args["size(B)"]), direction)
-    if num_unsized:
-        notes.append(f"{TRACE_FILE}: {num_unsized} copies without a size were left out")
-
-
-def _read_steps(path: Path) -> Iterator[int]:
-    columns = ("Computing", "Communication(Not Overlapped)", "Free")
-    for line, row in _rows(path, columns):
-        yield sum(_ns(path, line, row[column]) for column in columns)
-
-
-def _read_peak(folder: Path) -> int | None:
-    """Highest use of the memory pool, from the file of the memory tracker or that of the profiler."""
-    for parent in (folder, folder.parent):
-        path = parent / BLOCKS_FILE
-        if path.is_file():
-            column = "actual_peak_memory"
-            return max((int(_number(path, line, row[column])) for line, row in _rows(path, (column,))), default=None)
-    path = folder / MEMORY_FILE
-    if not path.is_file():
-        return None
-    used = [
-        _number(path, line, row["Total Allocated(MB)"])
-        for line, row in _rows(path, ("Component", "Total Allocated(MB)"))
-        if row["Component"] == "MindSpore"
-    ]
-    return int(max(used) * 2**20) if used else None
-
-
-def _rows(path: Path, needed: tuple[str, ...]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Rows of a CSV file with their lines; values without the tabs that keep spreadsheets from rounding."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as stream:
-            reader = csv.DictReader(stream, skipinitialspace=True)
-            missing = [column for column in needed if column not in (reader.fieldnames or ())]
-            if missing:
-                raise CostError(f"{path}: is no {path.name} of MindSpore's profiler: no column {', '.join(missing)}")
-            for row in reader:
-                yield (
-                    reader.line_num,
-                    {key: (value or "").strip() for key, value in row.items() if isinstance(key, str)},
-                )
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise CostError(f"{path}: cannot be read: {error}") from error
-
-
-def _ns(path: Path, line: int | None, text: str) -> int:
-    """Microseconds as integer nanoseconds."""
-    return int(_number(path, line, text) * 1000)
-
-
-def _number(path: Path, line: int | None, text: str) -> Decimal:
-    try:
-        number = Decimal(text.strip())
-        if not number.is_finite() or number < 0:
-            raise InvalidOperation
-    except InvalidOperation:
-        where = f"{path}:{line}" if line else str(path)
-        raise CostError(f"{where}: {text!r} is no time or size") from None
-    return number
+def _nothing_found(path: Path, names: list[str]) -> str:
+    if any(name.startswith(OLD_KERNELS_PATTERN) for name in names):
+        return (
+            f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
+            "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2"
+        )
+    if any(RAW_PATTERN.match(name) for name in names):
+        return (
+            f"{path}: this profile was not analysed yet: it has no table of kernels\n"
+            "    fix:     mindspore.profiler.profiler.analyse(PATH), torch_npu.profiler.profiler.analyse(PATH), or\n"
+            "             msprof --export=on --output=PATH"
+        )
+    return (
+        f"{path}: no kernel_details.csv or op_summary_*.csv below it\n"
+        "    fix:     name the output_path of the profiler, or the folder of a rank in it"
+    )

@@ -59,9 +59,9 @@ class CostTable:
         """Duration of one copy from the host, in ns."""
         return copy_in_ns(size_bytes, self.device)
 
-    def collective_ns(self, kind: str, size_bytes: int, num_ranks: int) -> int:
+    def collective_ns(self, kind: str, size_bytes: int, num_ranks: int, stride: int = 1) -> int:
         """Duration of one collective, in ns; arguments as in `transfer.collective_ns`."""
-        return collective_ns(kind, size_bytes, num_ranks, self.device)
+        return collective_ns(kind, size_bytes, num_ranks, self.device, stride)
 
     def send_ns(self, size_bytes: int, is_within_node: bool) -> int:
         """Duration of handing a tensor to another card, in ns."""

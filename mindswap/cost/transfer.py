@@ -44,40 +44,61 @@ def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
     return link.latency_ns + _ceil_div(size_bytes * NS_PER_S * 1000, bandwidth * permille)
 
 
-def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device) -> int:
+def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, stride: int = 1) -> int:
     """Time of one collective on an otherwise idle network.
 
-    Model: fixed cost + steps * latency + sent bytes / bandwidth. With n ranks, each sends (n - 1) / n of the
-    whole message (twice for AllReduce); the steps are those of the quicker of the usual algorithms, n - 1 of the
-    ring or log2(n) of halving and doubling, which move the same bytes.
+    Model: fixed cost + steps * latency + sent bytes / bandwidth, first within nodes, then between them. With n
+    ranks, each sends (n - 1) / n of the message (twice for AllReduce). A group over several nodes does its part
+    within each node first, so that only the part of one card crosses: 1 / l of the message with l ranks in a node.
+    AllToAll sends every pair its own part, so all of that crosses. The steps are those of the quicker of the usual
+    algorithms, n - 1 of the ring or log2(n) of halving and doubling, which move the same bytes.
 
     Args:
         kind: one of COLLECTIVES.
         size_bytes: the whole message: what AllReduce and AllToAll have on each rank, what AllGather gives and
             ReduceScatter takes on each rank.
-        num_ranks: ranks that take part; more than fit in a node use the network between nodes.
+        num_ranks: ranks that take part.
         device: where it runs.
+        stride: from one rank of the group to the next: 1 for tensor parallel ranks; data parallel ranks have the
+            tensor and context parallel ones between them.
 
     Raises:
         ValueError: if kind is not known, or a number is out of range.
 
     Source:
         Thakur, Rabenseifner, Gropp: Optimization of Collective Communication Operations in MPICH, 2005
-        (alpha-beta model); share of a full mesh as in msmodeling, tensor_cast/performance_model/comm_analytic.py.
+        (alpha-beta model); share of a full mesh as in msmodeling, tensor_cast/performance_model/comm_analytic.py;
+        levels of HCCL: CANN documentation, HCCL, "collective communication algorithms" (within a server, then
+        between servers).
     """
     if kind not in COLLECTIVES:
         raise ValueError(f"{kind!r} is no collective; known: {', '.join(COLLECTIVES)}")
-    if size_bytes < 0 or num_ranks < 1:
-        raise ValueError(f"size_bytes is {size_bytes}, num_ranks is {num_ranks}")
+    if size_bytes < 0 or num_ranks < 1 or stride < 1:
+        raise ValueError(f"size_bytes is {size_bytes}, num_ranks is {num_ranks}, stride is {stride}")
     if num_ranks == 1 or size_bytes == 0:
         return 0
-    network = device.intranode if num_ranks <= device.num_cards_per_node else device.internode
+    num_local = min(num_ranks, max(device.num_cards_per_node // stride, 1))
+    num_nodes = _ceil_div(num_ranks, num_local)
+    if kind == "AllToAll":
+        crossing = size_bytes * (num_ranks - num_local) // num_ranks
+        levels = [(device.intranode, num_local, size_bytes * num_local // num_ranks)]
+        between_ns = _ceil_div(crossing * NS_PER_S, _bandwidth(device.internode, num_nodes))
+        between_ns += (num_ranks - num_local) * device.internode.latency_ns
+    else:
+        levels = [(device.intranode, num_local, size_bytes), (device.internode, num_nodes, size_bytes // num_local)]
+        between_ns = 0
+    within_ns = sum(_level_ns(kind, part, ranks, network) for network, ranks, part in levels)
+    return device.op_latency_ns["communication"] + within_ns + between_ns
+
+
+def _level_ns(kind: str, size_bytes: int, num_ranks: int, network: Network) -> int:
+    """Time of a collective of ranks that all use one network."""
+    if num_ranks == 1:
+        return 0
     rounds = COLLECTIVES[kind]
-    is_pairwise = kind == "AllToAll"
-    num_steps = rounds * (num_ranks - 1 if is_pairwise else math.ceil(math.log2(num_ranks)))
+    num_steps = rounds * (num_ranks - 1 if kind == "AllToAll" else math.ceil(math.log2(num_ranks)))
     sent = rounds * size_bytes * (num_ranks - 1)
-    time_ns = _ceil_div(sent * NS_PER_S, num_ranks * _bandwidth(network, num_ranks))
-    return device.op_latency_ns["communication"] + num_steps * network.latency_ns + time_ns
+    return num_steps * network.latency_ns + _ceil_div(sent * NS_PER_S, num_ranks * _bandwidth(network, num_ranks))
 
 
 def send_ns(size_bytes: int, is_within_node: bool, device: Device) -> int:

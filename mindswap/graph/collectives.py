@@ -38,19 +38,21 @@ BETWEEN_OPS = frozenset({*VIEW_OPS, "Cast", "Add", "AddExt", "BiasAdd"})
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication between tensor parallel ranks.
+    """Communication between ranks within a pass.
 
     Attributes:
         kind: AllReduce, AllGather, ReduceScatter or AllToAll.
         size_bytes: the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank.
         num_ranks: ranks that take part.
         is_before: the operator that it belongs to waits for it; else it takes what the operator makes, or is it.
+        stride: from one of these ranks to the next; 1 for tensor parallel ranks.
     """
 
     kind: str
     size_bytes: int
     num_ranks: int
     is_before: bool = False
+    stride: int = 1
 
 
 @dataclass(frozen=True)

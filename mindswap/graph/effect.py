@@ -1,10 +1,11 @@
 """What a policy asked for against what the compiler did, layer by layer. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.applier.actions import LayerActions
+from mindswap.graph.gather import is_gathering
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.graph.places import Place, asked_prefetch, places_below, places_of, value_key
 from mindswap.graph.storage import VIEW_OPS, Fate, SavedStorage, classify_saved, resolve_storage
@@ -20,6 +21,7 @@ class IdleReason(Enum):
     NOT_NEEDED = "backward needs none of these outputs"
     NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
     MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
+    GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
     NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
 
 
@@ -181,8 +183,10 @@ class _LayerComparison:
             if not self.graph.has_lazy_inline:
                 yield Idle(entry, IdleReason.NO_LAZY_INLINE)
                 continue
-            nodes = [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in keys]
-            if nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
+            nodes = self._nodes(keys)
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(entry, IdleReason.GATHERED)
+            elif nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
                 yield Idle(entry, IdleReason.RECOMPUTED)
             elif any(self._is_merged(node) for node in nodes):
                 yield Idle(entry, IdleReason.MERGED_AWAY)
@@ -193,9 +197,17 @@ class _LayerComparison:
         if self.actions.is_fully_recomputed and not again:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
         for match in self.actions.recomputes:
+            nodes = self._nodes(places_below(self.layer, match.path))
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(match.name, IdleReason.GATHERED)
+                continue
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
             if not any(path == cell or path.startswith(f"{cell}.") or not cell for path in again):
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
+
+    def _nodes(self, places: Set[Place]) -> list[Node]:
+        """The operators of forward of this layer at some places."""
+        return [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in places]
 
     def _is_merged(self, node: Node) -> bool:
         """A view that stays at the place of a named one, and has not its settings."""

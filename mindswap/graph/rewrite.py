@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from mindswap.applier.actions import LayerActions
+from mindswap.graph.gather import is_gathering, is_released
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node, Saved
@@ -41,7 +42,8 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
     """What actions on layers set on the operators of a compiled step.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
-    primitive covers that operator. Offload covers the primitives that the model holds as attributes.
+    primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
+    what makes a weight whole that the parallel optimizer cut (`graph.gather`).
 
     Args:
         graph: the step without swap and recompute.
@@ -53,6 +55,10 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
     prefetch: dict[str, int] = {}
     for node in graph.forward:
         owner = graph.owner(node)
+        if is_gathering(node):
+            if is_released(node):
+                recomputed.add(node.name)
+            continue
         if owner.layer_index is None or _is_of_compiler(owner, names):
             continue
         action = actions[owner.layer_index]
@@ -68,7 +74,7 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
         is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
-        if is_chosen and node.op != "TupleGetItem" and _is_of_compiler(node, names):
+        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and _is_of_compiler(node, names):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch)
 
@@ -207,6 +213,8 @@ class _Rewriter:
         for node in self.graph.backward:
             if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
                 continue
+            if node.is_duplicate and node.origin in self.recomputed:
+                self.available[node.origin, False] = node.name
             inputs = [
                 self._fetch(forward_names[n], self._reader(n, node)) if n in forward_names else n for n in node.inputs
             ]

@@ -6,7 +6,7 @@ Counts only; how long it takes is for `cost/` to say.
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
@@ -29,6 +29,8 @@ SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
 # Last inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
 NUM_ATTENTION_INTEGERS = 5
 MASK_DTYPES = ("bool", "uint8")
+# Last inputs of a product: whether its first and its second operand are transposed.
+NUM_TRANSPOSES = 2
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Work:
         written_bytes: bytes of the outputs.
         inputs: types of the tensors it reads, members of tuples one by one.
         is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
+        is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
     """
 
     flops: int
@@ -50,6 +53,7 @@ class Work:
     written_bytes: int
     inputs: tuple[TensorType, ...] = ()
     is_fused: bool = False
+    is_weight_gradient: bool = False
 
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
@@ -71,8 +75,11 @@ def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]
 
 def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> Work:
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
-    integers = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
-    return count_work(node.op, inputs, node.outputs, integers if node.op in ATTENTION_OPS else ())
+    constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
+    work = count_work(node.op, inputs, node.outputs, constants if node.op in ATTENTION_OPS else ())
+    if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
+        return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
+    return work
 
 
 def count_work(
@@ -92,7 +99,16 @@ def count_work(
     written_bytes = sum(known.size_bytes for known in outputs)
     if op in PARTIAL_READ_OPS and inputs:
         read_bytes += min(written_bytes, inputs[0].size_bytes) - inputs[0].size_bytes
-    return Work(_count_flops(op, inputs, outputs, attention), read_bytes, written_bytes, inputs)
+    flops = _count_flops(op, inputs, outputs, attention)
+    return Work(flops, read_bytes, written_bytes, inputs, is_weight_gradient=_is_transposed(op, inputs, outputs))
+
+
+def _is_transposed(op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...]) -> bool:
+    """Whether shapes alone say that the first operand of a product is transposed; of a square one they do not."""
+    if op not in MATMUL_OPS or not inputs or not outputs or len(inputs[0].shape) < 2 or len(outputs[0].shape) < 2:
+        return False
+    num_rows, num_columns = inputs[0].shape[-2:]
+    return outputs[0].shape[-2] == num_columns != num_rows
 
 
 def _count_flops(

@@ -8,6 +8,7 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from mindswap.graph.gather import is_gathering
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.sharding import COMMUNICATION_OPS
@@ -56,8 +57,13 @@ def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[It
     """
     saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
     walker = _Walker(graph, names, layer_index, saved)
-    own = [entry for entry in saved if entry.storage.layer_index == layer_index]
+    own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
     return tuple(walker.item(group) for group in _tied(own, walker))
+
+
+def _can_leave(entry: SavedStorage) -> bool:
+    """Whether a policy can change where it is: a gathered weight stays."""
+    return entry.storage.producer is None or not is_gathering(entry.storage.producer)
 
 
 def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:

@@ -62,6 +62,11 @@ def saved_by_label(block: Block, fate: Fate) -> dict[str, int]:
     sizes: dict[str, int] = {}
     for label, size in zip(own.label[saved].tolist(), own.size_bytes[saved].tolist(), strict=True):
         sizes[arrays.labels[label]] = sizes.get(arrays.labels[label], 0) + size
+    shared = arrays.shared
+    if fate is Fate.KEPT:
+        for number in np.flatnonzero(shared.first_backward != NO_OP):
+            label = arrays.labels[shared.label[number]]
+            sizes[label] = sizes.get(label, 0) + int(shared.size_bytes[number])
     for tensor in arrays.handed:
         if tensor.is_forward and fate is _fate(tensor):
             sizes[tensor.label] = sizes.get(tensor.label, 0) + tensor.size_bytes

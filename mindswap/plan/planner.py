@@ -275,7 +275,7 @@ def _holders(judged: Evaluation) -> tuple[tuple[str, int], ...]:
     timeline = judged.step.timeline
     profile = profile_memory(timeline, stage)
     intervals, labels = timeline.program.intervals, timeline.program.labels
-    sizes: dict[str, int] = {"parameters, gradients, optimizer": judged.step.static[stage].total_bytes}
+    sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
     for position in profile.holders:
         label = labels[intervals.label[position]]
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])

@@ -6,7 +6,7 @@ from mindswap.errors import GraphError
 from mindswap.policy.document import Document
 from mindswap.policy.pipeline import read_pipeline
 
-__all__ = ["RankPlacement", "place_rank"]
+__all__ = ["STRATEGY_MODES", "RankPlacement", "place_rank"]
 
 # `parallel.parallel_mode`, as MindFormers reads it: in these the strategies of the model are in force.
 STRATEGY_MODES = (1, 2, "semi_auto_parallel", "auto_parallel")

@@ -44,10 +44,13 @@ RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
 DEVICE_KEYS = (
     "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
     "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_fraction", "memory_bandwidth",
-    "device_memory", "usable_memory", "matrix_float16", "matrix_bfloat16", "matrix_float32", "vector_float16",
+    "device_memory", "usable_memory", "hccl_buffer", "kernel_workspace", "pool_alignment",
+    "matrix_float16", "matrix_bfloat16", "matrix_float32", "vector_float16",
     "vector_bfloat16", "vector_float32", "matrix_op_latency", "vector_op_latency", "communication_op_latency",
     "intranode_bandwidth", "intranode_latency", "num_mesh_cards", "internode_bandwidth", "internode_latency",
-    "collective_fraction",
+    "collective_fraction", "internode_fraction", "weight_gradient_fraction", "num_matrix_cores",
+    "attention_fraction", "attention_grad_fraction", "cache_size", "cache_bandwidth", "norm_rate", "norm_grad_rate",
+    "softmax_rate", "activation_rate", "activation_grad_rate",
 )  # fmt: skip
 # mindswap's own section.
 MINDSWAP_KEYS = ("cpu_stand_ins", "output_recompute", *DEVICE_KEYS)

@@ -39,6 +39,8 @@ def build_report(
     budget_bytes: int | None = None,
     terms: Sequence[StepTerm] = (),
     notes: Sequence[str] = (),
+    outside_bytes: int = 0,
+    outside: str = "",
 ) -> SimulationReport:
     """Everything that is said about a simulated step.
 
@@ -57,6 +59,7 @@ def build_report(
         budget_bytes: device memory that may be used.
         terms: parts of the step that come after the timeline.
         notes: what the reader must know.
+        outside_bytes, outside: device memory beside what MindSpore may use, as a number and in words.
     """
     stages = tuple(
         _build_stage(timeline, profile, _static_parts(parts)) for profile, parts in zip(memory, static, strict=True)
@@ -77,13 +80,15 @@ def build_report(
         budget_bytes=budget_bytes,
         host_bytes_per_node=host_bytes_per_node([stage.host_bytes for stage in stages], num_cards, num_cards_per_node),
         notes=tuple(notes),
+        outside_bytes=outside_bytes,
+        outside=outside,
     )
 
 
 def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
     return (
         ("parameters", static.parameter_bytes),
-        ("gradients", static.gradient_bytes),
+        ("sums of gradients", static.gradient_bytes),
         ("optimizer state", static.optimizer_bytes),
         ("workspace", static.workspace_bytes),
     )

@@ -8,10 +8,11 @@ from string import Template
 
 from mindswap import __version__
 from mindswap.errors import DataError
+from mindswap.report.html_parts import colours, read_part, table
 from mindswap.report.simulation_layers import group_layer_rows
 from mindswap.report.simulation_model import SimulationReport, StageReport
 from mindswap.report.simulation_page_data import page_data
-from mindswap.report.simulation_style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Style
+from mindswap.report.simulation_style import MEMORY_STYLES, BarKind
 from mindswap.report.simulation_text import (
     LAYER_HEADER,
     STAGE_HEADER,
@@ -31,7 +32,6 @@ from mindswap.units import format_bytes, format_time
 
 __all__ = ["format_html", "write_html"]
 
-FILES = Path(__file__).parents[1] / "data" / "report"
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
 
@@ -54,13 +54,13 @@ def format_html(report: SimulationReport) -> str:
     which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
     # A "<" in the data could end the script element; in JSON it may be written as its number.
     data = json.dumps(page_data(report), separators=(",", ":")).replace("<", "\\u003c")
-    return Template(_read("page.html")).substitute(
+    return Template(read_part("page.html")).substitute(
         title=escape(report.title),
         device=escape(report.device_title),
         version=escape(__version__),
-        colours=_colours(),
-        style=_read("style.css"),
-        script=_read("script.js"),
+        colours=colours(),
+        style=read_part("style.css"),
+        script=read_part("script.js"),
         data=data,
         cards="\n".join(_cards(report)),
         stages=_stage_table(report),
@@ -68,27 +68,13 @@ def format_html(report: SimulationReport) -> str:
         holders=_holder_table(stage),
         layers=_layer_table(report),
         causes=_cause_table(report),
-        figures=_table(
+        figures=table(
             ("figure", "value", "source"),
             [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures],
             text_columns=(1, 2),
         ),
         notes=_notes(report.notes),
     )
-
-
-def _read(name: str) -> str:
-    return (FILES / name).read_text(encoding="utf-8")
-
-
-def _colours() -> str:
-    """The colours of the pictures as variables of the style sheet."""
-    styles: list[tuple[str, Style]] = [(f"bar-{kind:d}", style) for kind, style in BAR_STYLES.items()]
-    styles += [(f"memory-{kind:d}", style) for kind, style in MEMORY_STYLES.items()]
-    styles += [("static", STATIC), ("budget", BUDGET)]
-    light = "".join(f"--{name}:{style.light};" for name, style in styles)
-    dark = "".join(f"--{name}:{style.dark};" for name, style in styles)
-    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
 
 
 def _cards(report: SimulationReport) -> Iterable[str]:
@@ -102,25 +88,13 @@ def _cards(report: SimulationReport) -> Iterable[str]:
         )
 
 
-def _table(header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Sequence[int] = ()) -> str:
-    """A table; cells are HTML already."""
-
-    def line(tag: str, cells: Sequence[str]) -> str:
-        marks = (' class="text"' if column in text_columns else "" for column in range(len(cells)))
-        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for cell, mark in zip(cells, marks, strict=True))
-
-    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
-    head = line("th", [escape(cell) for cell in header])
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'
-
-
 def _stage_table(report: SimulationReport) -> str:
     header = [STAGE_HEADER[0], "compute, waiting", *STAGE_HEADER[1:]]
     rows = [
         (escape(stage_name(stages)), _share_bar(stages[0], report.timeline.step_time_ns), *map(escape, cells))
         for stages, cells in group_stages(report)
     ]
-    return _table(header, rows, text_columns=(1,))
+    return table(header, rows, text_columns=(1,))
 
 
 def _share_bar(stage: StageReport, step_ns: int) -> str:
@@ -157,7 +131,7 @@ def _holder_table(stage: StageReport) -> str:
         for size_bytes, label, place, kind, colour in held
         if size_bytes
     ]  # fmt: skip
-    return _table(("made by", "where", "what for", "", "size", "of the peak"), rows, text_columns=(0, 1, 2, 3))
+    return table(("made by", "where", "what for", "", "size", "of the peak"), rows, text_columns=(0, 1, 2, 3))
 
 
 def _meter(part: int, whole: int, colour: str) -> str:
@@ -167,7 +141,7 @@ def _meter(part: int, whole: int, colour: str) -> str:
 def _layer_table(report: SimulationReport) -> str:
     groups = group_layer_rows(report.layers)
     unit = layer_unit(groups)
-    return _table(LAYER_HEADER, [(escape(group.name), *map(escape, layer_cells(group, unit))) for group in groups])
+    return table(LAYER_HEADER, [(escape(group.name), *map(escape, layer_cells(group, unit))) for group in groups])
 
 
 def _cause_table(report: SimulationReport) -> str:
@@ -181,7 +155,7 @@ def _cause_table(report: SimulationReport) -> str:
         for cause in report.causes[:NUM_CAUSES]
     ]  # fmt: skip
     header = ("all stages and micro-batches, longest first", "", "exposed", "of all")
-    return _table(header, rows, text_columns=(0, 1))
+    return table(header, rows, text_columns=(0, 1))
 
 
 def _notes(notes: Sequence[str]) -> str:

@@ -181,6 +181,8 @@ class SimulationReport:
         budget_bytes: device memory that may be used; None for no limit.
         host_bytes_per_node: most pinned host memory of a node.
         notes: what the reader must know.
+        outside_bytes: of one card, beside what MindSpore may use: buffers of HCCL.
+        outside: the same in words; "" for none.
     """
 
     title: str
@@ -198,6 +200,8 @@ class SimulationReport:
     budget_bytes: int | None
     host_bytes_per_node: int
     notes: tuple[str, ...]
+    outside_bytes: int = 0
+    outside: str = ""
 
     @property
     def step_time_ns(self) -> int:

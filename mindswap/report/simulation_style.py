@@ -79,6 +79,7 @@ MEMORY_STYLES = {
     MemoryKind.PREFETCHED: Style("copied back", *_YELLOW),
     MemoryKind.RECOMPUTED: Style("recomputed", *_GREY),
     MemoryKind.TRANSIENT: Style("short-lived", "#7cc4ab", "#2f8f70"),
+    MemoryKind.GRADIENT: Style("gradients of weights", *_PURPLE),
 }
 STATIC = Style("static", "#d5dae1", "#3a4350")
 BUDGET = Style("budget", "#b3202a", "#ff6b74")

@@ -41,7 +41,7 @@ def format_simulation(report: SimulationReport) -> str:
         lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
     rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
     lines += ["", _table(STAGE_HEADER, rows), ""]
-    lines += [*_peak_lines(report.peak_stage), ""]
+    lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
     groups = group_layer_rows(report.layers)
     unit = layer_unit(groups)
     lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups]), ""]
@@ -139,6 +139,7 @@ def simulation_to_json(report: SimulationReport) -> dict:
         "peak_stage": report.peak_stage.stage,
         "budget_bytes": report.budget_bytes,
         "fits": report.fits,
+        "outside_bytes": report.outside_bytes,
         "exposed_copy_ns": report.exposed_copy_ns,
         "host_bytes_per_node": report.host_bytes_per_node,
         "stages": [_stage_to_json(stage, report.timeline.step_time_ns) for stage in report.stages],

@@ -13,19 +13,25 @@ __all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copie
 
 @dataclass(frozen=True, eq=False)
 class PassArrays:
-    """Operators of one pass; shape (num_ops,); positions and labels count within the block."""
+    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
+
+    `last_compute` is the last operator of the compute stream.
+    """
 
     duration_ns: np.ndarray
     kind: np.ndarray
     wait_op: np.ndarray
     label: np.ndarray
+    wait_once: np.ndarray
+    last_compute: int | None
 
 
 @dataclass(frozen=True, eq=False)
 class TensorArrays:
     """Tensors; shape (num_tensors,); positions count within the pass, `NO_OP` for no use.
 
-    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped.
+    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
+    says that it stays until the optimizer.
     """
 
     size_bytes: np.ndarray
@@ -39,6 +45,8 @@ class TensorArrays:
     prefetch: np.ndarray
     num_copies: np.ndarray
     is_held: np.ndarray
+    last_once: np.ndarray
+    is_final: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,15 +54,18 @@ class BlockArrays:
     """A block.
 
     Attributes:
-        forward, backward: its operators.
+        forward, backward, once: its operators.
         own: tensors that only the block itself reads.
+        shared: of these, what is made once for all micro-batches.
         handed: tensors that others read too.
         labels: names that the label arrays point to.
     """
 
     forward: PassArrays
     backward: PassArrays
+    once: PassArrays
     own: TensorArrays
+    shared: TensorArrays
     handed: tuple[BlockTensor, ...]
     labels: tuple[str, ...]
 
@@ -82,7 +93,7 @@ def with_copies(block: Block, copies: Mapping[str, tuple[int, int, bool]]) -> Bl
     handed = tuple(
         _with_copies(tensor, *copies[tensor.label]) if tensor.label in copies else tensor for tensor in arrays.handed
     )
-    copied = Block(block.forward, block.backward, block.tensors, block.reads)
+    copied = Block(block.forward, block.backward, block.tensors, block.reads, block.once)
     copied.__dict__["_arrays"] = replace(arrays, own=own, handed=handed)
     return copied
 
@@ -97,39 +108,53 @@ def _make(block: Block) -> BlockArrays:
     def label_of(name: str) -> int:
         return labels.setdefault(name, len(labels))
 
-    own = [tensor for tensor in block.tensors if tensor.role is None]
+    own = [tensor for tensor in block.tensors if tensor.role is None and not tensor.is_once]
+    shared = [tensor for tensor in block.tensors if tensor.role is None and tensor.is_once]
     return BlockArrays(
         _pass_arrays(block.forward, label_of),
         _pass_arrays(block.backward, label_of),
+        _pass_arrays(block.once, label_of),
         _tensor_arrays(own, label_of),
+        _tensor_arrays(shared, label_of),
         tuple(tensor for tensor in block.tensors if tensor.role is not None),
         tuple(labels),
     )
+
+
+def _position(value: int | None) -> int:
+    return NO_OP if value is None else value
 
 
 def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> PassArrays:
     return PassArrays(
         np.array([op.duration_ns for op in ops], np.int64),
         np.array([op.kind for op in ops], np.int8),
-        np.array([NO_OP if op.wait_op is None else op.wait_op for op in ops], np.int64),
+        np.array([_position(op.wait_op) for op in ops], np.int64),
         np.array([label_of(op.label) for op in ops], np.int32),
+        np.array([_position(op.wait_once) for op in ops], np.int64),
+        max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
     )
 
 
 def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int]) -> TensorArrays:
-    def position(value: int | None) -> int:
-        return NO_OP if value is None else value
-
     return TensorArrays(
         size_bytes=np.array([t.size_bytes for t in tensors], np.int64),
         is_forward=np.array([t.is_forward for t in tensors], bool),
         made_at=np.array([t.made_at for t in tensors], np.int64),
-        last_forward=np.array([position(t.uses.last_forward) for t in tensors], np.int64),
-        first_backward=np.array([position(t.uses.first_backward) for t in tensors], np.int64),
-        last_backward=np.array([position(t.uses.last_backward) for t in tensors], np.int64),
-        kind=np.array([MemoryKind.RECOMPUTED if t.is_again else MemoryKind.TRANSIENT for t in tensors], np.int8),
+        last_forward=np.array([_position(t.uses.last_forward) for t in tensors], np.int64),
+        first_backward=np.array([_position(t.uses.first_backward) for t in tensors], np.int64),
+        last_backward=np.array([_position(t.uses.last_backward) for t in tensors], np.int64),
+        kind=np.array([_kind(t) for t in tensors], np.int8),
         label=np.array([label_of(t.label) for t in tensors], np.int32),
         prefetch=np.array([t.prefetch for t in tensors], np.int64),
         num_copies=np.array([t.num_copies for t in tensors], np.int64),
         is_held=np.array([t.is_held for t in tensors], bool),
+        last_once=np.array([_position(t.uses.last_once) for t in tensors], np.int64),
+        is_final=np.array([t.is_final for t in tensors], bool),
     )
+
+
+def _kind(tensor: BlockTensor) -> MemoryKind:
+    if tensor.is_gradient:
+        return MemoryKind.GRADIENT
+    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT

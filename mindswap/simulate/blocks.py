@@ -6,7 +6,7 @@ before, of the block behind and of the whole step it reads. So three compiled la
 and layers under different settings can stand side by side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -17,6 +17,7 @@ from mindswap.graph.fusion import fuse_work
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
+from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import OpKind
 
 __all__ = ["Block", "BlockOp", "BlockTensor", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
@@ -56,6 +57,7 @@ class BlockOp:
         duration_ns: on the device.
         wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
         op: name of the primitive.
+        wait_once: position in `Block.once` of an operator that must have ended; None for none.
     """
 
     label: str
@@ -63,15 +65,22 @@ class BlockOp:
     duration_ns: int
     wait_op: int | None = None
     op: str = ""
+    wait_once: int | None = None
 
 
 @dataclass(frozen=True)
 class Uses:
-    """Positions at which a block reads a tensor; None where it does not."""
+    """Positions at which a block reads a tensor; None where it does not.
+
+    Attributes:
+        last_forward, first_backward, last_backward: in forward and backward.
+        last_once: in `Block.once`.
+    """
 
     last_forward: int | None = None
     first_backward: int | None = None
     last_backward: int | None = None
+    last_once: int | None = None
 
 
 @dataclass(frozen=True)
@@ -89,6 +98,9 @@ class BlockTensor:
         prefetch: `backward_prefetch` of its copies.
         num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
         is_held: another name of it is not swapped, so it stays on the device all the same.
+        is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
+        is_gradient: of a weight.
+        is_final: stays until the optimizer.
     """
 
     label: str
@@ -101,6 +113,9 @@ class BlockTensor:
     prefetch: int = 0
     num_copies: int = 0
     is_held: bool = False
+    is_once: bool = False
+    is_gradient: bool = False
+    is_final: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,12 +130,20 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads.
+
+    Attributes:
+        forward, backward: run for each micro-batch.
+        tensors, reads: as above.
+        once: operators that run before forward of the first micro-batch, once in a step: what depends on weights
+            only and is shared by all micro-batches.
+    """
 
     forward: tuple[BlockOp, ...]
     backward: tuple[BlockOp, ...]
     tensors: tuple[BlockTensor, ...]
     reads: tuple[Read, ...]
+    once: tuple[BlockOp, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,6 +162,9 @@ def cut_blocks(
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
+    once: Set[str] = frozenset(),
+    gradients: GradientRule | None = None,
+    alignment_bytes: int = 1,
 ) -> StepBlocks:
     """The blocks of a compiled step.
 
@@ -149,6 +175,10 @@ def cut_blocks(
         collectives: communication that belongs to a node, by its name.
         collective_ns: time of one.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
+        once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
+            another only.
+        gradients: what becomes of gradients of weights; by default they stay as they are made.
+        alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:
         SimulationError: if the layers of the step are tied together in a way that blocks cannot express.
@@ -158,7 +188,10 @@ def cut_blocks(
     works = measure_work(graph)
     if is_fused:
         works = fuse_work(graph, works)
-    return _Cutter(graph, operator_ns, label, collectives or {}, collective_ns).cut(works)
+    cutter = _Cutter(graph, operator_ns, label, collectives or {}, collective_ns, once)
+    cutter.gradient_rule = gradients or GradientRule()
+    cutter.alignment_bytes = alignment_bytes
+    return cutter.cut(works)
 
 
 @dataclass
@@ -177,7 +210,10 @@ class _Tensor:
     prefetch: list[int] = field(default_factory=list)
     has_keeper: bool = False
     is_read: bool = False
+    is_cast: bool = False  # made by a cast
     collective: int | None = None  # position of the collective that makes it what readers want
+    is_once: bool = False
+    last_once: int | None = None
 
 
 class _Cutter:
@@ -187,21 +223,32 @@ class _Cutter:
     """
 
     def __init__(
-        self, graph: Graph, operator_ns, label, collectives: Mapping[str, tuple[Collective, ...]], collective_ns
+        self,
+        graph: Graph,
+        operator_ns,
+        label,
+        collectives: Mapping[str, tuple[Collective, ...]],
+        collective_ns,
+        once: Set[str],
     ):
         self.graph = graph
         self.operator_ns = operator_ns
         self.label = label
         self.collectives = collectives
         self.collective_ns = collective_ns
+        self.once = once
         self.num_layers = 1 + max(
             (node.layer_index for node in graph.forward if node.layer_index is not None), default=-1
         )
         if not self.num_layers:
             raise SimulationError("the compiled step has no transformer layers")
         self.ops: dict[tuple[int, bool], list[BlockOp]] = {}
+        self.once_ops: dict[int, list[BlockOp]] = {}
         self.tensors: list[_Tensor] = []
         self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
+        self.gradients: set[int | None] = set()  # tensors that backward hands out
+        self.gradient_rule = GradientRule()
+        self.alignment_bytes = 1
 
     def cut(self, works: tuple[Sequence[Work], Sequence[Work]]) -> StepBlocks:
         forward_work, backward_work = works
@@ -214,6 +261,7 @@ class _Cutter:
         for node, section, work in zip(self.graph.backward, sections, backward_work, strict=True):
             self._read(node, section, False, work)
         self._note_copies()
+        self._note_gradients()
         roles = self._name_roles()
         blocks = [self._block(section, roles) for section in range(-1, self.num_layers + 1)]
         return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
@@ -270,10 +318,12 @@ class _Cutter:
             self._run(node, section, is_forward, work)
 
     def _run(self, node: Node, section: int, is_forward: bool, work: Work) -> None:
-        ops = self.ops.setdefault((section, is_forward), [])
+        is_once = is_forward and node.name in self.once
+        ops = self.once_ops.setdefault(section, []) if is_once else self.ops.setdefault((section, is_forward), [])
         kind = OpKind.FORWARD if is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
         label = self._label(node, is_forward)
         waits = []
+        wait_once = None
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         for collective in collectives:
             if collective.is_before:
@@ -284,20 +334,29 @@ class _Cutter:
                 if index is None:
                     continue
                 tensor = self.tensors[index]
-                self._use(tensor, section, position, is_forward)
-                if tensor.collective is not None and (tensor.section, tensor.is_forward) == (section, is_forward):
+                self._use(tensor, section, position, is_forward, is_once)
+                if tensor.collective is None or (tensor.section, tensor.is_forward) != (section, is_forward):
+                    continue
+                if tensor.is_once == is_once:
                     waits.append(tensor.collective)
+                else:
+                    wait_once = max(wait_once or 0, tensor.collective)
         after = [collective for collective in collectives if not collective.is_before]
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
             self._communicate(ops, label, node.op, after.pop() if after else None)
         else:
-            ops.append(BlockOp(label, kind, self.operator_ns(node, work), max(waits, default=None), node.op))
+            wait_op = max(waits, default=None)
+            ops.append(BlockOp(label, kind, self.operator_ns(node, work), wait_op, node.op, wait_once))
         outputs = []
         for known in node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
             if known.size_bytes:
                 again = node.is_duplicate and not is_forward
-                self.tensors.append(_Tensor(label, known, is_forward, again, section, position))
+                self.tensors.append(
+                    _Tensor(
+                        label, known, is_forward, again, section, position, is_once=is_once, is_cast=node.op == "Cast"
+                    )
+                )
         self.values[node.name] = tuple(outputs)
         for collective in after:
             self._communicate(ops, label, collective.kind, collective)
@@ -324,9 +383,11 @@ class _Cutter:
             return self.label(origin)
         return f"{node.cell_path}.{node.op}".strip(".")
 
-    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool) -> None:
+    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool, is_once: bool) -> None:
         tensor.is_read = True
-        if is_forward:
+        if is_once:
+            tensor.last_once = position
+        elif is_forward:
             tensor.last_forward[section] = position
         else:
             tensor.first_backward.setdefault(section, position)
@@ -346,6 +407,12 @@ class _Cutter:
                     self.tensors[index].prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
                 else:
                     self.tensors[index].has_keeper = True
+
+    def _note_gradients(self) -> None:
+        """Backward gives the gradients of what its function reads from outside, as one tuple."""
+        last = self.graph.backward[-1] if self.graph.backward else None
+        if last is not None and last.op == "MakeTuple":
+            self.gradients = {i for i in self.values[last.name] if i is not None and not self.tensors[i].is_forward}
 
     # -- blocks -----------------------------------------------------------------------------------
 
@@ -375,23 +442,48 @@ class _Cutter:
         return roles
 
     def _block(self, section: int, roles: Mapping[int, Role]) -> Block:
-        tensors, reads = [], []
+        tensors: list[BlockTensor] = []
+        reads: list[Read] = []
         for index, tensor in enumerate(self.tensors):
             uses = Uses(
-                tensor.last_forward.get(section), tensor.first_backward.get(section), tensor.last_backward.get(section)
+                tensor.last_forward.get(section),
+                tensor.first_backward.get(section),
+                tensor.last_backward.get(section),
+                tensor.last_once if tensor.section == section else None,
             )
+            size_bytes = self._memory_of(tensor.type.size_bytes)
+            if tensor.section == section and index in self.gradients:
+                tensors += self._gradient(tensor)
             if tensor.section == section and (tensor.is_forward or tensor.is_read):
-                # What backward makes and nobody reads is a gradient of a weight: counted with the weights.
                 tensors.append(
                     BlockTensor(
-                        tensor.label, tensor.type.size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
-                        roles.get(index), *_copies(tensor),
+                        tensor.label, size_bytes, tensor.is_forward, tensor.is_again, tensor.made_at, uses,
+                        roles.get(index), *_copies(tensor), tensor.is_once,
                     )
                 )  # fmt: skip
             elif uses != Uses():
-                reads.append(Read(self._source(tensor, section), roles[index], tensor.type.size_bytes, uses))
+                reads.append(Read(self._source(tensor, section), roles[index], size_bytes, uses))
         forward, backward = (tuple(self.ops.get((section, is_forward), ())) for is_forward in (True, False))
-        return Block(forward, backward, tuple(tensors), tuple(reads))
+        return Block(forward, backward, tuple(tensors), tuple(reads), tuple(self.once_ops.get(section, ())))
+
+    def _memory_of(self, size_bytes: int) -> int:
+        """The piece of memory that a tensor gets."""
+        return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+
+    def _gradient(self, tensor: _Tensor) -> Iterable[BlockTensor]:
+        """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
+        size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
+        ops = self.ops[tensor.section, False]
+        taken_at = next((at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication), made_at)
+        rule, is_cut = self.gradient_rule, self.gradient_rule.is_cut(tensor.type)
+        passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
+        kept_bytes = rule.kept_bytes(size_bytes, is_cut)
+        for size, uses, is_final in ((passing_bytes, Uses(None, None, taken_at), False), (kept_bytes, Uses(), True)):
+            if size:
+                yield BlockTensor(
+                    tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,
+                    is_final=is_final,
+                )  # fmt: skip
 
     def _source(self, tensor: _Tensor, section: int) -> Source:
         if self._is_shared(tensor):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import arrays_of
+from mindswap.simulate.block_arrays import PassArrays, arrays_of
 from mindswap.simulate.blocks import Block, Read, Role, Source, Uses
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
@@ -26,10 +26,13 @@ class StageLayout:
         chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
             list of blocks (0 is what is before the layers, the last what is behind them).
         num_micro_batches: micro-batches of one step.
+        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
+            that are there by then; none if empty.
     """
 
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
+    closing_bytes: tuple[int, ...] = ()
 
     @property
     def num_stages(self) -> int:
@@ -102,6 +105,7 @@ class _Builder:
         self.label_maps: dict[int, np.ndarray] = {}
         self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
         self.position = 0
+        self.last_compute = 0  # of the stage that is laid out
         self.ops = _Table(OP_COLUMNS)
         self.tensors = _Table(TENSOR_COLUMNS)
         self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
@@ -149,6 +153,15 @@ class _Builder:
         for chunk, sections in enumerate(chunks):
             for micro_batch in range(num_micro_batches):
                 self._add_tensors(chunk, sections, micro_batch, places)
+            for section in sections:
+                self._add_shared(section, places)
+        closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
+        if closing_bytes:
+            # The optimizer has no operator here: the last one of backward stands for its begin.
+            last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
+            label = self._label("gradients for the optimizer")
+            row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
+            self.tensors.rows.append(row)
 
     def _run_turn(self, sections: tuple[int, ...], turn: Turn, places: "_Places") -> None:
         order = sections if turn.is_forward else sections[::-1]
@@ -159,8 +172,12 @@ class _Builder:
             receive = self._add_transfer(OpKind.RECEIVE, 0, NO_OP, turn.micro_batch)
             self.receives[receive] = (order[0], turn.micro_batch, turn.is_forward)
         for section in order:
+            if turn.is_forward and section not in places.once:
+                places.once[section] = self.position
+                if self.blocks[section].once:
+                    self._add_pass(section, arrays_of(self.blocks[section]).once, turn.micro_batch)
             places.bases[section, turn.micro_batch, turn.is_forward] = self.position
-            self._add_ops(section, turn, receive if section == order[0] else NO_OP)
+            self._add_ops(section, turn, receive if section == order[0] else NO_OP, places)
         if order[-1] != ends[1 if turn.is_forward else 0]:
             target = order[-1] + step
             size = self._handed_bytes(target, turn.is_forward)
@@ -168,28 +185,37 @@ class _Builder:
             self.sends[target, turn.micro_batch, turn.is_forward] = send
         places.borders[turn.chunk, turn.micro_batch, turn.is_forward] = (receive, send)
 
-    def _add_ops(self, section: int, turn: Turn, receive: int) -> None:
+    def _add_ops(self, section: int, turn: Turn, receive: int, places: "_Places") -> None:
         """The operators of one pass of a section; the first of them waits for what another stage sends."""
-        block = self.blocks[section]
-        arrays = arrays_of(block)
-        if id(block) not in self.label_maps:
-            self.label_maps[id(block)] = np.array([self._label(name) for name in arrays.labels], np.int32)
+        arrays = arrays_of(self.blocks[section])
         part = arrays.forward if turn.is_forward else arrays.backward
-        size = len(part.duration_ns)
         wait_op = _shift(part.wait_op, self.position)
+        if turn.is_forward and len(arrays.once.duration_ns):
+            # Of two on the communication stream the later one, which is not the one that runs once, ends last.
+            wait_op = np.where(wait_op == NO_OP, _shift(part.wait_once, places.once[section]), wait_op)
         wait_op[:1] = np.maximum(wait_op[:1], receive)
-        if size and part.kind[0] == OpKind.COLLECTIVE:  # of what the section before has made
+        if len(wait_op) and part.kind[0] == OpKind.COLLECTIVE:  # of what the section before has made
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
+        self._add_pass(section, part, turn.micro_batch, wait_op)
+
+    def _add_pass(self, section: int, part: PassArrays, micro_batch: int, wait_op: np.ndarray | None = None) -> None:
+        """Operators as they are, at the position reached."""
+        block = self.blocks[section]
+        if id(block) not in self.label_maps:
+            labels = arrays_of(block).labels
+            self.label_maps[id(block)] = np.array([self._label(name) for name in labels], np.int32)
         self.ops.add(
-            size,
+            len(part.duration_ns),
             duration_ns=part.duration_ns,
             kind=part.kind,
-            wait_op=wait_op,
+            wait_op=_shift(part.wait_op, self.position) if wait_op is None else wait_op,
             label=self.label_maps[id(block)][part.label],
             layer=self.layers[section],
-            micro_batch=turn.micro_batch,
+            micro_batch=micro_batch,
         )
-        self.position += size
+        if part.last_compute is not None:
+            self.last_compute = self.position + part.last_compute
+        self.position += len(part.duration_ns)
 
     def _add_transfer(self, kind: OpKind, size_bytes: int, wait_op: int, micro_batch: int) -> int:
         duration = self.costs.send_ns(size_bytes) if kind is OpKind.SEND else 0
@@ -267,7 +293,7 @@ class _Builder:
             begin=own.made_at + np.where(own.is_forward, forward, backward),
             last_forward=_shift(own.last_forward, forward),
             first_backward=_shift(own.first_backward, backward),
-            last_backward=_shift(own.last_backward, backward),
+            last_backward=np.where(own.is_final, self.last_compute, _shift(own.last_backward, backward)),
             kind=own.kind,
             label=self.label_maps[id(block)][own.label],
             layer=self.layers[section],
@@ -275,6 +301,33 @@ class _Builder:
             prefetch=own.prefetch,
             num_copies=own.num_copies,
             is_held=own.is_held,
+        )
+
+    def _add_shared(self, section: int, places: "_Places") -> None:
+        """Tensors that are made once and read by all micro-batches."""
+        block = self.blocks[section]
+        if not block.once:
+            return
+        shared, once = arrays_of(block).shared, places.once[section]
+        forward, backward = (
+            [base for (own, _, way), base in places.bases.items() if own == section and way == is_forward]
+            for is_forward in (True, False)
+        )
+        self.tensors.add(
+            len(shared.size_bytes),
+            size_bytes=shared.size_bytes,
+            is_forward=shared.is_forward,
+            begin=shared.made_at + once,
+            last_forward=np.maximum(_shift(shared.last_forward, max(forward)), _shift(shared.last_once, once)),
+            first_backward=_shift(shared.first_backward, min(backward)),
+            last_backward=_shift(shared.last_backward, max(backward)),
+            kind=shared.kind,
+            label=self.label_maps[id(block)][shared.label],
+            layer=self.layers[section],
+            micro_batch=0,
+            prefetch=shared.prefetch,
+            num_copies=shared.num_copies,
+            is_held=shared.is_held,
         )
 
     def _add_handed(self, section: int, other: int | None, is_forward: bool, micro_batch, places, send: int) -> None:
@@ -319,11 +372,13 @@ class _Places:
     Attributes:
         bases: first position of a section, by (section, micro-batch, is forward).
         borders: RECEIVE and SEND of a turn, by (chunk, micro-batch, is forward).
+        once: first position of what a section does once in a step.
     """
 
     def __init__(self) -> None:
         self.bases: dict[tuple[int, int, bool], int] = {}
         self.borders: dict[tuple[int, int, bool], tuple[int, int]] = {}
+        self.once: dict[int, int] = {}
 
     def both(self, section: int, micro_batch: int) -> tuple[int, int]:
         return self.bases[section, micro_batch, True], self.bases[section, micro_batch, False]

@@ -6,15 +6,17 @@ from dataclasses import dataclass, field
 
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.collectives import Collective
+from mindswap.graph.gather import weight_name
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters"]
 
-# Before the name of a weight that a function of a lazy_inline cell reads from outside.
-WEIGHT_MARK = "▸CR_"
+
+NOT_CUT = WeightSharding()
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,15 +67,21 @@ class PlacedParameter:
     is_behind: bool
 
 
-def find_parameters(graph: Graph) -> tuple[PlacedParameter, ...]:
-    """The weights that forward reads, in order of their first read, each once."""
+def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
+    """The weights that forward reads, in order of their first read, each once.
+
+    Args:
+        graph: a step in which weights are whole.
+        sharding: which of them the parallel optimizer cuts.
+    """
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
     for node in graph.forward:
         has_layers_begun |= node.layer_index is not None
-        _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.inputs else ("", "", "")
-        if node.op == "Load" and mark and node.outputs and name not in found:
+        name = weight_name(node)
+        if name and node.outputs and name not in found:
             known = node.outputs[0]
-            parameter = Parameter(name, known.size_bytes, math.prod(known.shape))
+            is_cut = sharding.cuts(name, known.shape, known.size_bytes)
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut)
             found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
     return tuple(found.values())

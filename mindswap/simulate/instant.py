@@ -10,7 +10,7 @@ from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import MemoryKind, OpKind
 
 __all__ = ["InstantCurve", "simulate_instant"]
 
@@ -26,7 +26,7 @@ class InstantCurve:
         is_again: it is a forward operator that backward runs again.
         labels: what the simulator calls it.
         num_forward: operators of forward.
-        live_bytes: activation memory while each operator runs.
+        live_bytes: activation memory while each operator runs, without gradients of weights.
     """
 
     ops: tuple[str, ...]
@@ -49,9 +49,10 @@ def simulate_instant(blocks: Sequence[Block]) -> InstantCurve:
     begin_ns, end_ns = interval_times(timeline)
     middle = timeline.op_start_ns[is_compute] + OPERATOR_NS // 2
     live = np.zeros(len(middle) + 1, np.int64)
+    size_bytes = np.where(program.intervals.kind == MemoryKind.GRADIENT, 0, program.intervals.size_bytes)
     # An interval holds the operators whose middle it covers; those are consecutive.
-    np.add.at(live, np.searchsorted(middle, begin_ns), program.intervals.size_bytes)
-    np.subtract.at(live, np.searchsorted(middle, end_ns), program.intervals.size_bytes)
+    np.add.at(live, np.searchsorted(middle, begin_ns), size_bytes)
+    np.subtract.at(live, np.searchsorted(middle, end_ns), size_bytes)
     forward = [op for block in blocks for op in block.forward]
     all_ops = [*forward, *(op for block in reversed(blocks) for op in block.backward)]
     computed = [op for op in all_ops if op.kind <= OpKind.RECOMPUTE]

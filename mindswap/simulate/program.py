@@ -43,6 +43,7 @@ class MemoryKind(IntEnum):
     PREFETCHED = 2  # copied in, from the start of the copy to its last use
     TRANSIENT = 3  # lives within forward, or within backward
     RECOMPUTED = 4  # made again in backward
+    GRADIENT = 5  # of a weight
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,36 +4,50 @@ Everything here is simulated.
 """
 
 import copy
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
 from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
     StaticMemory,
-    estimate_gradient_ns,
-    estimate_optimizer_ns,
     estimate_static_memory,
-    estimate_weight_gather_ns,
     find_optimizer,
+)
+from mindswap.cost.step_terms import (
+    Updates,
+    accumulate_ns,
+    clip_ns,
+    exchange_gradient_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
+from mindswap.graph.gather import gather_weights
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Node
 from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.settle import settle_layers
+from mindswap.graph.share_casts import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.exchange import exposed_exchange_ns
+from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -42,9 +56,6 @@ from mindswap.simulate.step_settings import StepSettings
 from mindswap.simulate.timeline import StepTerm, Timeline
 
 __all__ = ["SimulatedStep", "StepModel"]
-
-# Bytes of an element that the parallel optimizer gathers: weights are cast before.
-COMPUTE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +102,11 @@ class StepModel:
     """
 
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
-        self._graph = settle_layers(captured.graph)
+        self._source = captured
+        gathered = gather_weights(settle_layers(captured.graph), settings.sharding)
+        if settings.shares_casts:
+            gathered = share_casts(gathered, settings.is_inlined)
+        self._graph, self._gathers, self._once = gathered.graph, gathered.collectives, gathered.once
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
         plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
@@ -108,15 +123,26 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        self.parameters = _stage_parameters(captured, self.layout.chunks)
+        placed = _stage_parameters(captured, self.layout.chunks, settings.sharding)
+        self.parameters = [[parameter for _, parameter in stage] for stage in placed]
         self.static = tuple(self._static_memory(parameters) for parameters in self.parameters)
+        self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
+        closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
+        self.layout = replace(self.layout, closing_bytes=closing_bytes)
+        self._exchanges = [self._exchange(stage) for stage in placed]
+        # Under every policy: gradients that are there only when backward of a stage ends.
+        self.least_exchange_ns = max(
+            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
+            for own, chunks in zip(self._exchanges, self.layout.chunks, strict=True)
+        )
+        self._update_terms = self._work_on_updates()
         self._blocks: dict[Hashable, StepBlocks] = {}
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """One step under a policy."""
         timeline = simulate(self.program(policy), check=False)
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
-        return SimulatedStep(timeline, self._terms(timeline), peaks, self.static)
+        return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
         """Operators, copies and memory of one step under a policy.
@@ -142,6 +168,18 @@ class StepModel:
             for index, position in enumerate(self.captured.sample.layer_map)
         ]
         return [plain.prologue, *layers, plain.epilogue]
+
+    def plain_blocks(self, with_gathers: bool = True) -> list[Block]:
+        """`blocks` without swap and recompute.
+
+        Args:
+            with_gathers: gathering weights that are cut takes time.
+        """
+        if with_gathers or not self._gathers:
+            return self.blocks(Policy())
+        free = copy.copy(self)
+        free._gathers, free._blocks = {}, {}
+        return free.blocks(Policy())
 
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
         """One layer under a policy, as `blocks` has it."""
@@ -175,11 +213,16 @@ class StepModel:
         own = node.attributes.get(self._tag) if self._tag is not None else None
         return tuple(str(own or self.names(node)).split("|"))
 
+    def with_settings(self, settings: StepSettings) -> "StepModel":
+        """The same captured step under other settings."""
+        return StepModel(self._source, self.costs, settings)
+
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
         other = copy.copy(self)
         other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
         other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
+        other._update_terms = other._work_on_updates()
         return other
 
     def model_flops(self) -> int:
@@ -195,7 +238,7 @@ class StepModel:
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""
-        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks)
+        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks, collective.stride)
 
     def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
         """The compiled layers, all under what the policy sets on one layer."""
@@ -212,9 +255,12 @@ class StepModel:
                 rewritten,
                 self.costs.operator_ns,
                 self.names,
-                self.captured.collectives,
+                {**self.captured.collectives, **self._gathers},
                 self.collective_ns,
                 self.settings.is_fused,
+                self._once,
+                self.gradients,
+                self.costs.device.pool_alignment_bytes,
             )
         return self._blocks[key]
 
@@ -227,55 +273,111 @@ class StepModel:
             settings.num_micro_batches > 1,
             settings.is_accumulator_sharded,
             settings.is_state_offloaded,
+            workspace_bytes((*self.captured.graph.forward, *self.captured.graph.backward), self.costs.device),
         )
 
-    def _terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
-        """Optimizer, and what the passes cannot hide of the communication of weights and gradients.
+    def _closing_bytes(self, parameters: list[Parameter]) -> int:
+        """Gradients that the optimizer reads on a stage, without those that are there when backward ends."""
+        rule = self.gradients
+        return sum(
+            max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
+            for p in parameters
+        )
 
-        Gradients are handed on while backward of the last micro-batch goes on, weights are gathered while forward
-        of the first one does (MindSpore's comm_fusion); what takes longer than that pass is exposed.
+    @property
+    def communicators(self) -> tuple[str, ...]:
+        """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
+        settings = self.settings
+        return list_communicators(
+            settings.data_parallel,
+            settings.model_parallel,
+            settings.context_parallel,
+            settings.pipeline.num_stages,
+            settings.num_optimizer_shards > 1,
+        )
+
+    @property
+    def outside_bytes(self) -> int:
+        """Device memory that HCCL takes beside what MindSpore may use."""
+        return communication_bytes(self.communicators, self.costs.device)
+
+    def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
+
+        Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
+        Gathering of weights is in the timeline.
+
+        Args:
+            timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
         """
+        durations = dict(self._update_terms)
+        if self.settings.data_parallel > 1:
+            durations["gradients, exposed"] = max(
+                exposed_exchange_ns(self._exchanges[stage], self._backward_ns(timeline, stage))
+                for stage in range(self.layout.num_stages)
+            )
+        return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
+
+    def _work_on_updates(self) -> dict[str, int]:
+        """Terms that no policy changes."""
         settings, device = self.settings, self.costs.device
         optimizer = find_optimizer(settings.optimizer)
-        stages = range(self.layout.num_stages)
-        optimizer_ns = max(
-            estimate_optimizer_ns(parameters, optimizer, device, settings.num_optimizer_shards)
-            for parameters in self.parameters
+        updates = Updates(
+            settings.num_optimizer_shards,
+            settings.num_micro_batches,
+            settings.is_accumulating,
+            settings.is_accumulator_sharded,
+            settings.is_fused,
         )
-        terms = [StepTerm("optimizer", optimizer_ns)]
-        if settings.data_parallel > 1:
-            is_sharded = settings.num_optimizer_shards > 1
-            exposed = max(
-                estimate_gradient_ns(self.parameters[stage], settings.data_parallel, device, is_sharded)
-                - _pass_ns(timeline, stage, settings.num_micro_batches - 1, OpKind.BACKWARD)
-                for stage in stages
+        terms: dict[str, Callable[[list[Parameter]], int]] = {
+            "gradient accumulation": lambda own: accumulate_ns(own, updates, device),
+            "gradient scaling": lambda own: scale_ns(own, updates, device),
+            "overflow check": lambda own: overflow_ns(own, updates, device),
+        }
+        if settings.is_clipping:
+            terms["gradient clipping"] = lambda own: clip_ns(own, updates, device)
+        terms["optimizer"] = lambda own: optimize_ns(own, settings.optimizer, optimizer, updates, device)
+        if settings.is_state_offloaded:
+            terms["optimizer states, copied"] = lambda own: move_states_ns(own, optimizer, updates, device)
+        return {name: max(map(duration, self.parameters)) for name, duration in terms.items()}
+
+    def _exchange(self, placed: list[tuple[int, Parameter]]) -> list[int]:
+        """Time of handing on the gradients of each section of a stage, one collective for each weight."""
+        settings = self.settings
+        durations = [0] * (self.captured.num_layers + 2)
+        for section, parameter in placed:
+            durations[section] += exchange_gradient_ns(
+                parameter,
+                settings.data_parallel,
+                self.costs.device,
+                settings.num_optimizer_shards > 1,
+                settings.data_parallel_stride,
             )
-            terms.append(StepTerm("gradients, exposed", max(exposed, 0)))
-        if settings.num_optimizer_shards > 1:
-            width = COMPUTE_BYTES.get(settings.compute_dtype, 4)
-            exposed = max(
-                estimate_weight_gather_ns(self.parameters[stage], settings.num_optimizer_shards, device, width)
-                - _pass_ns(timeline, stage, 0, OpKind.FORWARD)
-                for stage in stages
-            )
-            terms.append(StepTerm("gathering of weights, exposed", max(exposed, 0)))
-        return tuple(terms)
+        return durations
+
+    def _backward_ns(self, timeline: Timeline, stage: int) -> list[int]:
+        """Compute time of backward of the last micro-batch on a stage, by section."""
+        program = timeline.program
+        which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
+        ops = program.ops
+        micro_batch = int(np.max(ops.micro_batch[which]))
+        chosen = (
+            (ops.kind[which] == OpKind.BACKWARD) & (ops.micro_batch[which] == micro_batch) & (ops.layer[which] >= 0)
+        )
+        durations = np.bincount(
+            ops.layer[which][chosen] + 1, ops.duration_ns[which][chosen], self.captured.num_layers + 2
+        )
+        return [int(duration) for duration in durations]
 
 
-def _pass_ns(timeline: Timeline, stage: int, micro_batch: int, kind: OpKind) -> int:
-    """Compute time of one pass of a micro-batch on a stage."""
-    program = timeline.program
-    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
-    ops = program.ops
-    chosen = (ops.kind[which] == kind) & (ops.micro_batch[which] == micro_batch)
-    return int(np.sum(ops.duration_ns[which][chosen]))
+def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[tuple[int, Parameter]]]:
+    """The weights of each stage with their sections.
 
-
-def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
-    """The weights of each stage: layers that are not compiled have those of the layer that stands for them."""
+    Layers that are not compiled have those of the layer that stands for them.
+    """
     layer_map = captured.sample.layer_map
     last_section = len(layer_map) + 1
-    placed = find_parameters(captured.graph)
+    placed = find_parameters(captured.graph, sharding)
     stages = []
     for stage in chunks:
         parameters = []
@@ -286,7 +388,7 @@ def _stage_parameters(captured: CapturedStep, chunks) -> list[list[Parameter]]:
                 else:
                     is_here = weight.layer_index == layer_map[section - 1]
                 if is_here:
-                    parameters.append(weight.parameter)
+                    parameters.append((section, weight.parameter))
         stages.append(parameters)
     return stages
 

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 from mindswap.policy.document import Document
 from mindswap.policy.pipeline import Pipeline, read_pipeline
+from mindswap.policy.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 
 __all__ = ["StepSettings", "read_step_settings"]
 
@@ -21,11 +22,15 @@ class StepSettings:
         data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
         pipeline: stages and chunks.
         optimizer: `optimizer.type`.
-        num_optimizer_shards: ranks over which the parallel optimizer cuts weights and states; 1 without it.
+        sharding: how the parallel optimizer cuts weights and states.
         is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
         is_fused: jit_level O1 fuses element-wise operators.
+        is_clipping: gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`).
+        is_accumulating: gradients are summed up in tensors of their own: several stages, or gradient accumulation.
+        shares_casts: micro-batches share casts of weights (`graph.share_casts`).
+        is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
     """
 
     batch_size: int
@@ -36,11 +41,25 @@ class StepSettings:
     context_parallel: int
     pipeline: Pipeline
     optimizer: str
-    num_optimizer_shards: int
+    sharding: WeightSharding
     is_accumulator_sharded: bool
     is_state_offloaded: bool
     compute_dtype: str
     is_fused: bool
+    is_clipping: bool = False
+    is_accumulating: bool = False
+    shares_casts: bool = False
+    is_inlined: bool = False
+
+    @property
+    def num_optimizer_shards(self) -> int:
+        """Ranks over which the parallel optimizer cuts weights and states; 1 without it."""
+        return self.sharding.num_ranks
+
+    @property
+    def data_parallel_stride(self) -> int:
+        """Ranks from one data parallel rank to the next: MindSpore lays out sequences and tensors inside."""
+        return self.model_parallel * self.context_parallel
 
     @property
     def num_cards(self) -> int:
@@ -56,18 +75,22 @@ class StepSettings:
 def read_step_settings(document: Document) -> StepSettings:
     """The settings of a configuration of MindFormers; what is missing is as MindFormers takes it."""
     pipeline = read_pipeline(document)
-    num_micro_batches = document.count("parallel_config", "micro_batch_num") if pipeline.num_stages > 1 else 1
-    num_micro_batches *= document.count("runner_config", "gradient_accumulation_steps")
+    if pipeline.num_stages > 1:  # which takes no accumulation beside it (trainer/base_trainer.py resets it to 1)
+        num_micro_batches = document.count("parallel_config", "micro_batch_num")
+    else:
+        num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
+    is_accumulating = num_micro_batches > 1
     num_micro_batches *= document.count("micro_batch_interleave_num")
     is_parallel = _value(document, "use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
-    shards = 1
-    if is_parallel and _value(document, "parallel", "enable_parallel_optimizer") is True:
-        given = _value(document, "parallel", "parallel_optimizer_config", "optimizer_weight_shard_size")
-        shards = given if isinstance(given, int) and given > 0 else data_parallel
+    sharding = read_weight_sharding(document)
     optimizer = _value(document, "optimizer", "type")
+    # MindFormers takes the class of one kernel then (core/optim/build_optim.py, get_actual_adamw_cls).
+    if optimizer in ("AdamW", "PmaAdamW") and _value(document, "optimizer", "use_fused") is True:
+        optimizer = f"Fused{optimizer}"
     swap = _value(document, "optimizer", "swap")
-    shard_sum = _value(document, "parallel", "parallel_optimizer_config", "gradient_accumulation_shard")
+    level = _value(document, *OPTIMIZER_CONFIG, "optimizer_level")
+    shard_sum = _value(document, *OPTIMIZER_CONFIG, "gradient_accumulation_shard")
     dtype = _value(document, "model", "model_config", "compute_dtype")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
@@ -78,12 +101,24 @@ def read_step_settings(document: Document) -> StepSettings:
         context_parallel=document.count("parallel_config", "context_parallel"),
         pipeline=pipeline,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
-        num_optimizer_shards=shards,
-        is_accumulator_sharded=shard_sum is True,
+        sharding=sharding,
+        is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
         is_state_offloaded=swap is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
         is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
+        is_clipping=_is_clipping(document, is_accumulating),
+        is_accumulating=is_accumulating,
+        shares_casts=is_parallel
+        and _value(document, "parallel", "enable_parallel_optimizer") is True
+        and num_micro_batches > 1
+        and level != "level3",
     )
+
+
+def _is_clipping(document: Document, is_accumulating: bool) -> bool:
+    """Whether gradients are clipped: the cell for several micro-batches does it by default, the other does not."""
+    given = _value(document, "runner_wrapper", "use_clip_grad")
+    return given if isinstance(given, bool) else is_accumulating
 
 
 def _value(document: Document, *path: str) -> object:

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mindswap.cost.device_file import load_device
 from mindswap.cost.hardware import Device
+from mindswap.cost.profile import Kernel
 from mindswap.graph.model import Node, TensorType
 from tests.graph.builders import node
 
@@ -28,3 +29,15 @@ def tensor(*shape: int, dtype: str = "float16") -> TensorType:
 def operator(op: str, *outputs: TensorType) -> Node:
     """An operator that gives these tensors."""
     return replace(node(op.lower(), op), outputs=outputs)
+
+
+def matmul(duration_ns: int, dtype: str = "float16", core: str = "AI_CORE") -> Kernel:
+    """1000 x 1000 x 1000: 20 us at the peak for float16."""
+    square = tensor(1000, 1000, dtype=dtype)
+    return Kernel("MatMulV2", duration_ns, (square, square), (square,), core)
+
+
+def mul(duration_ns: int, core: str = "AI_VECTOR_CORE") -> Kernel:
+    """A million numbers: 6 MB, 6 us at the peak."""
+    numbers = tensor(1000, 1000)
+    return Kernel("Mul", duration_ns, (numbers, numbers), (numbers,), core)

@@ -40,7 +40,12 @@ def test_the_default_device_has_the_published_figures():
         "float32": 83_000_000_000_000,
     }
     assert device.memory_bandwidth_bytes_per_s == int(1.6 * 2**40)
-    assert (device.compute_permille, device.memory_permille) == (700, 600)
+    assert (device.compute_permille, device.weight_gradient_permille, device.num_matrix_cores) == (830, 700, 20)
+    assert (device.attention_permille, device.attention_grad_permille) == (287, 382)
+    assert (device.memory_permille, device.cache_bytes) == (720, 192 * 2**20)
+    assert device.cache_bandwidth_bytes_per_s == 2_200 * 10**9
+    assert (device.vector_rates["norm"], device.vector_rates["activation_grad"]) == (180 * 10**9, 103 * 10**9)
+    assert (device.intranode.efficiency_permille, device.internode.efficiency_permille) == (627, 970)
     assert device.op_latency_ns == {"matrix": 5000, "vector": 2000, "communication": 10000}
     assert (device.memory_bytes, device.usable_memory_bytes) == (65536 * 2**20, 59392 * 2**20)
     assert (device.offload.bandwidth_bytes_per_s, device.prefetch.bandwidth_bytes_per_s) == (20 * 10**9, 23 * 10**9)
@@ -56,9 +61,19 @@ def test_every_figure_of_every_device_has_a_source(name):
 @pytest.mark.parametrize("name", list_devices())
 def test_every_key_of_the_files_has_its_unit(name):
     root = parse_file(str(FOLDER / f"{name}.yaml")).root
-    units = ("_tflops", "_gflops", "_fraction", "_per_s", "_us", "_gib")
+    units = ("_tflops", "_gflops", "_fraction", "_per_s", "_us", "_gib", "_mib", "_b")
     keys = [str(entry.key) for entry in root.entries if not str(entry.key).startswith(("num_", "title"))]
     assert [key for key in keys if not key.endswith(units)] == []
+
+
+def test_a_cache_has_a_bandwidth(tmp_path):
+    lines = wrong(changed(tmp_path, "cache_size_mib", "cache_size_mib: {value: 1, source: here}"))
+    assert lines == ["cache_bandwidth: 0 goes only with a cache_size of 0"]
+
+
+def test_rates_have_their_unit():
+    device = load_device("generic", {"norm_rate": "180Gelements/s", "softmax_rate": "1.5 Melements/s"})
+    assert (device.vector_rates["norm"], device.vector_rates["softmax"]) == (180 * 10**9, 1_500_000)
 
 
 def test_an_unknown_name_lists_the_known_ones():

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from mindswap.cost.device_file import load_device
 from mindswap.cost.hardware import Link
 from mindswap.cost.transfer import COLLECTIVES, collective_ns, copy_in_ns, copy_out_ns, send_ns
 from tests.cost.builders import GENERIC, device
@@ -50,9 +51,22 @@ def test_collectives_within_a_node(kind, expected):
     assert collective_ns(kind, 100 * MB, 4, GENERIC) == expected
 
 
-def test_collectives_of_more_ranks_than_a_node_has_use_the_slower_network():
-    # 16 ranks, 160 MB at 10 GB/s: 150 MB are sent.
-    assert collective_ns("AllGather", 160 * MB, 16, GENERIC) == 15 * 10**6
+def test_a_group_over_two_nodes_crosses_with_its_part():
+    # 16 ranks, 160 MB: 7/8 at 100 GB/s within the node; then 1/8 of it, 20 MB, half of that at 10 GB/s.
+    assert collective_ns("AllGather", 160 * MB, 16, GENERIC) == 1_400_000 + 1_000_000
+    assert collective_ns("AllReduce", 160 * MB, 16, GENERIC) == 2_800_000 + 2_000_000
+
+
+def test_every_pair_of_an_all_to_all_crosses():
+    # 16 ranks, 10 MB for each: 70 MB within the node, 80 MB to the other.
+    assert collective_ns("AllToAll", 160 * MB, 16, GENERIC) == 700_000 + 8_000_000
+
+
+def test_ranks_apart_share_fewer_nodes():
+    # Every fourth rank: two in each node of 8. 80 MB: half at 100 GB/s, then half of 40 MB at 10 GB/s.
+    assert collective_ns("AllGather", 80 * MB, 4, GENERIC, stride=4) == 400_000 + 2_000_000
+    # Every eighth: one in each node, 3/4 of 80 MB at 10 GB/s.
+    assert collective_ns("AllGather", 80 * MB, 4, GENERIC, stride=8) == 6_000_000
 
 
 @pytest.mark.parametrize(("kind", "steps"), [("AllGather", 3), ("AllReduce", 6), ("AllToAll", 7)])
@@ -83,6 +97,22 @@ def test_sending_to_one_card():
 def test_wrong_collectives(kind, size, ranks):
     with pytest.raises(ValueError):
         collective_ns(kind, size, ranks, GENERIC)
+
+
+def test_ranks_are_apart():
+    with pytest.raises(ValueError):
+        collective_ns("AllReduce", 1, 2, GENERIC, stride=0)
+
+
+@pytest.mark.parametrize(("kind", "measured_us"), [("AllGather", 1140), ("ReduceScatter", 1250)])
+def test_collectives_of_a_profile(kind, measured_us):
+    # Profile D of docs/device_figures.md: 8 x 20,971,520 bytes over 8 cards.
+    assert collective_ns(kind, 8 * 20_971_520, 8, load_device()) == pytest.approx(measured_us * 1000, rel=0.1)
+
+
+def test_a_send_of_a_profile():
+    # Profile D: 20,971,520 bytes to another node in 896 us.
+    assert send_ns(20_971_520, False, load_device()) == pytest.approx(896_000, rel=0.05)
 
 
 def test_negative_sizes():

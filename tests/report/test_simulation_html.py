@@ -8,7 +8,8 @@ from html.parser import HTMLParser
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.report.simulation_html import FILES, format_html, write_html
+from mindswap.report.html_parts import FILES
+from mindswap.report.simulation_html import format_html, write_html
 from mindswap.report.simulation_model import DeviceFigure
 from mindswap.report.simulation_page_data import page_data
 from mindswap.simulate.timeline import StepTerm

@@ -21,7 +21,7 @@ stage 0         4.1 GiB  4.0 GiB     64.0 MiB  12.0 ms          3.00 ms         
 
 at the peak of stage 0 the device holds:
        1.0 GiB  parameters
-       1.0 GiB  gradients
+       1.0 GiB  sums of gradients
        1.0 GiB  optimizer state
        1.0 GiB  workspace
       64.0 MiB  ffn Mul, layer 0, being copied out

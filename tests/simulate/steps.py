@@ -23,6 +23,7 @@ from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.pipeline import Pipeline
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import StepSettings
@@ -51,7 +52,7 @@ SETTINGS = StepSettings(
     context_parallel=1,
     pipeline=Pipeline(),
     optimizer="AdamW",
-    num_optimizer_shards=1,
+    sharding=WeightSharding(),
     is_accumulator_sharded=False,
     is_state_offloaded=False,
     compute_dtype="float16",

@@ -39,6 +39,7 @@ def test_memory_by_kind_over_time():
         MemoryKind.PREFETCHED: [0, 0, 50, 0],
         MemoryKind.TRANSIENT: [0, 30, 0, 0],
         MemoryKind.RECOMPUTED: [0, 0, 0, 0],
+        MemoryKind.GRADIENT: [0, 0, 0, 0],
     }
 
 

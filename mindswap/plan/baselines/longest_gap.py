@@ -61,7 +61,7 @@ def longest_gap(num_prefetch_ops: int, model: StepModel, budget_bytes: int) -> P
 
 def _find_gaps(model: StepModel, program: Program, stage: int) -> list[_Gap]:
     gaps = []
-    for layer_index, turns in find_turns(program, stage).items():
+    for layer_index, turns in find_turns(model, program, stage).items():
         for tensor in saved_tensors(model, layer_index):
             spans = [(turn.forward + tensor.last_forward, turn.backward + tensor.first_backward) for turn in turns]
             if all(begin + 1 < end for begin, end in spans):

@@ -122,8 +122,12 @@ class Turn:
     backward: int
 
 
-def find_turns(program: Program, stage: int) -> dict[int, list[Turn]]:
-    """For each layer of a stage its turns, in order of micro-batches; positions count from the first of the stage."""
+def find_turns(model: StepModel, program: Program, stage: int) -> dict[int, list[Turn]]:
+    """For each layer of a stage its turns, in order of micro-batches; positions count from the first of the stage.
+
+    What a layer does once in a step stands before its first turn.
+    """
+    sections = model.blocks(Policy())
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     layer, micro_batch = program.ops.layer[begin:end], program.ops.micro_batch[begin:end]
     changes = np.flatnonzero((np.diff(layer) != 0) | (np.diff(micro_batch) != 0)) + 1
@@ -133,7 +137,8 @@ def find_turns(program: Program, stage: int) -> dict[int, list[Turn]]:
             starts.setdefault((int(micro_batch[start]), int(layer[start])), []).append(start)
     turns: dict[int, list[Turn]] = {}
     for (_, index), (forward, backward) in sorted(starts.items()):
-        turns.setdefault(index, []).append(Turn(forward, backward))
+        num_once = 0 if index in turns else len(sections[index + 1].once)
+        turns.setdefault(index, []).append(Turn(forward + num_once, backward))
     return turns
 
 

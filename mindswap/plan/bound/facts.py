@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.plan.bound.flow import Flow, flow_of
-from mindswap.policy.model import Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.placing import TransferCosts
@@ -87,14 +86,14 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         model: the step.
         keep: the model without swap and recompute; a step of fewer micro-batches will do.
     """
-    terms = {term.name: term.duration_ns for term in keep.terms}
+    terms = {term.name: term.duration_ns for term in model.terms(keep.timeline)}
     return Facts(
         flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
         stages=tuple(_look_at_stage(model, keep.timeline, stage) for stage in range(model.layout.num_stages)),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_batches,
         terms_ns=sum(terms.values()),
-        gradients_ns=terms.get(GRADIENTS, 0),
+        gradients_ns=max(terms.get(GRADIENTS, 0) - model.least_exchange_ns, 0),
     )
 
 
@@ -126,6 +125,8 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
     alone = _run_alone(model, stage)
     # What the first backward waits for its own communication is in its work.
     own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
+    # Waits for weights can go behind waits for copies; what is left is no time that every policy waits.
+    own_stall_ns = max(own_stall_ns, _communication_stall_ns(timeline, begin, first_backward + 1))
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
@@ -143,7 +144,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
 
 @dataclass(frozen=True)
 class _Alone:
-    """One micro-batch on a stage that waits for no other."""
+    """One micro-batch on a stage that waits for no other, nor for weights."""
 
     work_ns: int
     backward_ns: int
@@ -153,10 +154,10 @@ class _Alone:
 
 def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
-    timeline = simulate(build_program(model.blocks(Policy()), model.transfers, layout, stage), check=False)
+    blocks = model.plain_blocks(with_gathers=False)
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
     kind = timeline.program.ops.kind
-    waits = (kind < OpKind.COLLECTIVE) & (timeline.stall_cause == StallCause.COMMUNICATION)
-    stall_ns = np.where(waits, timeline.stall_ns, 0)
+    stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
     is_backward = kind == OpKind.BACKWARD
     first_backward = int(np.flatnonzero(is_backward)[0])
@@ -166,6 +167,17 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
         forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
         first_backward_stall_ns=int(stall_ns[first_backward]),
     )
+
+
+def _waits_for_communication(timeline: Timeline) -> np.ndarray:
+    """Operators of the compute stream that wait for communication: bool, shape (num_ops,)."""
+    on_compute = timeline.program.ops.kind < OpKind.COLLECTIVE
+    return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
+
+
+def _communication_stall_ns(timeline: Timeline, begin: int, end: int) -> int:
+    """Time that these operators wait for communication."""
+    return int(np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)[begin:end].sum())
 
 
 def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int) -> np.ndarray:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.graph.fusion import PASSING_OPS, least_work_again
+from mindswap.graph.gather import is_gathering
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
@@ -71,7 +72,8 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         for node, work in zip(graph.forward, least, strict=True)
     }
     kernels = [node for node in graph.forward if is_kernel(node.op)]
-    own = [node for node in kernels if node.layer_index == layer_index]
+    # No policy changes what becomes of a gathered weight: it is not in the programme.
+    own = [node for node in kernels if node.layer_index == layer_index and not is_gathering(node)]
     ops = {node.name: position for position, node in enumerate(own)}
     keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
     tensors = {key: position for position, key in enumerate(keys)}
@@ -87,8 +89,9 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
+    unit = model.costs.device.pool_alignment_bytes
     return Flow(
-        tuple(graph.forward_nodes[name].outputs[index].size_bytes for name, index in keys),
+        tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
         frozenset(saved),
         frozenset(outputs),

@@ -15,6 +15,7 @@ from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.pipeline import Pipeline
+from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.step_settings import StepSettings
@@ -61,7 +62,8 @@ def small_model(
     everything = tuple(range(num_layers))
     captured = CapturedStep(LayerSample(everything, everything), trees, graph, "path")
     pipeline = Pipeline(num_stages=num_stages, num_chunks=1, offset=0, is_zero_bubble_v=False)
-    settings = StepSettings(1, 1, num_micro_batches, 1, 1, 1, pipeline, "SGD", 1, False, False, "float32", False)
+    uncut = WeightSharding()
+    settings = StepSettings(1, 1, num_micro_batches, 1, 1, 1, pipeline, "SGD", uncut, False, False, "float32", False)
     return StepModel(captured, CostTable(device), settings)
 
 

@@ -20,13 +20,15 @@ def test_what_another_stage_reads_is_no_use_here():
 
 def test_turns_of_one_stage():
     # 1 operator before the layers, 4 layers of 4; 1 behind them in forward, 1 in backward; back through the layers.
-    turns = find_turns(small_model().program(Policy()), 0)
+    model = small_model()
+    turns = find_turns(model, model.program(Policy()), 0)
     assert turns == {0: [Turn(1, 31)], 1: [Turn(5, 27)], 2: [Turn(9, 23)], 3: [Turn(13, 19)]}
 
 
 def test_turns_of_the_last_stage_of_a_pipeline():
     # A micro-batch is: receive, 8 forward, loss, its gradient, 8 backward, send: 20 operators.
-    turns = find_turns(small_model(num_stages=2, num_micro_batches=2).program(Policy()), 1)
+    model = small_model(num_stages=2, num_micro_batches=2)
+    turns = find_turns(model, model.program(Policy()), 1)
     assert turns == {2: [Turn(1, 15), Turn(21, 35)], 3: [Turn(5, 11), Turn(25, 31)]}
 
 

@@ -1,0 +1,1 @@
+"""MindSpore in PyNative mode: hooks, storages, copies."""

@@ -1,0 +1,181 @@
+"""Copies between device and host: the only file that differs between devices.
+
+`ThreadCopies` is for a CPU: a worker thread, and host memory that the kernel counts apart (`RssShmem`), so that
+what leaves the device leaves `RssAnon`. `StreamCopies` is for Ascend: a copy stream, events, pinned memory. **No
+device was there to run the second**; it is chosen only if asked for by name.
+"""
+
+import ctypes
+import mmap
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import mindspore as ms
+import numpy as np
+from mindspore.graph.api import _pynative_executor
+
+__all__ = ["Copies", "Copy", "StreamCopies", "ThreadCopies"]
+
+POISON = 0xFF  # NaN in every float type, a wild index in every integer type
+
+
+@dataclass
+class Copy:
+    """A storage on its way.
+
+    Attributes:
+        storage: its memory on the device (`UntypedStorage`).
+        size_bytes: of it.
+        host: its memory on the host.
+        pending: what the last copy is waited for with.
+    """
+
+    storage: object
+    size_bytes: int
+    host: object
+    pending: object = None
+
+
+class Copies(Protocol):
+    """What an executor asks of a device."""
+
+    host_bytes: int
+
+    def offload(self, storage) -> Copy:
+        """Start the copy to the host."""
+
+    def release(self, copy: Copy, poison: bool = False) -> None:
+        """Wait for the copy to the host, and give the device memory back; with `poison` filled with NaN before."""
+
+    def prefetch(self, copy: Copy) -> None:
+        """Take device memory, and start the copy from the host."""
+
+    def wait(self, copy: Copy) -> None:
+        """Wait for the copy from the host, and give the host memory back."""
+
+    def discard(self, copy: Copy) -> None:
+        """Give the host memory back; the data is lost."""
+
+
+class ThreadCopies:
+    """Copies by a thread; `np.copyto` lets Python go on meanwhile."""
+
+    def __init__(self) -> None:
+        self.host_bytes = 0
+        self._free: dict[int, list[mmap.mmap]] = {}
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="mindswap-copy")
+
+    def offload(self, storage) -> Copy:
+        """See `Copies`; the address is asked for here, which waits for the kernel that makes the data."""
+        size = storage.size()
+        host = self._take(size)
+        pending = self._pool.submit(np.copyto, _view(host, size), _device_view(storage))
+        return Copy(storage, size, host, pending)
+
+    def release(self, copy: Copy, poison: bool = False) -> None:
+        """See `Copies`."""
+        _finish(copy)
+        _pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
+        if poison:
+            _device_view(copy.storage)[:] = POISON
+        copy.storage.resize_(0)  # type: ignore[attr-defined]
+
+    def prefetch(self, copy: Copy) -> None:
+        """See `Copies`."""
+        copy.storage.resize_(copy.size_bytes)  # type: ignore[attr-defined]
+        target = _device_view(copy.storage)
+        copy.pending = self._pool.submit(np.copyto, target, _view(copy.host, copy.size_bytes))
+
+    def wait(self, copy: Copy) -> None:
+        """See `Copies`."""
+        _finish(copy)
+        self._give_back(copy)
+
+    def discard(self, copy: Copy) -> None:
+        """See `Copies`."""
+        _finish(copy)
+        self._give_back(copy)
+
+    def _take(self, size: int) -> mmap.mmap:
+        self.host_bytes += size
+        pool = self._free.get(size)
+        return pool.pop() if pool else mmap.mmap(-1, size)  # anonymous and shared
+
+    def _give_back(self, copy: Copy) -> None:
+        self.host_bytes -= copy.size_bytes
+        self._free.setdefault(copy.size_bytes, []).append(copy.host)  # type: ignore[arg-type]
+        copy.host = None
+
+
+def _finish(copy: Copy) -> None:
+    if isinstance(copy.pending, Future):
+        copy.pending.result()
+        copy.pending = None
+
+
+def _view(host, size: int) -> np.ndarray:
+    return np.frombuffer(host, np.uint8, size)
+
+
+def _device_view(storage) -> np.ndarray:
+    """The bytes of a storage: uint8, shape (size,)."""
+    size = storage.size()
+    return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
+
+
+class StreamCopies:
+    """Copies on a stream of their own, to pinned memory. Written for Ascend, and never run: there was no device.
+
+    Memory is taken on the compute stream before the copy is put on the copy stream, as the pool of MindSpore is
+    ordered by stream.
+    """
+
+    def __init__(self) -> None:
+        self.host_bytes = 0
+        self._stream = ms.runtime.Stream()
+        self._free: dict[int, list] = {}
+
+    def offload(self, storage) -> Copy:
+        """See `Copies`."""
+        size = storage.size()
+        pool = self._free.get(size)
+        host = pool.pop() if pool else ms.mint.empty((size,), dtype=ms.uint8, device="CPU", pin_memory=True)
+        self.host_bytes += size
+        copy = Copy(storage, size, host)
+        self._run(lambda: host.untyped_storage().copy_(storage, True), copy)
+        return copy
+
+    def release(self, copy: Copy, poison: bool = False) -> None:
+        """See `Copies`."""
+        self._finish(copy)
+        copy.storage.resize_(0)  # type: ignore[attr-defined]
+
+    def prefetch(self, copy: Copy) -> None:
+        """See `Copies`."""
+        copy.storage.resize_(copy.size_bytes)  # type: ignore[attr-defined]
+        self._run(lambda: copy.storage.copy_(copy.host.untyped_storage(), True), copy)  # type: ignore[attr-defined]
+
+    def wait(self, copy: Copy) -> None:
+        """See `Copies`."""
+        self._finish(copy)
+        self.discard(copy)
+
+    def discard(self, copy: Copy) -> None:
+        """See `Copies`."""
+        self.host_bytes -= copy.size_bytes
+        self._free.setdefault(copy.size_bytes, []).append(copy.host)
+        copy.host = None
+
+    def _run(self, start, copy: Copy) -> None:
+        """On the copy stream, behind what compute has been given so far."""
+        self._stream.wait_stream(ms.runtime.current_stream())
+        with ms.runtime.StreamCtx(self._stream):
+            start()
+            copy.pending = self._stream.record_event()
+
+    @staticmethod
+    def _finish(copy: Copy) -> None:
+        if copy.pending is not None:
+            ms.runtime.current_stream().wait_event(copy.pending)
+            copy.pending = None

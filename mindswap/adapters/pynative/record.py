@@ -1,0 +1,268 @@
+"""One step in PyNative mode -> its trace: which operator makes, saves and reads which storage.
+
+Operators are seen by `MsDispatchMode` (experimental in MindSpore 2.9.0), so a recorded step is slower. What autograd
+saves comes right behind its operator. A storage is known by its address. So that none is used twice, what the operators
+of a layer give is held until the layer ends: a recorded step needs that much more memory.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+
+import mindspore as ms
+from mindspore import nn
+from mindspore.ops import Primitive
+
+from mindswap.adapters.pynative.watch import Watch
+from mindswap.errors import ApplyError
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace
+
+__all__ = ["Recorder", "record", "recording"]
+
+
+class _Dispatch(ms.MsDispatchMode):
+    """Hands every operator to a recorder."""
+
+    def __init__(self, recorder: "Recorder"):
+        super().__init__()
+        self.recorder = recorder
+
+    def __ms_dispatch__(self, func, args, kwargs=None):
+        self.recorder.begin_operator(func.name, args)
+        outputs = func(*args) if not kwargs else func(*args, **kwargs)
+        self.recorder.end_operator(outputs)
+        return outputs
+
+
+class _Storage:
+    """A saved storage while it is recorded; the tensor keeps its address from being used again."""
+
+    def __init__(self, tensor, maker: int | None, protection: str, layer_index: int):
+        self.tensor = tensor
+        self.size_bytes = tensor.untyped_storage().size()
+        self.maker = maker
+        self.protection = protection
+        self.layer_index = layer_index
+        self.last_use = -1
+
+
+class Recorder:
+    """An observer that writes down one forward and backward pass.
+
+    Args:
+        network: the cell whose call is the forward pass.
+        layers: its transformer layers.
+    """
+
+    def __init__(self, network: nn.Cell, layers: Sequence[nn.Cell]):
+        self.network = network
+        self.num_layers = len(layers)
+        self.paths = {id(primitive): (*path, name) for path, name, primitive in _primitives(layers)}
+        self.names = _names_by_type(layers)
+        self.cells: list[tuple[int | None, tuple[str, ...]]] = []
+        self.trace: Trace | None = None
+        self.is_on = False  # operators are told, too
+        self.foreign: set[int] = set()  # addresses of what the caller or a cell owns
+        self._clear()
+
+    def _clear(self) -> None:
+        self.operators: list[Operator] = []
+        self.storages: list[_Storage] = []
+        self.saves: list[Save] = []
+        self.events: list[Event] = []
+        self.by_address: dict[int, int] = {}  # of saved storages -> index
+        self.makers: dict[int, int] = {}  # address -> operator that made what is there
+        self.held: list[object] = []  # what operators gave since a layer began or ended
+        self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
+        self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
+        self.is_forward = True
+        self.layer_index: int | None = None
+
+    # -- what the watch tells -------------------------------------------------------------------
+
+    def begin(self, inputs) -> None:
+        """A new pass. It ends the one before; one that had no backward pass is forgotten."""
+        self.finish()
+        self._clear()
+        self.foreign = {_address(tensor) for tensor in (*_tensors(inputs), *_held_tensors(self.network))}
+
+    def end_forward(self, outputs) -> None:
+        """What the network returns is the caller's, and must not leave the device."""
+        for tensor in _tensors(outputs):
+            index = self.by_address.get(_address(tensor))
+            if index is not None:
+                self.storages[index].protection = "output"
+        self.is_forward = False
+        self.held = []
+
+    def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
+        """A layer begins or ends. What goes in or out may be used by all of its operators."""
+        self.events.append(Event(kind, layer_index, len(self.operators)))
+        at_border = {_address(tensor) for tensor in _tensors(tensors)}
+        if kind is EventKind.FORWARD_BEGIN:
+            self.viewed = at_border
+        elif kind is EventKind.FORWARD_END:
+            for address, index in self.by_address.items():
+                storage = self.storages[index]
+                own = storage.maker is None and storage.layer_index == layer_index
+                if own or address in self.viewed or address in at_border:
+                    storage.last_use = len(self.operators) - 1
+        self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
+        if self.is_forward:
+            self.held = [tensors]
+            stays = at_border | self.by_address.keys()
+            self.makers = {address: maker for address, maker in self.makers.items() if address in stays}
+
+    def save(self, tensor, layer_index: int) -> tuple[int, object]:
+        """Number of the save, and the tensor."""
+        address = _address(tensor)
+        index = self.by_address.get(address)
+        if index is None:
+            index = len(self.storages)
+            maker = self.makers.get(address)
+            if maker is None and self.open_inputs is not None and address not in self.open_inputs:
+                maker = len(self.operators) - 1  # some operators have it saved before they return
+            protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
+            if maker is None and address in self.foreign:
+                protection = protection or "input"
+            self.storages.append(_Storage(tensor, maker, protection, layer_index))
+            self.by_address[address] = index
+        number = len(self.saves)
+        last = len(self.operators) - 1
+        self.storages[index].last_use = max(self.storages[index].last_use, last)
+        self.saves.append(Save(index, layer_index, last, tuple(tensor.shape), str(tensor.dtype).lower()))
+        self.events.append(Event(EventKind.SAVE, number, len(self.operators)))
+        return number, tensor
+
+    def read(self, kept):
+        """The tensor of a save."""
+        number, tensor = kept
+        self.events.append(Event(EventKind.READ, number, len(self.operators)))
+        return tensor
+
+    # -- what the dispatch tells ----------------------------------------------------------------
+
+    def begin_operator(self, name: str, args) -> None:
+        """An operator is about to run."""
+        primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
+        path = self.paths.get(id(primitive)) if primitive is not None else None
+        if path is None:
+            cell = self.cells[-1][1] if self.cells and self.is_forward else ()
+            path = (*cell, self.names.get((self.layer_index, cell, name), name))
+        self.open_inputs = {_address(tensor) for tensor in _tensors(args)} if self.is_forward else set()
+        for index in map(self.by_address.get, self.open_inputs):
+            if index is not None:
+                self.storages[index].last_use = len(self.operators)
+        self.operators.append(Operator(name, self.layer_index, path, self.is_forward))
+
+    def end_operator(self, outputs) -> None:
+        """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
+        inputs = self.open_inputs or set()
+        if self.is_forward:
+            self.held.append(outputs)
+        for tensor in _tensors(outputs) if self.is_forward else ():
+            address = _address(tensor)
+            if address in inputs:
+                self.viewed.add(address)
+            else:
+                self.makers[address] = len(self.operators) - 1
+                self.viewed.discard(address)
+        self.open_inputs = None
+
+    def finish(self) -> None:
+        """The pass is over: its trace, if it had a backward pass."""
+        if not any(event.kind is EventKind.BACKWARD_BEGIN for event in self.events):
+            return
+        storages = tuple(SavedStorage(s.size_bytes, s.maker, s.last_use, s.protection) for s in self.storages)
+        self.trace = Trace(
+            self.num_layers, tuple(self.operators), storages, tuple(self.saves), tuple(self.events),
+            ms.get_context("device_target"),
+        )  # fmt: skip
+        self._clear()
+
+
+def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object]) -> Trace:
+    """The trace of a step.
+
+    Args:
+        network: the cell whose call is the forward pass.
+        layers: its transformer layers.
+        step: runs one forward and backward pass of it, e.g. `lambda: value_and_grad(...)(inputs)`.
+
+    Raises:
+        ApplyError: if the step has no backward pass through the layers.
+    """
+    recorder = Recorder(network, layers)
+    watch = Watch(network, layers, recorder)
+    try:
+        with recording(recorder, layers):
+            step()
+    finally:
+        watch.remove()
+    recorder.finish()
+    if recorder.trace is None:
+        raise ApplyError("the step had no backward pass through the layers: nothing was recorded")
+    return recorder.trace
+
+
+@contextlib.contextmanager
+def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
+    """Tell a recorder of operators and of the cells in which they run; a `Watch` tells it the rest."""
+    handles = [handle for index, layer in enumerate(layers) for handle in _watch_cells(layer, index, recorder)]
+    try:
+        recorder.is_on = True
+        with _Dispatch(recorder):
+            yield
+    finally:
+        recorder.is_on = False
+        for handle in handles:
+            handle.remove()
+
+
+def _watch_cells(layer: nn.Cell, index: int, recorder: Recorder) -> Iterator:
+    """Keeps the path of the cell that runs on `recorder.cells`."""
+    for path, cell in _cells_below(layer, ()):
+        yield cell.register_forward_pre_hook(lambda *_, path=path: recorder.cells.append((index, path)))
+        yield cell.register_forward_hook(lambda *_: recorder.cells.pop() and None)
+
+
+def _cells_below(cell: nn.Cell, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], nn.Cell]]:
+    for name, child in cell._cells.items():
+        if child is not None:
+            yield (*path, name), child
+            yield from _cells_below(child, (*path, name))
+
+
+def _primitives(layers: Sequence[nn.Cell]) -> Iterator[tuple[tuple[str, ...], str, Primitive]]:
+    """Cell path, name and primitive of all that cells of these layers hold."""
+    for layer in layers:
+        for path, cell in (((), layer), *_cells_below(layer, ())):
+            for name, primitive in cell._primitives.items():
+                if primitive is not None:
+                    yield path, name, primitive
+
+
+def _names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], str]:
+    """(layer, cell path, primitive name) -> under which names the cell holds it, `|` between several."""
+    found: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
+    for index, layer in enumerate(layers):
+        for path, name, primitive in _primitives([layer]):
+            found.setdefault((index, path, primitive.name), []).append(name)
+    return {key: "|".join(names) for key, names in found.items()}
+
+
+def _tensors(values) -> Iterator[ms.Tensor]:
+    if isinstance(values, ms.Tensor):
+        yield values
+    elif isinstance(values, (tuple, list)):
+        for value in values:
+            yield from _tensors(value)
+
+
+def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
+    """Constants that cells hold, such as masks and rotary tables."""
+    for _, cell in network.cells_and_names():
+        yield from _tensors(list(vars(cell).values()))
+
+
+def _address(tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,0 +1,133 @@
+"""A policy on a network in PyNative mode: the first pass is recorded, all that follow swap."""
+
+import contextlib
+import weakref
+from collections.abc import Iterator, Sequence
+
+from mindspore import nn
+
+from mindswap.adapters.pynative.copies import Copies, ThreadCopies
+from mindswap.adapters.pynative.executor import Executor
+from mindswap.adapters.pynative.record import Recorder, recording
+from mindswap.adapters.pynative.watch import Watch
+from mindswap.applier.actions import LayerActions
+from mindswap.errors import ApplyError
+from mindswap.pynative.decide import decide
+from mindswap.pynative.ledger import Totals, predict
+from mindswap.pynative.schedule import Schedule, Unit, make_schedule
+from mindswap.pynative.trace import Trace
+
+__all__ = ["Swap", "running_swap", "swaps_paused"]
+
+_running: "weakref.WeakKeyDictionary[nn.Cell, Swap]" = weakref.WeakKeyDictionary()
+
+
+class Swap:
+    """Swap of one network.
+
+    A pass is one call of the network in forward and its backward. The first one is recorded and runs without swap,
+    and so does one behind a pass that was different (another shape of its inputs).
+
+    Args:
+        network: the cell that is called.
+        layers: its transformer layers.
+        actions: what the policy does to each of them.
+        unit: what its prefetch distances count.
+        copies: how bytes move; default is a thread, which is right for a CPU.
+        poison: fill memory with NaN before it is given back, for tests.
+        watch_all: see the saves of all layers, so that the ledger counts what stays, too.
+
+    Attributes:
+        watch: its hooks on the network.
+        trace, schedule, executor: of the passes that swap; None before.
+
+    Raises:
+        ApplyError: if a swap runs on this network already.
+    """
+
+    def __init__(
+        self, network: nn.Cell, layers: Sequence[nn.Cell], actions: Sequence[LayerActions],
+        unit: Unit = Unit.OPERATORS, copies: Copies | None = None, poison: bool = False, watch_all: bool = False,
+    ):  # fmt: skip
+        if network in _running:
+            raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
+        self.network = network
+        self.layers = list(layers)
+        self.actions = tuple(actions)
+        self.unit = unit
+        self.copies = copies or ThreadCopies()
+        self.poison = poison
+        self.watch_all = watch_all
+        self.trace: Trace | None = None
+        self.schedule: Schedule | None = None
+        self.executor: Executor | None = None
+        self._recorder: Recorder | None = Recorder(network, self.layers)
+        self._recording = contextlib.ExitStack()
+        self.watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
+        _running[network] = self
+
+    @property
+    def totals(self) -> Totals | None:
+        """What the last pass moved and held; None before the first that swapped."""
+        return self.executor.totals if self.executor is not None else None
+
+    @property
+    def predicted(self) -> Totals | None:
+        """What the schedule says of a pass."""
+        return predict(self.trace, self.schedule) if self.trace is not None and self.schedule is not None else None
+
+    def remove(self) -> None:
+        """Leave the network as it was before; what is on the host comes back."""
+        self._recording.close()
+        if self.executor is not None:
+            self.executor.give_up()
+        self.watch.remove()
+        _running.pop(self.network, None)
+
+    def _before_pass(self) -> None:
+        """The network is about to run: from recording to swapping, and back if the last pass was different."""
+        if self._recorder is not None:
+            self._recorder.finish()
+            if self._recorder.trace is not None:
+                self._recording.close()
+                self._follow(self._recorder.trace)
+            elif not self._is_recording:
+                self._record(self._recorder)
+        elif self.executor is not None and self.executor.was_different:
+            self.executor.give_up()
+            self.executor = None
+            self._record(Recorder(self.network, self.layers))
+
+    @property
+    def _is_recording(self) -> bool:
+        return self._recorder is not None and self._recorder.is_on
+
+    def _record(self, recorder: Recorder) -> None:
+        self._recorder = self.watch.observer = recorder
+        self.watch.choose(range(len(self.layers)))
+        self._recording.enter_context(recording(recorder, self.layers))
+
+    def _follow(self, trace: Trace) -> None:
+        self.trace, self._recorder = trace, None
+        watched = range(len(self.layers)) if self.watch_all else ()
+        self.schedule = make_schedule(trace, decide(trace, self.actions, self.unit), watched)
+        self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison)
+        self.watch.choose(self.schedule.hooked_layers)
+
+
+@contextlib.contextmanager
+def swaps_paused(network: nn.Cell) -> Iterator[None]:
+    """A network and its cells without the hooks of swaps: a compiler would take them for a part of it."""
+    found = [swap for cell, swap in _running.items() if any(cell is other for _, other in network.cells_and_names())]
+    for swap in found:
+        swap.watch.remove()
+    try:
+        yield
+    finally:
+        for swap in found:
+            swap.watch.install()
+
+
+def running_swap(network: nn.Cell) -> Swap | None:
+    """The swap that runs on a network in PyNative mode; None if there is none."""
+    return _running.get(network)

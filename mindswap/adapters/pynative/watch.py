@@ -1,0 +1,98 @@
+"""Hooks on a network in PyNative mode that tell an observer what a step does."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+from mindspore import nn
+
+from mindswap.pynative.trace import EventKind
+
+__all__ = ["Observer", "Watch"]
+
+
+class Observer(Protocol):
+    """What is told."""
+
+    def begin(self, inputs) -> None:
+        """The network begins forward."""
+
+    def end_forward(self, outputs) -> None:
+        """The network has ended forward."""
+
+    def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
+        """A layer begins forward with some inputs, ends it with some outputs, or begins backward."""
+
+    def save(self, tensor, layer_index: int):
+        """Autograd keeps a tensor; gives what it shall keep instead."""
+
+    def read(self, kept):
+        """Backward takes what `save` gave; gives the tensor."""
+
+
+class Watch:
+    """Hooks on a network and its layers, until `remove`.
+
+    Args:
+        network: the cell that is called for a step.
+        layers: its transformer layers.
+        observer: who is told; may be replaced between steps.
+        hooked_layers: layers whose saved tensors are told; default all.
+        before_pass: called first, when the network begins forward; it may replace the observer.
+    """
+
+    def __init__(
+        self, network: nn.Cell, layers: Sequence[nn.Cell], observer: Observer,
+        hooked_layers: Iterable[int] | None = None, before_pass: Callable[[], None] = lambda: None,
+    ):  # fmt: skip
+        self.network = network
+        self.layers = layers
+        self.observer = observer
+        self.before_pass = before_pass
+        self.hooked_layers = frozenset(range(len(layers)) if hooked_layers is None else hooked_layers)
+        self._handles: list = []
+        self.install()
+
+    def install(self) -> None:
+        """Put the hooks on the network."""
+        self._handles = [
+            self.network.register_forward_pre_hook(self._begin),
+            self.network.register_forward_hook(lambda cell, inputs, outputs: self.observer.end_forward(outputs)),
+        ]
+        for index, layer in enumerate(self.layers):
+            self._handles += self._hook(layer, index)
+        self.choose(self.hooked_layers)
+
+    def _begin(self, cell, inputs) -> None:
+        self.before_pass()
+        self.observer.begin(inputs)
+
+    def choose(self, hooked_layers: Iterable[int]) -> None:
+        """Tell of the saved tensors of these layers only."""
+        self.hooked_layers = frozenset(hooked_layers)
+        for index, layer in enumerate(self.layers):
+            if index in self.hooked_layers:
+                layer.register_saved_tensors_hooks(
+                    lambda tensor, index=index: self.observer.save(tensor, index), lambda kept: self.observer.read(kept)
+                )
+            else:
+                layer.register_saved_tensors_hooks(None, None)
+
+    def remove(self) -> None:
+        """Leave the network as it was."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        for layer in self.layers:
+            layer.register_saved_tensors_hooks(None, None)
+
+    def _hook(self, layer: nn.Cell, index: int) -> list:
+        def begin(cell, inputs):
+            self.observer.pass_boundary(EventKind.FORWARD_BEGIN, index, inputs)
+
+        def end(cell, inputs, outputs):
+            self.observer.pass_boundary(EventKind.FORWARD_END, index, outputs)
+            first = outputs[0] if isinstance(outputs, tuple) else outputs
+            # A backward hook of a cell puts a view around what goes in and out; one of a tensor does not.
+            first.register_hook(lambda gradient: self.observer.pass_boundary(EventKind.BACKWARD_BEGIN, index))
+
+        return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]

@@ -1,0 +1,106 @@
+"""The runs of `mindswap prove`, one after the other, and what their profile says of the device."""
+
+import json
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.commands.proof_children import ask, train
+from mindswap.commands.proof_results import read_effect, read_fits, read_measured
+from mindswap.commands.proving import Bench, simulate
+from mindswap.commands.writing import write_new
+from mindswap.cost.device_file import DEFAULT_DEVICE
+from mindswap.cost.settings import read_cost_settings
+from mindswap.policy.yaml_source import load_document
+from mindswap.prove.model import Proof, Variant, typical_ns
+from mindswap.units import format_time
+
+__all__ = ["calibrated", "run_variants"]
+
+
+def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
+    """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
+    yield proof
+    for index, variant in enumerate(proof.variants):
+        if not variant.skipped:
+            for state in _run_variant(bench, proof, variant):
+                proof = _with_variant(proof, index, state)
+                yield proof
+            first = proof.variants[index].measured
+            if first is not None and first.exit_code and not first.is_out_of_memory:
+                # What keeps one run from training keeps the others, too: do not wait for it again.
+                rest = [replace(v, skipped=f"{variant.name} failed") for v in proof.variants[index + 1 :]]
+                yield replace(proof, variants=(*proof.variants[: index + 1], *rest))
+                return
+    yield calibrated(bench, proof)
+
+
+def _with_variant(proof: Proof, index: int, variant: Variant) -> Proof:
+    return replace(proof, variants=(*proof.variants[:index], variant, *proof.variants[index + 1 :]))
+
+
+def _run_variant(bench: Bench, proof: Proof, variant: Variant) -> Iterator[Variant]:
+    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
+    bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
+    folder = bench.folder / variant.name
+    folder.mkdir()
+    code, wall_s = _timed(lambda: train(Path(variant.config), folder, proof.num_workers, bench.say))
+    variant = replace(variant, measured=read_measured(folder, code, wall_s))
+    bench.say(f"    {_outcome(variant, proof)}")
+    yield variant
+    if variant.name != "off":
+        bench.say(f"{variant.name}: compiled graph and log lines")
+        words = ["verify", "--json", variant.config, "--log", str(folder / "logs")]
+        yield replace(variant, effect=read_effect(ask(words)))
+    else:
+        yield variant
+
+
+def _timed(work: Callable[[], int]) -> tuple[int, float]:
+    begin_s = time.monotonic()
+    return work(), time.monotonic() - begin_s
+
+
+def _outcome(variant: Variant, proof: Proof) -> str:
+    measured = variant.measured
+    assert measured is not None
+    if measured.is_out_of_memory:
+        return "out of device memory"
+    if measured.exit_code:
+        return f"failed, exit code {measured.exit_code}: {measured.last_error or 'see ' + variant.name + '/logs'}"
+    step = typical_ns(measured, proof.is_profiled)
+    losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
+    spread = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+    return f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}{spread}"
+
+
+def calibrated(bench: Bench, proof: Proof) -> Proof:
+    """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
+    found: Mapping[str, str] = {
+        variant.name: variant.measured.profile
+        for variant in proof.variants
+        if variant.measured is not None and variant.measured.profile is not None
+    }
+    profile = next((found[name] for name in ("plan", "yaml", "off") if name in found), None)
+    if profile is None:
+        reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
+        return replace(proof, calibration_problem=reason)
+    bench.say("calibrating from the profile, simulating again")
+    file = bench.folder / "device.yaml"
+    configured = read_cost_settings(load_document(str(bench.file("yaml")))).device or DEFAULT_DEVICE
+    device = bench.device_words[1] if bench.device_words[:1] == ("--device",) else configured
+    answer = ask(["calibrate", profile, "-o", str(file), "--device", device, "--json"])
+    if answer.data is not None:
+        write_new(bench.folder / "calibration.json", json.dumps(answer.data, indent=1) + "\n")
+        notes = tuple(map(str, answer.data["notes"]))
+        proof = replace(proof, calibration=read_fits(answer.data), calibration_notes=notes)
+    if answer.exit_code or answer.data is None:
+        return replace(proof, calibration_problem=answer.error or "mindswap calibrate failed")
+    variants = tuple(
+        replace(variant, calibrated=simulate(bench, variant.name, ("--device", str(file)))[1])
+        if variant.simulated is not None
+        else variant
+        for variant in proof.variants
+    )
+    return replace(proof, variants=variants)

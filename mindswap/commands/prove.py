@@ -1,0 +1,179 @@
+"""`mindswap prove`: run a configuration for real, and put measured beside simulated."""
+
+import argparse
+import json
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.commands.proof_runs import run_variants
+from mindswap.commands.proving import Bench, prepare
+from mindswap.commands.send_back import pack
+from mindswap.commands.stepping import add_device_arguments, device_overrides
+from mindswap.commands.writing import write_new
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.launch.processes import adopt_orphans, stop_descendants
+from mindswap.launch.signals import Stopped, signals_raise
+from mindswap.policy.problem import Level
+from mindswap.policy.yaml_source import load_document
+from mindswap.prove.checks import make_checks
+from mindswap.prove.model import Proof
+from mindswap.report.proof_html import format_proof_html
+from mindswap.report.proof_text import format_proof, proof_to_json
+from mindswap.units import parse_bytes
+
+HELP = "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated."
+EXAMPLES = """\
+  mindswap prove llama2_7b.yaml --layers 4
+  mindswap prove llama2_7b.yaml --layers 4 --memory 20GiB -o proof_20gib
+  mindswap prove llama2_7b.yaml --layers 4 --variants off,yaml --steps 10 --no-profile
+  mindswap prove configs/llama2_7b/cpu/case3_op_swap.yaml --worker-num 2
+  mindswap prove llama2_7b.yaml --layers 4 --json | jq '.checks[] | select(.verdict == "fail")'
+
+Exit code 0: every check holds, or cannot be seen on this machine; 1 if one does not hold. On a CPU the runs are real,
+and memory, step time and copies are not visible. Read report.html; send_back.tar.gz has what to send for a report.
+"""
+VARIANTS = ("off", "yaml", "plan")
+DEFAULT_FOLDER = Path("proof")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, default=DEFAULT_FOLDER, help="default is proof")
+    parser.add_argument("--overwrite", action="store_true", help="put an earlier FOLDER aside as FOLDER.old1")
+    parser.add_argument("--layers", metavar="N", type=_number(1), help="cut the model to N layers; default is all")
+    parser.add_argument("--steps", metavar="N", type=_number(3), default=5, help="steps of each run (5)")
+    parser.add_argument(
+        "--worker-num", metavar="N", type=_number(1), help="workers, one per card; default: CONFIG's, 8 at most"
+    )
+    parser.add_argument(
+        "--variants", metavar=",".join(VARIANTS), type=_variants, default=VARIANTS, help="default is all"
+    )
+    parser.add_argument(
+        "--profile", action=argparse.BooleanOptionalAction, default=True, help="profile the last step of rank 0 (on)"
+    )
+    parser.add_argument("--synthetic-data", action="store_true", help="make data, although CONFIG has some")
+    parser.add_argument("--deterministic", action="store_true", help="losses must be equal to the last bit; slower")
+    parser.add_argument("--json", action="store_true", help="for machines; progress goes to the standard error")
+    add_device_arguments(parser)
+
+
+def _number(least: int):
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 6 or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least}")
+        return int(text)
+
+    return parse
+
+
+def _variants(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    if not names or any(name not in VARIANTS for name in names):
+        raise argparse.ArgumentTypeError(f"{text!r}: write one or more of {','.join(VARIANTS)}")
+    return tuple(name for name in VARIANTS if name in names)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Prove one configuration.
+
+    Returns:
+        0 if no check failed, 1 if one did, 130 after Ctrl-C.
+    """
+    document = load_document(args.config)
+    if any(problem.level is Level.ERROR for problem in document.problems):
+        raise PolicyError(document.problems)
+    require_mindformers()
+    begin_s = time.monotonic()
+    overrides = device_overrides(args)
+    memory = overrides.pop("memory", None)
+    bench = Bench(
+        folder=args.output,
+        config=Path(args.config),
+        variants=args.variants,
+        num_steps=args.steps,
+        num_layers=args.layers,
+        num_workers=args.worker_num,
+        budget_bytes=_budget(memory),
+        is_profiled=args.profile,
+        is_deterministic=args.deterministic,
+        wants_synthetic_data=args.synthetic_data,
+        device_words=tuple(
+            [*(["--device", args.device] if args.device else [])]
+            + [word for name, text in overrides.items() for word in (f"--{name.replace('_', '-')}", text)]
+        ),
+        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
+    )
+    _make_fresh(bench.folder, args.overwrite)
+    adopt_orphans()
+    stopped: Stopped | None = None
+    proof: Proof | None = None
+    try:
+        with signals_raise():
+            proof = prepare(bench, document)
+            for state in run_variants(bench, proof):
+                proof = state
+    except Stopped as signal:
+        bench.say("interrupted: all workers are stopped")
+        stopped = signal
+    finally:
+        stop_descendants()
+    if proof is None:
+        bench.say(f"no run was started; {bench.folder} has what there is")
+        return 128 + stopped.number if stopped else 1
+    proof = replace(proof, is_interrupted=stopped is not None, wall_s=time.monotonic() - begin_s)
+    proof = replace(proof, checks=make_checks(proof))
+    _finish(args, bench, proof)
+    return 128 + stopped.number if stopped else 0 if proof.is_ok else 1
+
+
+def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
+    """Write what there is, and say where."""
+    data = proof_to_json(proof)
+    write_new(bench.folder / "report.json", json.dumps(data, indent=1) + "\n", overwrite=True)
+    write_new(bench.folder / "report.html", format_proof_html(proof), overwrite=True)
+    archive = pack(bench.folder)
+    if args.json:
+        print(json.dumps(data, indent=1))
+    else:
+        print("\n" + format_proof(proof))
+        print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
+        print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
+
+
+def _budget(text: str | None) -> int | None:
+    try:
+        return parse_bytes(text) if text is not None else None
+    except ValueError as error:
+        raise LaunchError(f"--memory: {error}") from None
+
+
+def _make_fresh(folder: Path, is_put_aside: bool) -> None:
+    """Make the folder; what an earlier proof left in it must not be taken for this one.
+
+    Raises:
+        LaunchError: it is there and not empty, or cannot be made.
+    """
+    try:
+        if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+            if not is_put_aside:
+                raise LaunchError(f"{folder}: is there already\n    fix:     -o ANOTHER_FOLDER, or --overwrite")
+            number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
+            folder.rename(folder.with_name(f"{folder.name}.old{number}"))
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise LaunchError(f"{folder}: cannot be made: {error.strerror or error}") from error
+
+
+class _Progress:
+    """One line per phase, with the time since the start."""
+
+    def __init__(self, begin_s: float, stream):
+        self.begin_s = begin_s
+        self.stream = stream
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.monotonic() - self.begin_s:4.0f} s] {text}", file=self.stream, flush=True)

@@ -1,0 +1,193 @@
+"""What `mindswap prove` does before anything runs: configurations, data, simulations, the plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.commands.proof_children import ask
+from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
+from mindswap.commands.proof_results import read_simulated
+from mindswap.commands.send_back import describe_machine
+from mindswap.commands.stepping import policy_of
+from mindswap.commands.writing import write_new
+from mindswap.cost.settings import read_cost_settings
+from mindswap.errors import LaunchError
+from mindswap.policy.check import check_document
+from mindswap.policy.document import Document, to_data
+from mindswap.policy.model import Policy
+from mindswap.policy.plain_data import document_from_data
+from mindswap.policy.stage_form import policy_sections
+from mindswap.prove.cut import cut_policy, kept_layers
+from mindswap.prove.derive import Wanted, derive, format_config, switched_off
+from mindswap.prove.model import Proof, Simulated, Variant
+from mindswap.simulate.step_settings import read_step_settings
+from mindswap.units import format_bytes
+
+__all__ = ["Bench", "prepare", "simulate"]
+
+MAX_DEFAULT_WORKERS = 8
+# Without --memory: of what the step needs with everything kept, so that the plan has something to move.
+DEFAULT_BUDGET_PERCENT = 80
+TITLES = {
+    "off": "nothing swapped, nothing recomputed",
+    "yaml": "as the configuration asks",
+    "plan": "a plan of mindswap",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was asked for.
+
+    Attributes:
+        folder: for all that a proof writes.
+        config: the user's file.
+        variants: runs to make.
+        num_steps: of each.
+        num_layers: to cut the model to; None leaves it.
+        num_workers: None takes what the configuration has, 8 at most.
+        budget_bytes: for the plan; None takes a share of what the step needs.
+        is_profiled, is_deterministic, wants_synthetic_data: options.
+        device_words: options of the simulated device.
+        say: takes a line for the user.
+    """
+
+    folder: Path
+    config: Path
+    variants: tuple[str, ...]
+    num_steps: int
+    num_layers: int | None
+    num_workers: int | None
+    budget_bytes: int | None
+    is_profiled: bool
+    is_deterministic: bool
+    wants_synthetic_data: bool
+    device_words: tuple[str, ...]
+    say: Callable[[str], None]
+
+    def file(self, name: str) -> Path:
+        """The configuration of a run."""
+        return self.folder / f"{name}.yaml"
+
+
+def prepare(bench: Bench, document: Document) -> Proof:
+    """Write the configurations and the data, simulate each run.
+
+    Raises:
+        MindswapError: the configuration is wrong, or cannot be simulated.
+    """
+    policy = policy_of(document, checked := check_document(document))
+    assert checked.num_layers is not None and document.root is not None
+    num_layers = bench.num_layers or checked.num_layers
+    if num_layers > checked.num_layers:
+        raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
+    num_workers = bench.num_workers or min(read_step_settings(document).num_cards, MAX_DEFAULT_WORKERS)
+    wanted = Wanted(bench.num_steps, num_workers, bench.num_layers, None, bench.is_profiled, bench.is_deterministic)
+    own = with_absolute_paths(_own_data(document))
+    config, _ = derive(own, wanted)
+    notes = []
+    if bench.wants_synthetic_data or not has_own_data(own):
+        bench.say(f"making data: {bench.num_steps} steps of random tokens")
+        notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
+        wanted = replace(wanted, data=_make_data(bench, document_from_data(config, str(bench.config))))
+    config, changes = derive(own, wanted)
+    if bench.num_layers is not None and num_layers < checked.num_layers:
+        kept = kept_layers(checked.num_layers, num_layers)
+        config |= policy_sections(_as_enabled(cut_policy(policy, kept)), config, num_layers)
+        notes.append(
+            f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
+            f"{', '.join(map(str, kept))} of the whole model, in this order."
+        )
+    header = f"Made by mindswap prove from {bench.config}; changed there:\n" + "\n".join(changes)
+    write_new(bench.file("yaml"), format_config(config, header))
+    write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
+    target = document.get("context", "device_target")
+    proof = Proof(
+        config=str(bench.config),
+        target=str(target.value) if target is not None else "Ascend",
+        device="",
+        num_workers=num_workers,
+        num_steps=bench.num_steps,
+        is_profiled=bench.is_profiled,
+        is_deterministic=bench.is_deterministic,
+        num_layers=num_layers,
+        changes=changes,
+        notes=tuple(notes),
+        environment=describe_machine(),
+    )
+    return _simulate_all(bench, proof)
+
+
+def _own_data(document: Document) -> dict[str, Any]:
+    """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
+    assert document.root is not None
+    data = to_data(document.root)
+    assert isinstance(data, dict)
+    asked = read_cost_settings(document)
+    if asked.device is not None and Path(asked.device).suffix:
+        key = "calibration" if asked.is_calibration else "device"
+        data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
+    return data
+
+
+def _as_enabled(policy: Policy) -> Policy:
+    """In layer indices, which need `swap: True` also where only recompute is asked for."""
+    return replace(policy, is_swap_enabled=True)
+
+
+def _make_data(bench: Bench, document: Document):
+    vocabulary = document.get("model", "model_config", "vocab_size")
+    size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
+    if size < 2:
+        raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
+    settings = read_step_settings(document)
+    return write_synthetic_data(bench.folder, settings, bench.num_steps, size, is_legacy=document.is_legacy)
+
+
+def _simulate_all(bench: Bench, proof: Proof) -> Proof:
+    """The runs with their simulations, and the plan."""
+    bench.say("simulating: swap off")
+    title, off = simulate(bench, "off")
+    proof = replace(proof, device=title)
+    for name in bench.variants:
+        if name == "off":
+            variant = Variant(name, TITLES[name], str(bench.file(name)), off)
+        elif name == "yaml":
+            bench.say("simulating: as the configuration asks")
+            variant = Variant(name, TITLES[name], str(bench.file(name)), simulate(bench, name)[1])
+        else:
+            variant = _plan(bench, off)
+        proof = replace(proof, variants=(*proof.variants, variant))
+    return proof
+
+
+def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+    """Title of the device, and the step of a run on it."""
+    words = bench.device_words if device is None else device
+    data = ask(["simulate", "--json", str(bench.file(name)), *words]).require(f"simulating {name}.yaml")
+    return data["device"], read_simulated(data)
+
+
+def _plan(bench: Bench, off: Simulated) -> Variant:
+    """The plan within the budget; without one asked for, within the least that is possible."""
+    budget = bench.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
+    bench.say(f"planning for {format_bytes(budget)}")
+    answer = _ask_plan(bench, budget)
+    if answer.exit_code == 1 and answer.data is not None:
+        least = answer.data["smallest_budget_bytes"]
+        if bench.budget_bytes is not None:
+            reason = f"nothing fits into {format_bytes(budget)}; the least found is {format_bytes(least)}"
+            return Variant("plan", TITLES["plan"], str(bench.file("plan")), skipped=reason, budget_bytes=budget)
+        budget = least
+        bench.say(f"planning for {format_bytes(budget)}, the least that is possible")
+        answer = _ask_plan(bench, budget)
+    answer.require("planning")
+    simulated = simulate(bench, "plan")[1]
+    title = f"{TITLES['plan']} for {format_bytes(budget)}"
+    return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
+
+
+def _ask_plan(bench: Bench, budget_bytes: int):
+    words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
+    return ask(["plan", str(bench.file("yaml")), *words])

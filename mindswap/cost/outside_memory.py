@@ -1,0 +1,67 @@
+"""Device memory beside tensors: workspace of kernels within MindSpore's pool, buffers of HCCL outside it. Pure."""
+
+import math
+from collections.abc import Iterable, Sequence
+
+from mindswap.cost.hardware import Device
+from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
+from mindswap.graph.model import Node
+
+__all__ = ["communication_bytes", "list_communicators", "workspace_bytes"]
+
+FLOAT32_BYTES = 4
+# Gradients of query, key and value come first among the outputs of the backward kernel.
+NUM_ATTENTION_GRADIENTS = 3
+
+
+def workspace_bytes(nodes: Iterable[Node], device: Device) -> int:
+    """The largest workspace of an operator; MindSpore takes it from its pool while the kernel runs.
+
+    Source:
+        Tiling of CANN's kernels: `WORK_SPACE_RESERVE_SIZE` of flash attention and `GetLibApiWorkSpaceSize` of matrix
+        products (`kernel_workspace` of the device). FlashAttentionScoreGrad also sums up the gradients of query, key
+        and value in float32 (`dqWorkspaceLen`, `dkWorkspaceLen`, `dvWorkspaceLen` in its opInfo).
+    """
+    return max((_workspace_of(node, device) for node in nodes if classify(node.op) in ON_MATRIX_UNITS), default=0)
+
+
+def _workspace_of(node: Node, device: Device) -> int:
+    if node.op != "FlashAttentionScoreGrad" or not device.kernel_workspace_bytes:
+        return device.kernel_workspace_bytes
+    sums = sum(math.prod(known.shape) * FLOAT32_BYTES for known in node.outputs[:NUM_ATTENTION_GRADIENTS])
+    return device.kernel_workspace_bytes + sums
+
+
+def list_communicators(
+    data_parallel: int, model_parallel: int, context_parallel: int, num_stages: int, is_gathering: bool
+) -> tuple[str, ...]:
+    """What the communicators of one rank are for: each is a group of MindSpore with more than one card.
+
+    Args:
+        data_parallel, model_parallel, context_parallel, num_stages: of the configuration.
+        is_gathering: the parallel optimizer gathers weights.
+
+    Source:
+        MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to the
+        other stages (`pipeline_transformer.cc`, CreateForwardGroup), the group of MindFormers' `wrapper.py`, and one
+        of its own for weights (`overlap_opt_shard_in_pipeline.cc`, `_parallel_optimizer`).
+    """
+    names = []
+    if data_parallel * model_parallel * context_parallel * num_stages > 1:
+        names.append("world")
+    if model_parallel > 1:
+        names.append("tensor parallel")
+    if context_parallel > 1:
+        names.append("context parallel")
+    if data_parallel > 1:
+        names.append("data parallel")
+    if num_stages > 1:
+        names += ["pipeline forward", "pipeline backward", "pipeline loss"]
+        if is_gathering and data_parallel * context_parallel > 1:
+            names.append("weights")
+    return tuple(names)
+
+
+def communication_bytes(communicators: Sequence[str], device: Device) -> int:
+    """Buffers of HCCL: each communicator has two of `hccl_buffer`, to send and to receive; outside the pool."""
+    return 2 * device.hccl_buffer_bytes * len(communicators)

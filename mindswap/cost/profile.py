@@ -1,0 +1,130 @@
+"""What a profile of a real machine says, as plain data: kernels, copies, collectives, steps. Nothing judged."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.graph.model import TensorType
+
+__all__ = ["ENGINES", "Copy", "Engine", "Kernel", "Profile", "Share", "Transfer"]
+
+
+class Engine(Enum):
+    """Which part of the card ran a kernel."""
+
+    CORE = "AI core"
+    MATRIX = "matrix units"
+    VECTOR = "vector units"
+    COMMUNICATION = "communication"
+    OTHER = "other"
+
+
+# Names in `Accelerator Core` (`Task Type` in op_summary). Profiles of 2023 call every kernel of an AI core AI_CORE,
+# whichever units it uses. MIX_AIC and MIX_AIV use both and are called by the one that leads. All other names, such
+# as AI_CPU (the processors beside the cores) and DSA_SQE (random numbers), run nothing that a figure describes.
+ENGINES = {
+    "AI_CORE": Engine.CORE, "AIC": Engine.MATRIX, "MIX_AIC": Engine.MATRIX,
+    "AI_VECTOR_CORE": Engine.VECTOR, "AIV": Engine.VECTOR, "MIX_AIV": Engine.VECTOR,
+    "HCCL": Engine.COMMUNICATION, "COMMUNICATION": Engine.COMMUNICATION,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One run of a kernel.
+
+    Attributes:
+        type: kernel of CANN, e.g. `MatMulV2`.
+        duration_ns: on the device.
+        inputs, outputs: tensors; None where the profile has none that can be read.
+        core: what ran it, as the profile calls it.
+        is_plain: every tensor is laid out as its shape says; formats such as FRACTAL_NZ split and pad it.
+        num_blocks: parts that it was split into, one for each core; 0 where the profile does not say.
+    """
+
+    type: str
+    duration_ns: int
+    inputs: tuple[TensorType, ...] | None
+    outputs: tuple[TensorType, ...] | None
+    core: str = "AI_CORE"
+    is_plain: bool = True
+    num_blocks: int = 0
+
+    @property
+    def engine(self) -> Engine:
+        """What ran it."""
+        if self.type.lower().startswith("hcom"):
+            return Engine.COMMUNICATION
+        return ENGINES.get(self.core, Engine.OTHER)
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """One copy between device and host; `rank` tells apart clocks of different ranks."""
+
+    start_ns: int
+    duration_ns: int
+    size_bytes: int
+    is_out: bool
+    rank: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """What one collective sent over one kind of link.
+
+    Attributes:
+        op: its name in the profile, such as `hcom_allReduce__271_0_1`.
+        link: HCCS, RDMA, PCIE, SIO.
+        size_bytes: sum over all links of this kind.
+        link_ns: sum of the times of all links of this kind; links work side by side.
+        elapsed_ns: from its start to its end on this rank, waiting for other ranks included.
+    """
+
+    op: str
+    link: str
+    size_bytes: int
+    link_ns: int
+    elapsed_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One step in the words of step_trace_time.csv, in ns: the three parts add up to the step."""
+
+    computing_ns: int
+    exposed_communication_ns: int
+    free_ns: int
+
+    @property
+    def total_ns(self) -> int:
+        """Duration of the step."""
+        return self.computing_ns + self.exposed_communication_ns + self.free_ns
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What the profiles of one or more ranks of the same kind of card say.
+
+    Attributes:
+        folder: where they were read.
+        num_ranks: how many.
+        kernels: every run of a kernel.
+        copies: copies between device and host whose size is known, in order of start for each rank.
+        transfers: what collectives sent.
+        steps: each step of each rank.
+        peak_memory_bytes: highest use of the memory pool; None if memory was not profiled.
+        num_unsized_copies: copies of the trace without a size: profiler levels below Level2 leave it out.
+        level: profiler level as the profiler wrote it; empty if it did not.
+        notes: what is missing, and what it would be good for.
+    """
+
+    folder: str
+    kernels: tuple[Kernel, ...]
+    copies: tuple[Copy, ...]
+    steps: tuple[Share, ...]
+    peak_memory_bytes: int | None
+    notes: tuple[str, ...]
+    transfers: tuple[Transfer, ...] = ()
+    num_ranks: int = 1
+    num_unsized_copies: int = 0
+    level: str = ""

@@ -1,0 +1,233 @@
+"""Time of the work on weights and gradients that is no part of the network: one function per term. Pure.
+
+Gradients are summed up over micro-batches, handed to the data parallel ranks, scaled, clipped and checked, and the
+optimizer uses them. All of it is bound by memory. A term is a list of kernels, each with the tensors that it reads
+and writes, as MindFormers 1.9.0 states them in Python and MindSpore runs them one by one; with `jit_level: O1`
+neighbours are one kernel (`clusterable_ops_with_level_dvm` of graph_kernel_cluster.cc has all of their operators).
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mindswap.cost.hardware import Device
+from mindswap.cost.static_memory import FLOAT32_BYTES, Optimizer, Parameter, cut, num_parameter_shards
+from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
+from mindswap.units import NS_PER_S
+
+__all__ = [
+    "Updates",
+    "accumulate_ns",
+    "clip_ns",
+    "exchange_gradient_ns",
+    "move_states_ns",
+    "optimize_ns",
+    "overflow_ns",
+    "scale_ns",
+]
+
+# Optimizers that are written as single operations (mindformers/core/optim/adamw.py, pma_adamw.py). The average of
+# PmaAdamW is renewed once in `interleave_step` steps and left out. All others are one kernel for each weight.
+UNFUSED_OPTIMIZERS = ("AdamW", "PmaAdamW")
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """What a kernel reads and writes for each number of a weight, one letter for each tensor.
+
+    W has the type of the weight, G that of the gradient, F is float32. These are in memory and have been there for
+    long; their small letters, and b of one byte, are results of the kernels before. A kernel that only changes the
+    type is none where the types are the same.
+    """
+
+    reads: str
+    writes: str
+    is_cast: bool = False
+
+
+@dataclass(frozen=True)
+class Updates:
+    """The part of a step that works on weights and gradients.
+
+    Attributes:
+        num_shards: ranks over which the parallel optimizer cuts weights, gradients and states; 1 without it.
+        num_micro_batches: passes whose gradients are summed up; 1 is no sum.
+        is_accumulating: the sums are tensors that live over steps (pipeline, gradient accumulation), with
+            MFPipelineWithLossScaleCell; else MFTrainOneStepCell.
+        is_accumulator_sharded: these are cut as well.
+        is_fused: neighbouring element-wise operators are one kernel (jit_level O1).
+    """
+
+    num_shards: int = 1
+    num_micro_batches: int = 1
+    is_accumulating: bool = False
+    is_accumulator_sharded: bool = False
+    is_fused: bool = False
+
+    @property
+    def num_sum_shards(self) -> int:
+        """Ranks over which the sums of gradients are cut."""
+        return self.num_shards if self.is_accumulator_sharded else 1
+
+
+def accumulate_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+    """Adding up the gradients of all micro-batches, in ns; 0 for one.
+
+    Source: accu_grads of MFPipelineWithLossScaleCell has the types of the weights; VirtualAssignAdd adds to it in
+    the backward of each micro-batch. Without it (`micro_batch_interleave_num`) the passes add to each other.
+    """
+    num_sums = updates.num_micro_batches - (0 if updates.is_accumulating else 1)
+    num_shards = updates.num_sum_shards if updates.is_accumulating else 1
+    return num_sums * _kernels_ns((Kernel("WW", "W"),), parameters, num_shards, device) if num_sums else 0
+
+
+def scale_ns(parameters: Sequence[Parameter], updates: Updates, device: Device) -> int:
+    """Dividing gradients by the loss scale, and setting the sums to zero, in ns.
+
+    Source: mindformers/wrapper/wrapper.py, tensor_grad_scale, which gives float32, for one micro-batch;
+    tensor_shard_grad_scale_pipeline for several.
+    """
+    if not updates.is_accumulating:
+        once = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
+        return _kernels_ns((Kernel("W", "F"),) if updates.is_fused else once, parameters, updates.num_shards, device)
+    scale: tuple[Kernel, ...] = (Kernel("W", "w"), Kernel("w", "W"))
+    clear: tuple[Kernel, ...] = (Kernel("W", "b"), Kernel("b", "w"), Kernel("w", "w"), Kernel("w", "W"))
+    if updates.is_fused:
+        scale = clear = (Kernel("W", "W"),)
+    return _kernels_ns(scale, parameters, updates.num_shards, device) + _kernels_ns(
+        clear, parameters, updates.num_sum_shards, device
+    )
+
+
+def clip_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+    """Clipping by the global norm (`use_clip_grad`), in ns.
+
+    Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
+    """
+    kernels: tuple[Kernel, ...] = (
+        Kernel("G", "g"),
+        Kernel("g", ""),
+        Kernel("G", "f", is_cast=True),
+        Kernel("f", "f"),
+        Kernel("f", "G", is_cast=True),
+    )
+    if updates.is_fused:
+        kernels = (Kernel("G", ""), Kernel("G", "G"))
+    return _kernels_ns(kernels, parameters, updates.num_shards, device, updates.is_accumulating)
+
+
+def overflow_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+    """Looking for infinite gradients, in ns.
+
+    Source: mindspore/nn/wrap/loss_scale.py, get_overflow_status: AllFinite on Atlas A2; both wrapper cells of
+    MindFormers call it in every step.
+    """
+    return _kernels_ns((Kernel("G", ""),), parameters, updates.num_shards, device, updates.is_accumulating)
+
+
+def optimize_ns(
+    parameters: Iterable[Parameter], name: str, optimizer: Optimizer, updates: Updates, device: Device
+) -> int:
+    """Time of the optimizer, in ns.
+
+    Args:
+        parameters: weights of a rank, whole.
+        name: `optimizer.type`, such as `AdamW`, or `FusedAdamW` where `use_fused: True` makes it that.
+        optimizer: what it keeps for each weight.
+        updates: how they are cut, and whether operators are fused.
+        device: where it runs.
+    """
+    states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
+    kernels: tuple[Kernel, ...] = (Kernel("WG" + states, "W" + states),)
+    if name in UNFUSED_OPTIMIZERS and not updates.is_fused:
+        kernels = (
+            Kernel("W", "f", is_cast=True),
+            Kernel("f", "f"),  # weight decay
+            Kernel("G", "f", is_cast=True),
+            Kernel("F", "f"),  # first moment
+            Kernel("G", "f"),
+            Kernel("ff", "f"),
+            Kernel("f", "F"),
+            Kernel("F", "f"),  # second moment
+            Kernel("fff", "f"),
+            Kernel("f", "F"),
+            Kernel("f", "f"),  # corrected, its root, eps
+            Kernel("f", "f"),
+            Kernel("f", "f"),
+            Kernel("ff", "f"),  # the step
+            Kernel("f", "f"),
+            Kernel("ff", "f"),
+            Kernel("f", "w", is_cast=True),
+            Kernel("w", "W"),
+        )
+    return _kernels_ns(kernels, parameters, updates.num_shards, device, updates.is_accumulating)
+
+
+def move_states_ns(parameters: Iterable[Parameter], optimizer: Optimizer, updates: Updates, device: Device) -> int:
+    """Bringing optimizer states from host memory and taking them back (`optimizer.swap: True`), in ns.
+
+    Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: one state after the other and
+    beside nothing else, as gradients are complete only then.
+    """
+    total = 0
+    for parameter in parameters:
+        shards = num_parameter_shards(parameter, updates.num_shards)
+        sizes = [cut(parameter.num_elements, shards) * FLOAT32_BYTES] * optimizer.num_float32_states
+        sizes += [cut(parameter.size_bytes, shards)] * optimizer.num_like_states
+        total += sum(copy_in_ns(size, device) + copy_out_ns(size, device) for size in sizes)
+    return total
+
+
+def exchange_gradient_ns(
+    parameter: Parameter, num_ranks: int, device: Device, is_sharded: bool = False, stride: int = 1
+) -> int:
+    """Time of handing the gradient of a weight to the data parallel ranks, in ns, if nothing hides it.
+
+    Each gradient has a collective of its own: fusion of collectives is off unless `parallel.comm_fusion` switches it on
+    (AllReduceFusion and ReduceScatterFusion in GEBackendOptimizeACL stand behind `enable_all_reduce_fusion` and
+    `enable_reduce_scatter_fusion` of the context, which are False by default in 2.9.0).
+
+    Args:
+        parameter: weight of this rank; its gradient has its size.
+        num_ranks: data parallel ranks.
+        device: where it runs.
+        is_sharded: with the parallel optimizer, a ReduceScatter instead of an AllReduce of the weights that it cuts.
+        stride: ranks from one data parallel rank to the next.
+    """
+    kind = "ReduceScatter" if is_sharded and parameter.is_cut else "AllReduce"
+    return collective_ns(kind, parameter.size_bytes, num_ranks, device, stride)
+
+
+def _kernels_ns(
+    kernels: Sequence[Kernel],
+    parameters: Iterable[Parameter],
+    num_shards: int,
+    device: Device,
+    are_gradients_like_weights: bool = False,
+) -> int:
+    """Time of kernels for every weight: tensors in memory at its rate, results before at that of the cache if it holds
+    all that a kernel moves; rounded up once.
+
+    Raises:
+        ValueError: if num_shards is not positive.
+    """
+    if num_shards < 1:
+        raise ValueError(f"num_shards is {num_shards}")
+    far_bytes = near_bytes = num_kernels = 0
+    for parameter in parameters:
+        shards = num_parameter_shards(parameter, num_shards)
+        elements, width = cut(parameter.num_elements, shards), parameter.size_bytes // max(parameter.num_elements, 1)
+        widths = {"F": FLOAT32_BYTES, "W": width, "G": width if are_gradients_like_weights else FLOAT32_BYTES, "B": 1}
+        for kernel in kernels:
+            letters = kernel.reads + kernel.writes
+            sizes = [widths[letter.upper()] for letter in letters]
+            if kernel.is_cast and len(set(sizes)) == 1:
+                continue
+            moved = sum(sizes) * elements
+            near = sum(size for letter, size in zip(letters, sizes, strict=True) if letter.islower()) * elements
+            near_bytes += near if moved <= device.cache_bytes else 0
+            far_bytes += moved - (near if moved <= device.cache_bytes else 0)
+            num_kernels += 1
+    bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_permille
+    far_ns = -(-far_bytes * NS_PER_S * 1000 // bandwidth)
+    near_ns = -(-near_bytes * NS_PER_S // device.cache_bandwidth_bytes_per_s) if near_bytes else 0
+    return far_ns + near_ns + num_kernels * device.op_latency_ns["vector"]

@@ -1,0 +1,90 @@
+"""`trace_view.json` of the profiler -> when the device computed, communicated and copied. Pure.
+
+Lanes and keys as CANN's msprof writes them: the process `Ascend Hardware` has one lane per stream, with copies named
+`MEMCPY_ASYNC`; `Overlap Analysis` has the lanes `Computing` and `Communication`. Level2 says in which direction a copy
+goes and how large it is, Level1 only that the PCIe engine made it (`Task Type: PCIE_DMA_SQE`). Seen in
+trace_view.json of Level0, 1 and 2 in test/data/pytorch/text of the public repository
+xiaobingling93-pixel/Ascend-msinsight; MindSpore takes the same events over from msprof (class MsprofTimelineCreator
+of mindspore 2.9.0).
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+
+from mindswap.prove.overlap import Interval, Overlap, measure_overlap
+
+__all__ = ["Trace", "read_trace", "trace_overlap"]
+
+HARDWARE, ANALYSIS = "Ascend Hardware", "Overlap Analysis"
+COPY = "MEMCPY_ASYNC"
+COMPUTING, COMMUNICATION = "Computing", "Communication"
+HOST_DIRECTIONS = ("device to host", "host to device")
+HOST_TASKS = ("PCIE_DMA_SQE",)
+DIRECTION_KEYS, SIZE_KEYS = ("memcpy direction", "operation"), ("data size(Byte)", "size(B)")
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one rank did.
+
+    Attributes:
+        compute: kernels, as the analysis of the profiler has them.
+        communication: collectives.
+        copies: between device and host.
+        size_bytes: of all copies; None where a copy has no size.
+    """
+
+    compute: tuple[Interval, ...] = ()
+    communication: tuple[Interval, ...] = ()
+    copies: tuple[Interval, ...] = ()
+    size_bytes: int | None = None
+
+
+def read_trace(events: Iterable[Mapping]) -> Trace:
+    """Sort the events of a Chrome trace; what is no event, or has no times, is left out."""
+    rows = [event for event in events if isinstance(event, Mapping)]
+    process = {
+        row.get("pid"): (row.get("args") or {}).get("name")
+        for row in rows
+        if row.get("ph") == "M" and row.get("name") == "process_name"
+    }
+    lanes: dict[str, list[Interval]] = {COMPUTING: [], COMMUNICATION: [], COPY: []}
+    sizes: list[int | None] = []
+    for row in rows:
+        where, name = process.get(row.get("pid")), str(row.get("name"))
+        if row.get("ph") != "X" or (interval := _interval(row)) is None:
+            continue
+        if where == ANALYSIS and name in (COMPUTING, COMMUNICATION):
+            lanes[name].append(interval)
+        elif where == HARDWARE and name == COPY and _is_host_copy(row.get("args") or {}):
+            lanes[COPY].append(interval)
+            sizes.append(_size(row.get("args") or {}))
+    total = None if None in sizes or not sizes else sum(size or 0 for size in sizes)
+    return Trace(tuple(lanes[COMPUTING]), tuple(lanes[COMMUNICATION]), tuple(lanes[COPY]), total)
+
+
+def trace_overlap(trace: Trace) -> Overlap | None:
+    """The overlap of a trace; None for one in which no device computed, such as that of a CPU."""
+    if not trace.compute:
+        return None
+    return measure_overlap(trace.copies, trace.compute, trace.communication, trace.size_bytes)
+
+
+def _interval(row: Mapping) -> Interval | None:
+    try:
+        start, duration = (Decimal(str(row[key])) * 1000 for key in ("ts", "dur"))
+        return int(start), int(start + duration)
+    except (KeyError, InvalidOperation, ValueError, OverflowError):
+        return None
+
+
+def _is_host_copy(args: Mapping) -> bool:
+    direction = next((str(args[key]).lower() for key in DIRECTION_KEYS if key in args), None)
+    if direction is None:
+        return args.get("Task Type") in HOST_TASKS
+    return direction.startswith(HOST_DIRECTIONS)  # also "host to device ex"
+
+
+def _size(args: Mapping) -> int | None:
+    return next((int(args[key]) for key in SIZE_KEYS if str(args.get(key, "")).isdecimal()), None)

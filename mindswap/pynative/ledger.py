@@ -1,0 +1,98 @@
+"""Live bytes of saved storages over a step, on the device and on the host: predicted from a schedule. Pure."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mindswap.pynative.schedule import Action, ActionKind, Schedule
+from mindswap.pynative.trace import Trace
+
+__all__ = ["Ledger", "Totals", "predict"]
+
+
+@dataclass(frozen=True)
+class Totals:
+    """What a step moved and held.
+
+    Attributes:
+        device_bytes: live saved bytes behind each event.
+        peak_device_bytes, peak_host_bytes: the most at once; a peak may lie between two events.
+        offloaded_bytes, prefetched_bytes: copied to the host and back.
+    """
+
+    device_bytes: tuple[int, ...]
+    peak_device_bytes: int
+    peak_host_bytes: int
+    offloaded_bytes: int
+    prefetched_bytes: int
+
+
+class Ledger:
+    """Books actions; an executor feeds it with the sizes that it sees, a prediction with those of the trace."""
+
+    def __init__(self) -> None:
+        self.device: dict[int, int] = {}
+        self.host: dict[int, int] = {}
+        self.peak_device_bytes = self.peak_host_bytes = 0
+        self.offloaded_bytes = self.prefetched_bytes = 0
+        self._device_bytes = self._host_bytes = 0
+        self._over_time: list[int] = []
+
+    def book(self, kind: ActionKind, storage: int, size_bytes: int) -> None:
+        """One action on one storage.
+
+        Raises:
+            ValueError: if the storage cannot be in the state that the action needs.
+        """
+        if kind in (ActionKind.ADD, ActionKind.PREFETCH):
+            self._expect(storage not in self.device, kind, storage)
+            self.device[storage] = size_bytes
+            self._device_bytes += size_bytes
+            self.prefetched_bytes += size_bytes if kind is ActionKind.PREFETCH else 0
+        elif kind in (ActionKind.RELEASE, ActionKind.DROP):
+            self._expect(storage in self.device, kind, storage)
+            self._device_bytes -= self.device.pop(storage)
+        elif kind is ActionKind.OFFLOAD:
+            self._expect(storage in self.device and storage not in self.host, kind, storage)
+            self.host[storage] = size_bytes
+            self._host_bytes += size_bytes
+            self.offloaded_bytes += size_bytes
+        elif kind is ActionKind.WAIT:
+            self._expect(storage in self.device and storage in self.host, kind, storage)
+            self._host_bytes -= self.host.pop(storage)
+        self.peak_device_bytes = max(self.peak_device_bytes, self._device_bytes)
+        self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
+
+    def end_event(self) -> None:
+        """All actions of an event are booked."""
+        self._over_time.append(self._device_bytes)
+
+    @property
+    def totals(self) -> Totals:
+        """What was booked so far."""
+        return Totals(
+            tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
+            self.prefetched_bytes,
+        )  # fmt: skip
+
+    @staticmethod
+    def _expect(is_so: bool, kind: ActionKind, storage: int) -> None:
+        if not is_so:
+            raise ValueError(f"storage {storage}: {kind.value} in the wrong state")
+
+
+def predict(trace: Trace, schedule: Schedule) -> Totals:
+    """Live bytes of a step that follows a schedule.
+
+    Raises:
+        ValueError: if the schedule contradicts itself.
+    """
+    ledger = Ledger()
+    for actions in schedule.actions:
+        _book_all(ledger, actions, trace)
+        ledger.end_event()
+    return ledger.totals
+
+
+def _book_all(ledger: Ledger, actions: Iterable[Action] | Sequence[Action], trace: Trace) -> None:
+    for action in actions:
+        ledger.book(action.kind, action.storage, trace.storages[action.storage].size_bytes)

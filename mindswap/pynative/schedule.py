@@ -1,0 +1,194 @@
+"""Which storage moves at which moment of a step: decisions in, actions at events out. Pure.
+
+`backward_prefetch` p of the graph form counts operators, as MindSpore's Ascend backend does (acl_stream_assign.cc,
+insert_pre_fetch_depend.cc): the memory is given back behind the operator p places after the copy began, and taken
+again behind the operator p + 1 places before the first that needs it. MindFormers 2.x counts layers: the memory is
+given back when layer i + p has run forward, and taken again when it begins backward.
+
+    forward  .. make . save [OFFLOAD] . . p . . [RELEASE] ....
+    backward .................. [PREFETCH] . . p . . [WAIT] read . last read [DROP]
+
+An executor learns of a step only at its events (a save, a read, the end of a layer), so an action falls on the first
+event behind the moment that is meant, for a prefetch on the last one before it.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.pynative.trace import Event, EventKind, SavedStorage, Trace
+
+__all__ = ["Action", "ActionKind", "Distance", "Schedule", "Unit", "make_schedule"]
+
+
+class Unit(Enum):
+    """What a prefetch distance counts."""
+
+    OPERATORS = "operators"
+    LAYERS = "layers"
+
+
+@dataclass(frozen=True)
+class Distance:
+    """How long before its first use a storage comes back, and how long after its making it goes.
+
+    Attributes:
+        count: operators or layers.
+        unit: which of them.
+    """
+
+    count: int
+    unit: Unit = Unit.OPERATORS
+
+
+class ActionKind(Enum):
+    """One step in the life of a saved storage; the order is that of actions at one event."""
+
+    ADD = "saved"  # it counts as live from here
+    WAIT = "wait"  # until the copy from the host has ended; its host memory is free then
+    DROP = "drop"  # backward has read it for the last time
+    OFFLOAD = "offload"  # the copy to the host starts
+    RELEASE = "release"  # wait for that copy, then give the device memory back
+    PREFETCH = "prefetch"  # take device memory, then start the copy from the host
+
+
+@dataclass(frozen=True)
+class Action:
+    """What is done to one storage at one event."""
+
+    kind: ActionKind
+    storage: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All that an executor needs of a step.
+
+    Attributes:
+        hooked_layers: layers whose saves it has to see.
+        events: what it will see, in order; `index` of a save or a read counts the saves of the trace.
+        actions: for each event, what is done there.
+        moved: storages that leave the device, in order of their first save.
+    """
+
+    hooked_layers: tuple[int, ...]
+    events: tuple[Event, ...]
+    actions: tuple[tuple[Action, ...], ...]
+    moved: tuple[int, ...]
+
+
+def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> Schedule:
+    """Actions of one step.
+
+    A storage that may not leave the device, or would be fetched before it is released, stays.
+
+    Args:
+        trace: the step as it ran without swap.
+        decisions: storage -> its prefetch distance; others stay.
+        hooked_layers: layers to watch besides those that have something to move.
+    """
+    wanted = {
+        index: distance
+        for index, distance in decisions.items()
+        if not trace.storages[index].protection and trace.storages[index].size_bytes
+    }
+    watched = {trace.saves[k].layer_index for k in range(len(trace.saves)) if trace.saves[k].storage in wanted}
+    hooked = tuple(sorted(watched | set(hooked_layers)))
+    events = trace.events_of(hooked)
+    clock = _Clock(trace, events)
+    actions: list[list[Action]] = [[] for _ in events]
+    moved = []
+    for index in sorted(clock.saves):
+        storage = trace.storages[index]
+        lives = _own_moments(clock, index)
+        if storage.size_bytes and not storage.protection:
+            actions[lives.saved].append(Action(ActionKind.ADD, index))
+            actions[lives.dropped].append(Action(ActionKind.DROP, index))
+        moments = _moments(clock, trace, index, storage, wanted[index]) if index in wanted else None
+        if moments is None or not moments.offload <= moments.release < moments.prefetch < lives.first_read:
+            continue
+        moved.append(index)
+        actions[moments.offload].append(Action(ActionKind.OFFLOAD, index))
+        actions[moments.release].append(Action(ActionKind.RELEASE, index))
+        actions[moments.prefetch].append(Action(ActionKind.PREFETCH, index))
+        actions[lives.first_read].append(Action(ActionKind.WAIT, index))
+    order = list(ActionKind)
+    sorted_actions = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
+    return Schedule(hooked, events, tuple(sorted_actions), tuple(moved))
+
+
+@dataclass(frozen=True)
+class _Life:
+    saved: int
+    first_read: int
+    dropped: int
+
+
+@dataclass(frozen=True)
+class _Moments:
+    offload: int
+    release: int
+    prefetch: int
+
+
+class _Clock:
+    """Positions of events, by what they are."""
+
+    def __init__(self, trace: Trace, events: Sequence[Event]):
+        self.events = events
+        self.times = [event.num_operators for event in events]
+        self.ends: dict[tuple[EventKind, int], int] = {}
+        self.saves: dict[int, list[int]] = {}
+        self.reads: dict[int, list[int]] = {}
+        self.forward_end = 0  # the last event of forward; a recomputed layer begins, saves and ends in backward again
+        is_forward = True
+        for position, event in enumerate(events):
+            if event.kind is EventKind.SAVE:
+                self.saves.setdefault(trace.saves[event.index].storage, []).append(position)
+            elif event.kind is EventKind.READ:
+                self.reads.setdefault(trace.saves[event.index].storage, []).append(position)
+            else:
+                self.ends.setdefault((event.kind, event.index), position)
+            is_forward = is_forward and event.kind is not EventKind.BACKWARD_BEGIN
+            if is_forward:
+                self.forward_end = position
+
+    def first_behind(self, num_operators: int) -> int:
+        """The first event at which so many operators have begun; the last one of forward if there is none."""
+        return min(bisect_left(self.times, num_operators), self.forward_end)
+
+    def last_before(self, num_operators: int) -> int:
+        """The last event at which no more than so many operators have begun, in backward."""
+        return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
+
+
+def _own_moments(clock: _Clock, index: int) -> _Life:
+    """When a storage is saved and read. It is gone with the event behind its last read, or with the step."""
+    last = len(clock.events) - 1
+    reads = clock.reads.get(index, [last])
+    return _Life(clock.saves[index][0], reads[0], min(reads[-1] + 1, last))
+
+
+def _moments(clock: _Clock, trace: Trace, index: int, storage: SavedStorage, distance: Distance) -> _Moments | None:
+    """When a storage goes and comes back; None if there is no such moment."""
+    reads = clock.reads.get(index)
+    if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does
+        return None
+    last_save = clock.saves[index][-1]
+    saved = [trace.saves[clock.events[position].index] for position in clock.saves[index]]
+    # It cannot go before the last operator of forward that reads it has run, which is sure when the next one has
+    # begun (some operators have their inputs saved before they run), nor before all saves of it are known.
+    earliest = max(clock.first_behind(storage.last_use + 2), last_save + 1)
+    if distance.unit is Unit.LAYERS:
+        layer = max(save.layer_index for save in saved)
+        ahead = layer + distance.count
+        if ahead >= trace.num_layers:  # no layer behind it whose end would release it
+            return None
+        release = max(clock.ends[EventKind.FORWARD_END, ahead], earliest)
+        offload = clock.ends[EventKind.FORWARD_END, layer]
+        return _Moments(offload, release, clock.ends[EventKind.BACKWARD_BEGIN, ahead])
+    made = saved[0].operator if storage.maker is None else storage.maker
+    release = max(clock.first_behind(made + distance.count + 1), earliest)
+    first_read = clock.times[reads[0]]
+    return _Moments(clock.saves[index][0], release, clock.last_before(first_read - distance.count - 1))

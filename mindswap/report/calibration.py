@@ -1,0 +1,159 @@
+"""A calibration as text and as plain data for JSON."""
+
+from dataclasses import asdict
+
+from mindswap.cost.calibrate import Calibration
+from mindswap.cost.explained import WITHOUT_FIGURES, Explained
+from mindswap.cost.figures import FIGURES, Kind
+from mindswap.cost.kernel_fit import FigureFit
+from mindswap.cost.profile import Profile
+from mindswap.report.tables import format_table
+from mindswap.units import format_bandwidth, format_bytes, format_time
+
+__all__ = ["calibration_header", "calibration_json", "format_calibration"]
+
+MAX_SHOWN_OPERATORS = 8
+MAX_SHOWN_OTHERS = 6
+
+
+def calibration_header(profile: Profile, based_on: str) -> dict[str, object]:
+    """What a device file says under `calibration`."""
+    header: dict[str, object] = {
+        "based_on": based_on,
+        "profile": profile.folder,
+        "num_ranks": profile.num_ranks,
+        "num_kernels": len(profile.kernels),
+    }
+    if profile.steps:
+        header["mean_step_ns"] = sum(step.total_ns for step in profile.steps) // len(profile.steps)
+    if profile.peak_memory_bytes is not None:
+        header["peak_memory_bytes"] = profile.peak_memory_bytes
+    return header
+
+
+def calibration_json(profile: Profile, result: Calibration, output: str | None) -> dict[str, object]:
+    """Everything, with units in the names; `output` is None if no file was written."""
+    explained = result.explained
+    return {
+        **calibration_header(profile, result.device.name),
+        "output": output,
+        "figures": [{**asdict(figure), "is_accepted": figure.is_accepted} for figure in result.figures],
+        "links": {name: asdict(fit) for name, fit in result.links.items()},
+        "explained": {
+            "explained_permille": explained.explained_permille,
+            "is_absurd": explained.is_absurd,
+            "classes": [asdict(entry) for entry in explained.classes],
+        },
+        "kernels_ns": result.kernels_ns,
+        "num_covered": result.num_covered,
+        "covered_ns": result.covered_ns,
+        "num_operators": len(result.measurements),
+        "notes": list(result.notes),
+    }
+
+
+def format_calibration(profile: Profile, result: Calibration, title: str) -> str:
+    """What was read, the figures before and after, and how well they explain the profile."""
+    share = 100 * result.covered_ns / result.kernels_ns if result.kernels_ns else 0.0
+    ranks = f", {profile.num_ranks} ranks" if profile.num_ranks > 1 else ""
+    level = f", profiler {profile.level}" if profile.level else ""
+    lines = [
+        f"profile: {profile.folder}{ranks}{level}",
+        f"device:  {title}, then what was measured",
+        "",
+        f"{len(result.measurements)} operators measured: {result.num_covered} of {result.num_kernels} kernels, "
+        f"{share:.0f} % of their {format_time(result.kernels_ns)}",
+    ]
+    lines += _steps(profile)
+    if profile.peak_memory_bytes is not None:
+        lines.append(f"highest use of the memory pool: {format_bytes(profile.peak_memory_bytes)}")
+    lines += ["", *_figures(result.figures)]
+    lines += _objections(result.figures)
+    for name, fit in result.links.items():
+        middle, largest = (f"{error / 10:.1f} %" for error in (fit.middle_error_permille, fit.largest_error_permille))
+        line = f"t = {format_time(fit.latency_ns)} + size / {format_bandwidth(fit.bandwidth_bytes_per_s)}"
+        lines.append(f"{name}: {line}; off by {middle} for the middle copy, {largest} at most")
+    lines += _explained(result.explained)
+    lines += ["", *(f"note: {note}" for note in result.notes)] if result.notes else []
+    return "\n".join(line.rstrip() for text in lines for line in text.split("\n"))
+
+
+def _steps(profile: Profile) -> list[str]:
+    if not profile.steps:
+        return []
+    count = len(profile.steps)
+    total = sum(step.total_ns for step in profile.steps)
+    parts = (
+        ("computing", sum(step.computing_ns for step in profile.steps)),
+        ("communication not overlapped", sum(step.exposed_communication_ns for step in profile.steps)),
+        ("free", sum(step.free_ns for step in profile.steps)),
+    )
+    shares = ", ".join(f"{name} {100 * part / total if total else 0:.0f} %" for name, part in parts)
+    return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
+
+
+def _figures(figures: tuple[FigureFit, ...]) -> list[str]:
+    rows = [
+        (
+            figure.name,
+            _show(figure.name, figure.before),
+            _show(figure.name, figure.fitted),
+            str(figure.num_samples),
+            "-" if figure.residual_permille is None else f"{figure.residual_permille / 10:.1f} %",
+            "" if figure.is_accepted else "stays",
+        )
+        for figure in figures
+        if figure.fitted is not None
+    ]
+    return [format_table(("figure", "before", "fitted", "samples", "middle error", ""), rows)] if rows else []
+
+
+def _objections(figures: tuple[FigureFit, ...]) -> list[str]:
+    names: dict[str, list[str]] = {}
+    for figure in figures:
+        if figure.objection:
+            names.setdefault(figure.objection, []).append(figure.name)
+    return [f"{', '.join(found)} stay{'s' * (len(found) == 1)}: {why}" for why, found in names.items()]
+
+
+def _explained(explained: Explained) -> list[str]:
+    if not explained.classes:
+        return []
+    rows = [
+        (
+            entry.name,
+            str(entry.num_kernels),
+            format_time(entry.measured_ns),
+            "-" if entry.predicted_ns is None else format_time(entry.predicted_ns),
+            "-" if entry.middle_error_permille is None else f"{entry.middle_error_permille / 10:.1f} %",
+        )
+        for entry in explained.classes
+    ]
+    lines = ["", format_table(("kernels", "runs", "measured", "by the figures", "middle error"), rows)]
+    if explained.explained_permille is not None:
+        lines.append(f"the figures explain {explained.explained_permille / 10:.1f} % of the time of all kernels")
+    if explained.others:
+        others = ", ".join(f"{name} {format_time(time)}" for name, time in explained.others[:MAX_SHOWN_OTHERS])
+        lines.append(f"{WITHOUT_FIGURES}, longest first: {others}")
+    worst = [
+        (
+            operator.measurement.key.op,
+            " ".join("x".join(map(str, shape)) for shape, _ in operator.measurement.key.inputs[:3]),
+            str(operator.measurement.count),
+            format_time(operator.measurement.duration_ns),
+            format_time(operator.predicted_ns),
+        )
+        for operator in explained.operators[:MAX_SHOWN_OPERATORS]
+    ]
+    if worst:
+        lines += ["", format_table(("worst explained", "inputs", "runs", "measured", "by the figures"), worst)]
+    return lines
+
+
+def _show(name: str, value: int) -> str:
+    kind = FIGURES[name].kind
+    if kind is Kind.BANDWIDTH:
+        return format_bandwidth(value)
+    if kind is Kind.FRACTION:
+        return f"{value / 1000:.3f}"
+    return format_time(value) if kind is Kind.TIME else f"{value / 10**9:.1f} G/s"

@@ -1,0 +1,38 @@
+"""Parts that the HTML pages share."""
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+
+from mindswap.report.simulation_style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
+
+__all__ = ["FILES", "colours", "read_part", "table"]
+
+FILES = Path(__file__).parents[1] / "data" / "report"
+
+
+def read_part(name: str) -> str:
+    """A file of `data/report`."""
+    return (FILES / name).read_text(encoding="utf-8")
+
+
+def colours() -> str:
+    """The colours of the pictures as variables of the style sheet."""
+    styles: list[tuple[str, Style]] = [(f"bar-{kind:d}", style) for kind, style in BAR_STYLES.items()]
+    styles += [(f"memory-{kind:d}", style) for kind, style in MEMORY_STYLES.items()]
+    styles += [("static", STATIC), ("budget", BUDGET)]
+    light = "".join(f"--{name}:{style.light};" for name, style in styles)
+    dark = "".join(f"--{name}:{style.dark};" for name, style in styles)
+    return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Sequence[int] = ()) -> str:
+    """A table; cells are HTML already."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        marks = (' class="text"' if column in text_columns else "" for column in range(len(cells)))
+        return "".join(f"<{tag}{mark}>{cell}</{tag}>" for cell, mark in zip(cells, marks, strict=True))
+
+    body = "\n".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    head = line("th", [escape(cell) for cell in header])
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>\n{body}\n</tbody></table></div>'

@@ -1,0 +1,25 @@
+"""How much of the exchange of gradients between data parallel ranks backward does not hide. Pure."""
+
+from collections.abc import Sequence
+
+__all__ = ["exposed_exchange_ns"]
+
+
+def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int]) -> int:
+    """Time behind backward until all gradients are exchanged.
+
+    The gradients of a section go out when its backward has ended, one after the other on one network.
+
+        backward    | layer 2 | layer 1 | layer 0 |
+        exchange              | 2 2 |   | 1 1 1 1 1 | 0 0 |
+                                                  |exposed|
+
+    Args:
+        exchange_ns: time of exchanging the gradients of each section, in order of forward.
+        backward_ns: backward of the last micro-batch of each section.
+    """
+    end = -sum(backward_ns)
+    for section in range(len(exchange_ns) - 1, -1, -1):
+        if exchange_ns[section]:
+            end = max(end, -sum(backward_ns[:section])) + exchange_ns[section]
+    return max(end, 0)

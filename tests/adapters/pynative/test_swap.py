@@ -1,0 +1,271 @@
+"""Swap in PyNative mode moves memory for real: gradients stay the same bit for bit, every byte is accounted for."""
+
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mindswap
+from mindswap.errors import ApplyError
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
+
+pytestmark = pytest.mark.mindspore
+
+
+@pytest.fixture(scope="module")
+def parts():
+    """The modules that import MindSpore."""
+    import mindspore as ms
+
+    ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    from mindswap.adapters.pynative import executor, swap
+    from tests.adapters.pynative import networks
+
+    class Parts:
+        pass
+
+    Parts.executor, Parts.swap, Parts.networks = executor, swap, networks
+    return Parts
+
+
+def actions_of(policy, layers):
+    from mindswap.applier.actions import plan_layer
+    from mindswap.applier.apply import read_tree
+
+    return [plan_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
+
+
+def run(parts, network, policy, inputs, num_passes=3, **options):
+    """Train passes under a policy; gives the swap and the results of the last pass."""
+    step = parts.networks.gradients(network)
+    swap = parts.swap.Swap(
+        network, list(network.layers), actions_of(policy, network.layers), poison=True, watch_all=True, **options
+    )
+    for _ in range(num_passes):
+        results = step(inputs)
+    return swap, results
+
+
+SWAP_ALL = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 2),))
+
+
+def test_all_activations_of_all_layers_move_and_nothing_changes(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    expected = parts.networks.gradients(network)(inputs)
+    swap, results = run(parts, network, SWAP_ALL, inputs)
+    swap.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert swap.executor.num_passes == 2 and swap.executor.num_deviations == 0
+    assert swap.totals.offloaded_bytes == swap.totals.prefetched_bytes > 0
+    assert swap.totals == swap.predicted
+    assert swap.totals.device_bytes[-1] == 0 and swap.copies.host_bytes == 0
+
+
+def test_the_bytes_of_a_named_operator_are_those_of_its_output(parts):
+    """mul gives (4, 16) float32 = 256 bytes in each of layers 0 and 2."""
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    policy = Policy(is_swap_enabled=True, op_swap=(OpSwap(r"feed_forward\.mul", Layers((0, 2)), 1),))
+    swap, _ = run(parts, network, policy, inputs)
+    swap.remove()
+    assert swap.totals.offloaded_bytes == 2 * 4 * 16 * 4
+    makers = [swap.trace.operators[swap.trace.storages[index].maker] for index in swap.schedule.moved]
+    assert [(maker.layer_index, maker.path) for maker in makers] == [
+        (0, ("feed_forward", "mul")),
+        (2, ("feed_forward", "mul")),
+    ]
+
+
+def test_less_is_on_the_device_at_the_peak(parts):
+    network, inputs = parts.networks.Network(num_layers=6), parts.networks.batch()
+    nothing = Policy(is_swap_enabled=True, op_swap=())
+    kept, _ = run(parts, network, nothing, inputs)
+    kept.remove()
+    moved, _ = run(parts, network, SWAP_ALL, inputs)
+    moved.remove()
+    assert kept.totals.offloaded_bytes == 0
+    assert moved.totals.peak_device_bytes < 0.5 * kept.totals.peak_device_bytes
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_distances_in_layers(parts, count):
+    """The last `count` layers stay; each of the others moves all that it saves and may."""
+    network, inputs = parts.networks.Network(num_layers=4), parts.networks.batch()
+    expected = parts.networks.gradients(network)(inputs)
+    policy = Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, count),))
+    swap, results = run(parts, network, policy, inputs, unit=parts.swap.Unit.LAYERS)
+    swap.remove()
+    assert parts.networks.are_equal(results, expected)
+    trace = swap.trace
+    layers = {save.layer_index for save in trace.saves if save.storage in swap.schedule.moved}
+    assert layers == set(range(4 - count))
+    assert swap.totals == swap.predicted
+
+
+def test_weights_and_inputs_stay(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    swap.remove()
+    protections = [storage.protection for storage in swap.trace.storages]
+    assert protections.count("weight") == 3 * 3  # norm gamma, w1, w2 of each layer are read by backward
+    assert "input" in protections
+    assert not [index for index in swap.schedule.moved if protections[index]]
+
+
+def test_three_micro_batches(parts):
+    network = parts.networks.Network()
+    batches = [parts.networks.batch(seed=seed) for seed in (1, 2, 3)]
+    step = parts.networks.gradients(network)
+    expected = [step(inputs) for inputs in batches]
+    swap, _ = run(parts, network, SWAP_ALL, batches[0], num_passes=1)
+    results = [step(inputs) for inputs in batches]
+    swap.remove()
+    assert all(parts.networks.are_equal(*pair) for pair in zip(results, expected, strict=True))
+    assert swap.executor.num_passes == 3
+
+
+def test_another_shape_runs_without_swap_and_is_recorded_anew(parts, caplog):
+    network = parts.networks.Network()
+    small, large = parts.networks.batch(2), parts.networks.batch(4)
+    step = parts.networks.gradients(network)
+    expected = {id(inputs): step(inputs) for inputs in (small, large)}
+    swap, _ = run(parts, network, SWAP_ALL, large)
+    for inputs in (small, small, small, large):
+        assert parts.networks.are_equal(step(inputs), expected[id(inputs)])
+        assert swap.copies.host_bytes == 0
+    swap.remove()
+    assert "is not the one that was recorded" in caplog.text
+    assert swap.executor.num_deviations == 1
+
+
+def test_an_evaluation_between_two_steps(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    step = parts.networks.gradients(network)
+    expected = step(inputs)
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    assert network(inputs).asnumpy() == expected[0]
+    assert parts.networks.are_equal(step(inputs), expected)
+    swap.remove()
+    assert swap.executor.num_passes == 3 and swap.executor.num_deviations == 0
+
+
+def test_an_exception_in_forward_loses_nothing():
+    """A step breaks off with activations on the host; the next one is right. In a process of its own: behind an
+    exception MindSpore 2.9.0 itself fails at the next LayerNorm ("For LayerNormGrad, the index 7 is out of range")."""
+    ran = subprocess.run(
+        [sys.executable, "-m", "tests.adapters.pynative.broken_step"], capture_output=True, text=True, check=False
+    )
+    assert ran.stdout.splitlines()[-1:] == ["on the host True, equal True, left 0"], ran.stderr
+
+
+def test_remove_leaves_no_hook(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    swap.remove()
+    assert mindswap.running_swap(network) is None
+    cells = [network, *network.layers]
+    assert not any(cell._forward_pre_hook or cell._forward_hook or cell._saved_tensors_pack_hook for cell in cells)
+
+
+def test_apply_begins_a_swap_in_pynative_mode(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    step = parts.networks.gradients(network)
+    expected = step(inputs)
+    mindswap.apply(network, SWAP_ALL)
+    swap = mindswap.running_swap(network)
+    step(inputs)
+    assert parts.networks.are_equal(step(inputs), expected)
+    assert swap.totals.offloaded_bytes > 0
+    with pytest.raises(ApplyError, match="runs on this network already"):
+        mindswap.apply(network, SWAP_ALL)
+    swap.remove()
+
+
+def test_a_recomputed_layer_saves_in_backward_what_stays(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    expected = parts.networks.gradients(network)(inputs)
+    network.layers[1].recompute()
+    policy = Policy(is_swap_enabled=True, layer_recompute=Layers((1,)), layer_swap=(LayerSwap(Layers((0, 2)), 1),))
+    swap, results = run(parts, network, policy, inputs)
+    swap.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert {swap.trace.saves[index].layer_index for index in swap.schedule.moved} <= {0, 2}
+    assert swap.executor.num_passes == 2 and swap.totals == swap.predicted
+
+
+def test_the_results_depend_on_what_comes_back(parts, monkeypatch):
+    """The checks above can fail: memory that comes back with other bytes changes the gradients."""
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    expected = parts.networks.gradients(network)(inputs)
+    copies = parts.swap.ThreadCopies()
+    monkeypatch.setattr(copies, "prefetch", lambda copy: copy.storage.resize_(copy.size_bytes))
+    swap, results = run(parts, network, SWAP_ALL, inputs, copies=copies)
+    swap.remove()
+    assert not parts.networks.are_equal(results, expected)
+
+
+PATTERNS = ("norm", "feed_forward", r"feed_forward\.mul", r"feed_forward\.w1", r"feed_forward\.act", "add", ".*")
+layers = st.sets(st.integers(0, 2), min_size=1).map(lambda found: Layers(tuple(sorted(found))))
+policies = st.builds(
+    lambda swaps, whole: Policy(is_swap_enabled=True, op_swap=tuple(swaps), layer_swap=tuple(whole)),
+    st.lists(st.builds(OpSwap, st.sampled_from(PATTERNS), layers, st.integers(0, 12)), max_size=3),
+    st.lists(st.builds(LayerSwap, layers, st.integers(0, 12)), max_size=1),
+)
+
+
+@pytest.fixture(scope="module")
+def recorded(parts):
+    """A network, one step of it, its results, its trace."""
+    from mindswap.adapters.pynative.record import record
+
+    network, inputs = parts.networks.Network(), parts.networks.batch()
+    gradients = parts.networks.gradients(network)
+
+    def step():
+        return gradients(inputs)
+
+    return network, step, step(), record(network, list(network.layers), step)
+
+
+def test_two_recordings_of_a_step_are_equal(parts, recorded):
+    """Addresses are used again and differ from step to step; what is told by them must not."""
+    from mindswap.adapters.pynative.record import record
+
+    network, step, _, trace = recorded
+    assert all(record(network, list(network.layers), step) == trace for _ in range(5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(policy=policies, in_layers=st.booleans())
+def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
+    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.pynative.decide import decide
+    from mindswap.pynative.ledger import predict
+    from mindswap.pynative.schedule import make_schedule
+
+    network, step, expected, trace = recorded
+    unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
+    schedule = make_schedule(trace, decide(trace, actions_of(policy, network.layers), unit), range(3))
+    executor = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True)
+    differences = []
+    act = executor._act
+
+    def audited_act():
+        act()
+        booked, seen = executor.device_bytes
+        if executor.num_passes == 0 and booked != seen:
+            differences.append((booked, seen))
+
+    executor._act = audited_act
+    watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
+    try:
+        results = step()
+    finally:
+        watch.remove()
+    assert parts.networks.are_equal(results, expected)
+    assert differences == []  # the ledger against the sizes that MindSpore gives, behind every event
+    assert executor.num_passes == 1
+    assert executor.totals == predict(trace, schedule)
+    assert executor.totals.offloaded_bytes == executor.totals.prefetched_bytes
+    assert executor.copies.host_bytes == 0

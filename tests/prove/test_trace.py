@@ -1,0 +1,71 @@
+"""Events as msprof writes them, made by hand: names and keys are those of real traces."""
+
+import pytest
+
+from mindswap.prove.overlap import Overlap
+from mindswap.prove.trace import Trace, read_trace, trace_overlap
+
+PROCESSES = [
+    {"ph": "M", "name": "process_name", "pid": 1, "tid": 0, "args": {"name": "Ascend Hardware"}},
+    {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "Overlap Analysis"}},
+    {"ph": "M", "name": "process_name", "pid": 3, "tid": 0, "args": {"name": "HCCL"}},
+]
+LEVEL1 = {"Task Type": "PCIE_DMA_SQE"}
+LEVEL2 = {**LEVEL1, "data size(Byte)": 19267584, "memcpy direction": "host to device"}
+
+
+def event(pid, name, start_us, duration_us, **args):
+    # Start as text with three decimals, duration as a number: as in the files.
+    return {"ph": "X", "pid": pid, "tid": 0, "name": name, "ts": f"{start_us:.3f}", "dur": duration_us, "args": args}
+
+
+def test_kernels_collectives_and_copies_are_told_apart():
+    events = [
+        *PROCESSES,
+        event(2, "Computing", 10, 5),
+        event(2, "Communication", 20, 1.5),
+        event(2, "Communication(Not Overlapped)", 20, 1),
+        event(2, "Free", 0, 10),
+        event(1, "MatMulV2", 10, 5),
+        event(1, "MEMCPY_ASYNC", 12, 4, **LEVEL2),
+        event(3, "Memcpy", 12, 4),
+    ]
+    # Microseconds to ns: 10-15, 20-21.5, 12-16.
+    assert read_trace(events) == Trace(((10_000, 15_000),), ((20_000, 21_500),), ((12_000, 16_000),), 19267584)
+
+
+@pytest.mark.parametrize(
+    ("args", "is_copy"),
+    [
+        (LEVEL1, True),
+        (LEVEL2, True),
+        ({"memcpy direction": "host to device ex", "data size(Byte)": 8}, True),
+        ({"operation": "Device to Host", "size(B)": 8}, True),
+        ({"memcpy direction": "device to device", "data size(Byte)": 8}, False),
+        ({"Task Type": "SDMA_SQE"}, False),
+        ({}, False),
+    ],
+)
+def test_only_copies_between_device_and_host_count(args, is_copy):
+    trace = read_trace([*PROCESSES, event(1, "MEMCPY_ASYNC", 1, 1, **args)])
+    assert bool(trace.copies) is is_copy
+
+
+def test_one_copy_without_a_size_leaves_the_sum_open():
+    trace = read_trace([*PROCESSES, event(1, "MEMCPY_ASYNC", 1, 1, **LEVEL1), event(1, "MEMCPY_ASYNC", 3, 1, **LEVEL2)])
+    assert len(trace.copies) == 2 and trace.size_bytes is None
+
+
+def test_what_is_no_event_is_left_out():
+    assert read_trace(["x", {}, {"ph": "X", "pid": 2, "name": "Computing", "ts": "?", "dur": 1}]) == Trace()
+
+
+def test_the_overlap_of_a_trace():
+    events = [*PROCESSES, event(2, "Computing", 0, 3), event(1, "MEMCPY_ASYNC", 2, 4, **LEVEL2)]
+    # Copy 2-6 us, compute 0-3 us: 1 of 4 us is hidden.
+    assert trace_overlap(read_trace(events)) == Overlap(1, 19267584, 4000, 1000, 0, 3000)
+
+
+def test_the_trace_of_a_cpu_has_no_overlap():
+    host = {"ph": "M", "name": "process_name", "pid": 2, "tid": 0, "args": {"name": "CPU OP"}}
+    assert trace_overlap(read_trace([host, event(2, "Default/MatMul-op0", 0, 3, type="HostCpuOps")])) is None

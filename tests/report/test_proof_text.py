@@ -1,0 +1,53 @@
+"""A proof as text and JSON, on made-up runs."""
+
+import json
+from dataclasses import replace
+
+from mindswap.prove.checks import make_checks
+from mindswap.report.proof_text import figure_rows, format_proof, proof_to_json
+from tests.prove.builders import GIB, LOSSES, measured, proof, with_yaml
+
+
+def checked(whole):
+    return replace(whole, checks=make_checks(whole))
+
+
+def test_figures_stand_side_by_side():
+    # 100 ms simulated, 102 measured: 2.0 % less. 36 of 40 ms hidden and 1 beside communication: 3 exposed, 4 simulated.
+    assert figure_rows(proof()) == [
+        ("off", "step time", "102 ms", "100 ms", "-2.0 %", "-", "-"),
+        ("off", "peak memory", "20.0 GiB", "20.0 GiB", "+0.0 %", "-", "-"),
+        ("yaml", "step time", "102 ms", "110 ms", "+7.8 %", "-", "-"),
+        ("yaml", "peak memory", "15.0 GiB", "15.0 GiB", "+0.0 %", "-", "-"),
+        ("yaml", "copies", "40.0 ms", "40.0 ms", "+0.0 %", "-", "-"),
+        ("yaml", "copies, exposed", "3.00 ms", "4.00 ms", "+33.3 %", "-", "-"),
+        ("yaml", "copied", "2.0 GiB", "2.0 GiB", "+0.0 %", "-", "-"),
+    ]
+
+
+def test_times_of_a_cpu_are_compared_with_nothing():
+    rows = figure_rows(replace(proof(), target="CPU"))
+    assert {row[4] for row in rows} == {"-"}
+
+
+def test_the_last_line_sums_up():
+    # Off: training, memory, step time; yaml: those, graph, log lines, losses, overlap.
+    assert format_proof(checked(proof())).splitlines()[-1] == "10 checks hold, 0 do not"
+    on_cpu = format_proof(checked(replace(proof(), target="CPU")))
+    assert on_cpu.splitlines()[-1] == "5 checks hold, 0 do not, 5 cannot be seen here (CPU)"
+    assert "not visible: the CPU backend counts no device memory" in on_cpu
+
+
+def test_what_failed_says_what_was_expected_and_seen():
+    whole = with_yaml(proof(), measured=measured(15 * GIB, losses=(*LOSSES[:4], 9.0)))
+    text = format_proof(checked(whole))
+    assert "yaml: losses: expected as with swap off, within 0.001 of it; seen 2 of 10 differ" in text
+    assert "    first in worker 0, step 5: 9.5 with swap off, 9.0" in text
+
+
+def test_the_json_says_what_it_is_and_has_every_step():
+    data = json.loads(json.dumps(proof_to_json(checked(proof()))))
+    assert (data["schema"], data["version"], data["ok"]) == ("mindswap.proof", 1, True)
+    assert data["checks"][0]["verdict"] == "pass"
+    assert data["variants"][1]["measured"]["workers"][0]["steps"][0]["loss"] == 10.5
+    assert data["variants"][1]["measured"]["overlap"]["hidden_ns"] == 36_000_000
