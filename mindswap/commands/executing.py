@@ -8,8 +8,17 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.commands.stepping import load_step
-from mindswap.execute.compare import Execution, Witness, compare_curves, compare_runs, relative_difference
+from mindswap.commands.caching import cached_result
+from mindswap.commands.stepping import POLICY_SECTIONS, load_step
+from mindswap.execute.compare import (
+    Execution,
+    Reference,
+    Witness,
+    compare_curves,
+    compare_runs,
+    make_reference,
+    relative_difference,
+)
 from mindswap.execute.run import Executed, run_step
 from mindswap.execute.small_copy import small_copy
 from mindswap.execute.timetable import StepTimetable, make_timetable
@@ -28,7 +37,7 @@ def execute_config(config_path: str, document: Document, policy: Policy, use_cac
         config_path: MindFormers YAML.
         document: the same, read.
         policy: in layer indices; recompute counts also where swap is off.
-        use_cache: False captures the step for the simulator again.
+        use_cache: False captures the step for the simulator again, and runs it without a policy again.
 
     Raises:
         GraphError: if the network cannot be compiled, or an operator cannot be run.
@@ -37,28 +46,22 @@ def execute_config(config_path: str, document: Document, policy: Policy, use_cac
     require_mindformers()
     acting = replace(policy, is_swap_enabled=True)
     with _runnable_config(config_path, document) as (path, notes):
-        simulated = simulate_instant(load_step(path, use_cache=use_cache).model.blocks(acting))
+        model = load_step(path, use_cache=use_cache).model
+        simulated = simulate_instant(model.blocks(acting))
+        alignment_bytes = model.costs.device.pool_alignment_bytes
+        reference = _reference(path, document, alignment_bytes, use_cache)
         with quiet():
             from mindswap.adapters.execute import compile_runnable, make_values
             from mindswap.adapters.kernels import CpuKernels, eager
 
             swapped = compile_runnable(path, acting)
-            plain = compile_runnable(path, Policy(is_swap_enabled=True))
-            values, plain_values = make_values(swapped), make_values(plain)
             keys = tuple(zip(simulated.ops, simulated.is_again, strict=True))[simulated.num_forward :]
             timetable = make_timetable(swapped.graph, result_names(swapped.code), keys)
-            plain_timetable = make_timetable(plain.graph, result_names(plain.code))
             kernels = CpuKernels()
             with eager():
-                run = run_step(swapped.graph, swapped.code, timetable, values, kernels)
-                reference = run_step(plain.graph, plain.code, plain_timetable, plain_values, CpuKernels())
-            names = [parameter for parameter, _ in plain.code.weights.values()]
-            witness = None
-            if _runs_on_cpu(document):
-                witness = _ask_mindspore(path, plain, plain_values, reference)
-    if len(names) != len(run.gradients):
-        names = [f"gradient {index}" for index in range(len(run.gradients))]
-    different, is_loss_equal, is_finite = compare_runs(names, run, reference)
+                values = make_values(swapped)
+                run = run_step(swapped.graph, swapped.code, timetable, values, kernels, alignment_bytes)
+    different, is_loss_equal, is_finite = compare_runs(run, reference)
     return Execution(
         num_forward=timetable.num_forward,
         num_backward=len(timetable.operators) - timetable.num_forward,
@@ -70,13 +73,41 @@ def execute_config(config_path: str, document: Document, policy: Policy, use_cac
         num_copies=sum(len(at) for at in timetable.fetches),
         offloaded_bytes=run.offloaded_bytes,
         curve=compare_curves(timetable, run.curve_bytes, simulated.ops, simulated.labels, simulated.live_bytes),
-        plain_peak_bytes=max(reference.curve_bytes, default=0),
+        plain_peak_bytes=reference.peak_bytes,
         stand_ins=dict(kernels.stand_ins),
         in_float32=dict(kernels.in_float32),
         num_repeats=timetable.num_repeats,
         num_moved=timetable.num_moved,
         notes=notes,
-        witness=witness,
+        witness=reference.witness,
+    )
+
+
+def _reference(path: str, document: Document, alignment_bytes: int, use_cache: bool) -> Reference:
+    """The run without swap and recompute, and MindSpore's own; the same for all policies of a network."""
+
+    def make() -> Reference:
+        with quiet():
+            from mindswap.adapters.execute import compile_runnable, make_values
+            from mindswap.adapters.kernels import CpuKernels, eager
+
+            plain = compile_runnable(path, Policy(is_swap_enabled=True))
+            values, timetable = make_values(plain), make_timetable(plain.graph, result_names(plain.code))
+            with eager():
+                run = run_step(plain.graph, plain.code, timetable, values, CpuKernels(), alignment_bytes)
+            witness = _ask_mindspore(path, plain, values, run) if _runs_on_cpu(document) else None
+        return make_reference([parameter for parameter, _ in plain.code.weights.values()], run, witness)
+
+    return cached_result(
+        document,
+        Policy(),
+        (Reference, Witness),
+        make,
+        use_cache,
+        without=POLICY_SECTIONS,
+        ask="reference",
+        alignment_bytes=alignment_bytes,
+        runs_on_cpu=_runs_on_cpu(document),
     )
 
 

@@ -1,5 +1,6 @@
 """What running a compiled step has shown. Pure."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,16 @@ import numpy as np
 from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
-__all__ = ["CurveCheck", "Execution", "Witness", "compare_curves", "compare_runs", "relative_difference"]
+__all__ = [
+    "CurveCheck",
+    "Execution",
+    "Reference",
+    "Witness",
+    "compare_curves",
+    "compare_runs",
+    "make_reference",
+    "relative_difference",
+]
 
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
@@ -54,6 +64,24 @@ class Witness:
     def is_ok(self) -> bool:
         """Nothing speaks against the run."""
         return bool(self.failure) or self.relative_difference <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The run without swap and recompute; tensors as digests of their type, shape and bytes.
+
+    Attributes:
+        names: weights, in order of their gradients.
+        loss, gradients: digests.
+        peak_bytes: highest of its live bytes.
+        witness: MindSpore's own execution of the same; None where it was not asked.
+    """
+
+    names: tuple[str, ...]
+    loss: str
+    gradients: tuple[str, ...]
+    peak_bytes: int
+    witness: Witness | None = None
 
 
 @dataclass(frozen=True)
@@ -136,19 +164,30 @@ def compare_curves(
     return CurveCheck(max(executed, default=0), max(live, default=0), num_different, first)
 
 
-def compare_runs(names: Sequence[str], run: Executed, plain: Executed) -> tuple[tuple[str, ...], bool, bool]:
+def make_reference(names: Sequence[str], plain: Executed, witness: Witness | None = None) -> Reference:
+    """What is kept of the run without swap and recompute."""
+    if len(names) != len(plain.gradients):
+        names = [f"gradient {index}" for index in range(len(plain.gradients))]
+    gradients = tuple(_digest(gradient) for gradient in plain.gradients)
+    return Reference(tuple(names), _digest(plain.loss), gradients, max(plain.curve_bytes, default=0), witness)
+
+
+def compare_runs(run: Executed, plain: Reference) -> tuple[tuple[str, ...], bool, bool]:
     """Weights with unequal gradients, whether the loss is equal, whether all gradients are finite."""
     different = [
-        name for name, own, other in zip(names, run.gradients, plain.gradients, strict=True) if not _same(own, other)
+        name
+        for name, own, other in zip(plain.names, run.gradients, plain.gradients, strict=True)
+        if _digest(own) != other
     ]
     is_finite = all(np.isfinite(gradient).all() for gradient in run.gradients)
-    is_loss_equal = run.loss is not None and plain.loss is not None and _same(run.loss, plain.loss)
-    return tuple(different), is_loss_equal, is_finite
+    return tuple(different), run.loss is not None and _digest(run.loss) == plain.loss, is_finite
 
 
-def _same(own: np.ndarray, other: np.ndarray) -> bool:
-    """Bit for bit; NaN is equal to the same NaN."""
-    return own.dtype == other.dtype and own.shape == other.shape and own.tobytes() == other.tobytes()
+def _digest(array: np.ndarray | None) -> str:
+    """Equal for arrays that are equal bit for bit; NaN is equal to the same NaN."""
+    if array is None:
+        return ""
+    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()
 
 
 def relative_difference(own: np.ndarray, other: np.ndarray) -> float:

@@ -19,7 +19,9 @@ class DeviceMemory:
         peak_bytes: the most that was.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, alignment_bytes: int = 1) -> None:
+        """Every piece takes a multiple of `alignment_bytes`, as in MindSpore's pool."""
+        self.alignment_bytes = alignment_bytes
         self.live_bytes = 0
         self.peak_bytes = 0
         self._arrays: dict[str, np.ndarray] = {}
@@ -31,7 +33,7 @@ class DeviceMemory:
             raise ValueError(f"{name} is taken already")
         self._arrays[name] = array
         self._live.add(name)
-        self.live_bytes += array.nbytes
+        self.live_bytes += self._taken_bytes(array)
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def give_back(self, name: str, poison: bool = True) -> None:
@@ -40,7 +42,7 @@ class DeviceMemory:
             return
         self._live.remove(name)
         array = self._arrays[name]
-        self.live_bytes -= array.nbytes
+        self.live_bytes -= self._taken_bytes(array)
         if poison and array.size:
             array.reshape(-1).view(np.uint8)[:] = POISON
 
@@ -51,3 +53,6 @@ class DeviceMemory:
     def read(self, name: str) -> np.ndarray | None:
         """The content, poison if it was given back; None if it was never taken."""
         return self._arrays.get(name)
+
+    def _taken_bytes(self, array: np.ndarray) -> int:
+        return -(-array.nbytes // self.alignment_bytes) * self.alignment_bytes

@@ -57,7 +57,12 @@ class Executed:
 
 
 def run_step(
-    graph: Graph, code: StepCode, timetable: StepTimetable, inputs: Mapping[str, np.ndarray], kernels: Kernels
+    graph: Graph,
+    code: StepCode,
+    timetable: StepTimetable,
+    inputs: Mapping[str, np.ndarray],
+    kernels: Kernels,
+    alignment_bytes: int = 1,
 ) -> Executed:
     """Run one step.
 
@@ -67,19 +72,22 @@ def run_step(
         timetable: when memory is taken and given back.
         inputs: weights and inputs of the step by their names in `code.main`.
         kernels: run operators.
+        alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:
         GraphError: if an operator has no kernel, or stands before one whose output it reads.
     """
-    return _Run(graph, code, timetable, inputs, kernels).run()
+    return _Run(graph, code, timetable, inputs, kernels, DeviceMemory(alignment_bytes)).run()
 
 
 class _Run:
-    def __init__(self, graph: Graph, code: StepCode, timetable: StepTimetable, inputs, kernels: Kernels):
+    def __init__(
+        self, graph: Graph, code: StepCode, timetable: StepTimetable, inputs, kernels: Kernels, memory: DeviceMemory
+    ):
         self.code = code
         self.timetable = timetable
         self.kernels = kernels
-        self.memory = DeviceMemory()
+        self.memory = memory
         self.values: dict[str, object] = dict(inputs)  # what is not in device memory
         self.made: dict[str, tuple[str | None, ...]] = {}  # operator -> its memory
         self.bound: dict[str, str] = dict(timetable.aliases)  # parameters and repeats -> the value they stand for

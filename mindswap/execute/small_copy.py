@@ -70,6 +70,10 @@ def small_copy(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[
         if isinstance(small.get("parallel"), dict):
             small["parallel"].pop("pipeline_config", None)
         notes.append(f"one rank that has the whole model, one micro-batch: without {', '.join(spread)}")
+    sections = small.get("parallel")
+    if isinstance(sections, dict) and sections.get("enable_parallel_optimizer") is True:
+        sections["enable_parallel_optimizer"] = False  # the frontend has no AllGather that could run here
+        notes.append("whole weights, so no gathered copies of them: without enable_parallel_optimizer")
     return (small, tuple(notes)) if notes else (None, ())
 
 

@@ -255,9 +255,9 @@ class _Builder:
             receive, _ = places.borders[chunk, micro_batch, is_forward]
             if receive != NO_OP:
                 self._add_received(section, is_forward, micro_batch, places, receive)
-        self._add_shared(sections, micro_batch, places)
+        self._add_shared_by_layers(sections, micro_batch, places)
 
-    def _add_shared(self, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
+    def _add_shared_by_layers(self, sections: tuple[int, ...], micro_batch: int, places: "_Places") -> None:
         """What layers share, from its maker to its last use; where another stage has the maker, from the start."""
         size_bytes: dict[Role, int] = {}
         begins = {

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mindswap.errors import GraphError
-from mindswap.execute.compare import compare_curves, compare_runs
+from mindswap.execute.compare import compare_curves, compare_runs, make_reference
 from mindswap.execute.run import run_step
 from mindswap.execute.timetable import make_timetable
 from tests.execute.steps import ONES, code_of, kernels, swapped_graph
@@ -48,7 +48,7 @@ def test_the_step_as_it_should_be():
 def test_memory_given_back_one_operator_too_early_spoils_the_gradient_and_names_the_reader():
     _, good = run()
     _, executed = run(lambda t: replace(t, releases=moved(t.releases, "c#0", -1)))
-    different, is_loss_equal, is_finite = compare_runs(["w"], executed, good)
+    different, is_loss_equal, is_finite = compare_runs(executed, make_reference(["w"], good))
     assert (different, is_loss_equal, is_finite) == (("w",), True, False)
     (misread,) = executed.misreads
     assert (misread.reader.name, misread.position, misread.buffer, misread.was_taken) == ("g0", 4, "c#0", True)
@@ -88,6 +88,20 @@ def test_a_release_one_operator_late_shows_in_the_curve():
     timetable, executed = run(lambda t: replace(t, releases=moved(t.releases, "b#0", 1)))
     assert [i for i, (own, other) in enumerate(zip(executed.curve_bytes, CURVE, strict=True)) if own != other] == [3]
     assert not check_curve(timetable, executed).is_equal
+
+
+def test_a_gradient_that_differs_in_its_last_bit_is_seen():
+    _, good = run()
+    other = np.nextafter(good.gradients[0], np.float32(0))
+    assert compare_runs(replace(good, gradients=(other,)), make_reference(["w"], good)) == (("w",), True, True)
+    assert compare_runs(good, make_reference(["w"], good)) == ((), True, True)
+
+
+def test_memory_is_counted_in_pieces_of_the_pool():
+    # Every tensor has 1 KiB, so in pieces of 1536 bytes it takes one, half as much again.
+    step = swapped_graph(prefetch=1)
+    executed = run_step(step, code_of(step), make_timetable(step, ["g3"]), {"input": ONES}, kernels, 1536)
+    assert list(executed.curve_bytes) == [size * 3 // 2 for size in CURVE]
 
 
 def test_other_operators_than_the_simulator_has_are_a_difference():

@@ -54,3 +54,9 @@ def test_one_rank_has_the_whole_model():
     assert notes == (
         "one rank that has the whole model, one micro-batch: without model_parallel, pipeline_stage, micro_batch_num",
     )
+
+
+def test_weights_are_whole_because_no_frontend_gathers_them():
+    small, notes = small_copy(config(SMALL, parallel={"parallel_mode": 1, "enable_parallel_optimizer": True}))
+    assert small["parallel"] == {"parallel_mode": 1, "enable_parallel_optimizer": False}
+    assert notes == ("whole weights, so no gathered copies of them: without enable_parallel_optimizer",)
