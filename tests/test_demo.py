@@ -23,12 +23,17 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
     assert result.stderr == ""
-    rows = {line.split()[0]: line.split() for line in result.stdout.splitlines() if line.startswith("case")}
-    rows.pop("case")
-    assert list(rows) == list(CASES)
+    lines = [line.split() for line in result.stdout.splitlines() if line.startswith("case")]
+    assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES]
+    rows, executed = ({line[0]: line for line in table} for table in (lines[1:5], lines[6:]))
     for name, pairs in CASES.items():
         _, log_lines, first_loss, _, last_loss, is_equal, *rest, as_asked = rows[name]
         assert log_lines == "8/8"
         assert float(last_loss) < float(first_loss) - 1
         assert (is_equal, as_asked) == ("yes", "yes")
         assert rest[:4] == pairs
+        _, num_operators, num_copies, as_plain, as_mindspore, as_simulated, peak_without, peak = executed[name]
+        assert int(num_copies) == sum(map(int, pairs))
+        assert as_plain == as_mindspore == "39/39"  # embedding, 4 layers of 9 weights, last norm, head
+        assert as_simulated == f"{num_operators}/{num_operators}"
+        assert int(peak) < int(peak_without)

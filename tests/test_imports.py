@@ -15,6 +15,7 @@ ORDER = (
     "applier",
     "logs",
     "graph",
+    "execute",
     "cost",
     "simulate",
     "plan",

@@ -47,6 +47,7 @@ __all__ = [
     "build_network",
     "capture",
     "choose_layers",
+    "example_inputs",
     "read_layer_trees",
     "read_operator_uses",
     "set_policy",
@@ -328,11 +329,11 @@ def _use_one_rank(config) -> None:
 
 
 def _compile(network, config, data_parallel: int = 1) -> Graph:
-    inputs = _example_inputs(config, data_parallel)
+    inputs = example_inputs(config, data_parallel)
     return compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
 
 
-def _example_inputs(config, data_parallel: int) -> dict[str, ms.Tensor]:
+def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
     """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
     batch = (config.runner_config.batch_size or 1) * data_parallel
     seq_length = config.model.model_config.seq_length

@@ -23,6 +23,7 @@ from mindswap.graph.model import Graph
 
 __all__ = [
     "compile_training_graph",
+    "compile_training_model",
     "enable_lazy_inline",
     "find_layers",
     "find_lazy_inline_cell",
@@ -98,7 +99,12 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them.
+    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`."""
+    return restore_constants(load_graph(compile_training_model(network, inputs)))
+
+
+def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
+    """Forward and backward of `network` as the frontend leaves them, in MindSpore's own form.
 
     Args:
         network: a network that returns its loss; lazy_inline stays as it is.
@@ -118,7 +124,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Gra
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()
     model.ParseFromString(serialized)
-    return restore_constants(load_graph(model))
+    return model
 
 
 @contextlib.contextmanager

@@ -31,7 +31,15 @@ from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import SimulatedStep, StepModel
 from mindswap.simulate.step_settings import read_step_settings
 
-__all__ = ["LoadedStep", "add_device_arguments", "device_overrides", "load_step", "outside_line", "policy_of"]
+__all__ = [
+    "POLICY_SECTIONS",
+    "LoadedStep",
+    "add_device_arguments",
+    "device_overrides",
+    "load_step",
+    "outside_line",
+    "policy_of",
+]
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)

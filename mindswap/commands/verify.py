@@ -29,6 +29,7 @@ from mindswap.policy.placement import RankPlacement, place_rank
 from mindswap.policy.stage_recompute import expand_stage_recompute
 from mindswap.policy.yaml_source import load_document
 from mindswap.report.effect import effect_to_json, format_effect
+from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.report.recompute import as_applied
 from mindswap.report.recompute_effect import format_recompute_effect, recompute_effect_to_json
@@ -42,11 +43,15 @@ EXAMPLES = """\
   mindswap verify --json llama2_7b.yaml | jq '.layers[].swapped_bytes'
   mindswap verify llama2_7b.yaml --rank 0
   mindswap verify llama2_7b.yaml --log output/msrun
+  mindswap verify configs/llama2_7b/cpu/case3_op_swap.yaml --execute
 
 Exit code 0: the compiled graph does what CONFIG asks, no more and no less; 1 if not. The network is compiled
 without weights, by MindSpore's own frontend with lazy_inline on, for one rank that has the whole model, or for
-the layers and sizes of --rank. With swap off, MindFormers' own recompute is compared with recompute_config. With
---log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
+the layers and sizes of --rank. With --execute, that graph is run on CPU with MindSpore's own operators: copies leave,
+come back and give memory back by the rules of the Ascend backend, and what is given back is filled with NaN. 1 also
+if a gradient is not the plain one bit for bit, or if live memory is not the simulated one at each operator; a large
+model is run as a small copy of itself. With swap off, MindFormers' own recompute is compared with recompute_config.
+With --log, 1 also if a worker did not log the policy, or its log shows that it had no effect. What was compiled once
 is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 """
 NOTHING_ASKED = "swap is off: nothing to verify in the graph"
@@ -73,6 +78,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+    parser.add_argument("--execute", action="store_true", help="also run the compiled step, operator by operator")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
     parser.add_argument(
@@ -88,11 +94,29 @@ def run(args: argparse.Namespace) -> int:
         raise PolicyError(checked.problems)
     logs = read_worker_logs(args.log) if args.log else None
     answer = _answer(args, document, checked)
+    if args.execute:
+        answer = _with_execution(args, document, checked, answer)
     if logs is None:
         return _print(args, answer, None)
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in logs)
     predicted = _predict_peak(args.config, not args.no_cache) if has_peaks else None
     return _print(args, answer, compare_logs(answer.log_lines, logs, predicted_peak_bytes=predicted))
+
+
+def _with_execution(args: argparse.Namespace, document: Document, checked: CheckResult, answer: Answer) -> Answer:
+    """The answer, and what running the compiled step shows."""
+    from mindswap.commands.executing import execute_config  # brings the simulator along
+
+    policy = checked.policy or Policy()
+    if not checked.is_swap_enabled:
+        policy = _stage_policy(document, checked.num_layers)
+    result = execute_config(args.config, document, policy, not args.no_cache)
+    return Answer(
+        answer.is_ok and result.is_ok,
+        f"{answer.text}\n\n{format_execution(result)}",
+        {**answer.data, "ok": answer.is_ok and result.is_ok, "execution": execution_to_json(result)},
+        answer.log_lines,
+    )
 
 
 def _predict_peak(config: str, use_cache: bool) -> int | None:

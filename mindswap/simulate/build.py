@@ -409,14 +409,20 @@ class _Builder:
 
     def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
         """Rows of what blocks hand on, what other stages send, and what the layers share."""
-        shared: dict[Role, int] = {}  # size
-        made: dict[Role, int] = {}  # where a gradient that is shared is made on this stage
+        sizes: dict[Role, int] = {}  # of what layers share
+        made: dict[Role, int] = {}  # where it is made, if that is on this stage
+        shared_uses: dict[Role, list[_Positions]] = {}
         for index, section in enumerate(sections):
-            shared |= {read.role: read.size_bytes for read in self.blocks[section].reads if read.role.is_shared}
+            starts = forward.starts[section], backward.starts[section]
             for tensor in arrays_of(self.blocks[section]).handed:
-                if tensor.role is not None and tensor.role.is_shared and not tensor.is_forward:
-                    shared[tensor.role] = tensor.size_bytes
-                    made[tensor.role] = backward.starts[section] + tensor.made_at
+                if tensor.role is not None and tensor.role.is_shared:
+                    sizes[tensor.role] = tensor.size_bytes
+                    made[tensor.role] = tensor.made_at + starts[not tensor.is_forward]
+                    shared_uses.setdefault(tensor.role, []).append(_relative(tensor.uses, *starts))
+            for read in self.blocks[section].reads:
+                if read.role.is_shared:
+                    sizes[read.role] = read.size_bytes
+                    shared_uses.setdefault(read.role, []).append(_relative(read.uses, *starts))
             for part, position in ((forward, index + 1), (backward, index - 1)):
                 other = sections[position] if 0 <= position < len(sections) else None
                 yield from self._handed(section, other, part is forward, forward, backward)
@@ -426,13 +432,10 @@ class _Builder:
                 for read in _neighbour_reads(self.blocks[section], is_forward):
                     uses = _relative(read.uses, forward.starts[section], backward.starts[section])
                     yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section])
-        first_forward, first_backward = forward.starts[sections[0]], backward.starts[sections[-1]]
-        last_backward = backward.starts[sections[0]] + len(self.blocks[sections[0]].backward) - 1
-        for role, size_bytes in shared.items():
-            begin = first_forward if role.is_forward else made.get(role, first_backward)
-            first = first_backward if role.is_forward else begin
-            uses = (NONE, first, max(last_backward, first))
-            yield self._row(size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP)
+        first = {True: forward.starts[sections[0]], False: backward.starts[sections[-1]]}
+        for role, size_bytes in sizes.items():
+            begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
+            yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
 
     def _handed(
         self, section: int, other: int | None, is_forward: bool, forward: _Pass, backward: _Pass

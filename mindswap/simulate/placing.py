@@ -1,7 +1,7 @@
 """Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend. Pure.
 
 Sources: acl_stream_assign.cc (release after `backward_prefetch` operators of the execution order, copies
-included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
+out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
 copies not included).
 """
 
@@ -80,13 +80,14 @@ def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: 
     size, producer = tensors["size_bytes"][times], tensors["begin"][times]
     distance, user = tensors["prefetch"][times], tensors["first_backward"][times]
     prefetch_op = user - (distance + 1)
+    prefetch_op = np.where(prefetch_op < first, NO_OP, np.maximum(prefetch_op, producer))
     return Copies(
         size_bytes=size,
         out_ns=_durations(size, costs.copy_out_ns),
         in_ns=_durations(size, costs.copy_in_ns),
         producer_op=producer,
-        release_op=_release_ops(producer, distance, ops, first, end),
-        prefetch_op=np.where(prefetch_op < first, NO_OP, np.maximum(prefetch_op, producer)),
+        release_op=_release_ops(producer, distance, prefetch_op, ops, first, end),
+        prefetch_op=prefetch_op,
         first_user_op=user,
         label=tensors["label"][times],
         layer=tensors["layer"][times],
@@ -100,19 +101,26 @@ def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarr
     return np.array([duration_ns(int(size)) for size in unique], np.int64)[inverse] if len(sizes) else sizes
 
 
-def _release_ops(producer: np.ndarray, distance: np.ndarray, ops: Ops, first: int, end: int) -> np.ndarray:
-    """The operator `distance` places behind each copy in the execution order, copies counted.
+def _release_ops(
+    producer: np.ndarray, distance: np.ndarray, prefetch_op: np.ndarray, ops: Ops, first: int, end: int
+) -> np.ndarray:
+    """The operator `distance` places behind each copy out in the execution order, copies out and in counted.
 
-    Where that is no operator of the compute stream, the next one is taken, and the last one at the end.
+    Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
+    no operator of the compute stream, the next one is taken, and the last one at the end.
     """
     if not len(producer):
         return producer
     order = np.argsort(producer, kind="stable")
     num_ops = end - first
-    copies_before = np.searchsorted(producer[order], np.arange(first, end), side="left")
+    # A copy in that waits for its copy out only stands behind that.
+    ins = np.sort(np.where(prefetch_op == NO_OP, producer, prefetch_op))
+    positions = np.arange(first, end)
+    copies_before = np.searchsorted(producer[order], positions, side="left") + np.searchsorted(ins, positions)
     place_of_op = np.arange(num_ops) + copies_before
     place_of_copy = np.empty(len(producer), np.int64)
     place_of_copy[order] = producer[order] - first + 1 + np.arange(len(producer))
+    place_of_copy += np.searchsorted(ins, producer)
     is_compute = ops.kind[first:end] <= OpKind.RECOMPUTE
     compute = np.flatnonzero(is_compute)
     slot = np.searchsorted(place_of_op[compute], place_of_copy + distance, side="left")

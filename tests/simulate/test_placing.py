@@ -55,6 +55,13 @@ def test_release_counts_operators_and_copies(distances, releases):
     assert copies.producer_op.tolist() == [0, 1]
 
 
+def test_release_counts_copies_in_that_stand_between():
+    # The copy in waits for operator 8 - (5 + 1) = 2. Order: 0 out 1 2 in 3 4: five places behind `out` is 4.
+    copies, _ = place(tensor(0, prefetch=5, user=8))
+    assert copies.prefetch_op.tolist() == [2]
+    assert copies.release_op.tolist() == [4]
+
+
 def test_release_slides_to_the_next_operator_of_the_compute_stream():
     copies, _ = place(tensor(0), stage="F1 C1 S1 F1 F1 B1 B1 B1 B1 B1")
     assert copies.release_op.tolist() == [3]

@@ -246,3 +246,13 @@ def label_of(program, name):
 
 def test_the_sample_stands_for_all_layers():
     assert captured(9).sample.layer_map == (0, 1, 1, 1, 1, 1, 1, 1, 2)
+
+
+def test_what_layers_share_lives_from_its_maker_to_its_last_use():
+    """Three layers: the mask is operator 1; forward has 2 + 3 * 4 + 1 = 15, backward the loss and 3 * 4 more.
+
+    Layer 0 is the last of backward, operators 24 to 27; the first of them, the gradient of its product, reads the mask.
+    """
+    program = model(3).program(KEEP_ALL)
+    (own,) = np.flatnonzero(program.intervals.label == label_of(program, "shared by layers"))
+    assert (program.intervals.begin[own], program.intervals.end[own]) == (1, 24)

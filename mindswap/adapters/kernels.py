@@ -1,0 +1,138 @@
+"""Operators on CPU: MindSpore's own kernels, and stand-ins of numpy for those that only an NPU has."""
+
+import contextlib
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.graph.api import _cell_graph_executor
+from mindspore.ops.primitive import Primitive, _run_op
+
+from mindswap.adapters.stand_ins import STAND_INS
+from mindswap.errors import GraphError
+from mindswap.graph.model import TensorType
+
+__all__ = ["CpuKernels", "eager"]
+
+# Attributes that are for the compiler: how to shard, to recompute, to offload.
+NOT_FOR_KERNELS = frozenset(
+    {"offload", "backward_prefetch", "recompute", "duplicated", "in_strategy", "out_strategy", "in_layout",
+     "out_layout", "input_names", "output_names", "mindswap_path", "side_effect_mem", "side_effect_hidden"}
+)  # fmt: skip
+
+
+@contextlib.contextmanager
+def eager() -> Iterator[None]:
+    """While this lasts, MindSpore runs single operators at once, as `CpuKernels` needs it.
+
+    After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows.
+    """
+    _cell_graph_executor.compile(
+        _Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False
+    )
+    mode = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    try:
+        yield
+    finally:
+        ms.set_context(mode=mode)
+
+
+class _Nothing(nn.Cell):
+    """A cell without lazy_inline."""
+
+    def construct(self, x):
+        return x + 1
+
+
+class CpuKernels:
+    """Runs operators by name, eagerly.
+
+    Attributes:
+        stand_ins: operators that ran as stand-ins, and how often.
+        in_float32: operators that the CPU has in float32 only: computed there and rounded back.
+        num_native: operators that ran as MindSpore's own.
+    """
+
+    def __init__(self) -> None:
+        self.stand_ins: Counter[str] = Counter()
+        self.in_float32: Counter[str] = Counter()
+        self.num_native = 0
+        self._missing: set[tuple] = set()
+
+    def __call__(
+        self, op: str, attributes: Mapping[str, object], inputs: tuple, outputs: tuple[TensorType, ...]
+    ) -> tuple[np.ndarray, ...]:
+        """Outputs of one operator.
+
+        Raises:
+            GraphError: if the CPU has no kernel and there is no stand-in.
+        """
+        key = (op, *(value.dtype.name for value in inputs if isinstance(value, np.ndarray)))
+        if key not in self._missing:
+            try:
+                results = _run(op, attributes, inputs)
+                self.num_native += 1
+                return _shaped(op, results, outputs)
+            except (RuntimeError, TypeError, ValueError) as error:
+                self._missing.add(key)
+                reason = next((line for line in str(error).splitlines() if line.strip(" -\t")), type(error).__name__)
+        else:
+            reason = "no kernel"
+        if op in STAND_INS:
+            self.stand_ins[op] += 1
+            return _shaped(op, STAND_INS[op](*inputs), outputs)
+        if any(isinstance(value, np.ndarray) and value.dtype == np.float16 for value in _flat(inputs)):
+            self.in_float32[op] += 1
+            results = _run(op, attributes, tuple(_widened(value) for value in inputs))
+            narrow = tuple(r.astype(np.float16) if r.dtype == np.float32 else r for r in results)
+            return _shaped(op, narrow, outputs)
+        raise GraphError(f"--execute: the CPU cannot run {op}, and there is no stand-in for it: {reason}")
+
+
+def _run(op: str, attributes: Mapping[str, object], inputs: tuple) -> tuple[np.ndarray, ...]:
+    primitive = Primitive(op)
+    for name, value in attributes.items():
+        if name not in NOT_FOR_KERNELS and isinstance(value, (bool, int, float, str, tuple)):
+            primitive.add_prim_attr(name, value)
+    result = _run_op(primitive, op, tuple(_as_tensor(value) for value in inputs))
+    results = result if isinstance(result, (tuple, list)) else (result,)
+    return tuple(entry.asnumpy() if isinstance(entry, ms.Tensor) else np.asarray(entry) for entry in results)
+
+
+def _as_tensor(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return ms.Tensor(value)
+    if isinstance(value, tuple):
+        return tuple(_as_tensor(entry) for entry in value)
+    return value
+
+
+def _flat(values: tuple):
+    for value in values:
+        if isinstance(value, tuple):
+            yield from _flat(value)
+        else:
+            yield value
+
+
+def _widened(value: object) -> object:
+    if isinstance(value, np.ndarray) and value.dtype == np.float16:
+        return value.astype(np.float32)
+    return tuple(_widened(entry) for entry in value) if isinstance(value, tuple) else value
+
+
+def _shaped(op: str, results: tuple[np.ndarray, ...], outputs: tuple[TensorType, ...]) -> tuple[np.ndarray, ...]:
+    """Outputs of the compiled types, or an error: memory is counted by what was really computed."""
+    if not outputs:
+        return results
+    for result, known in zip(results, outputs, strict=True):
+        if result.shape != known.shape or result.dtype.name != known.dtype:
+            raise GraphError(
+                f"--execute: {op} gave {result.dtype.name}{list(result.shape)}, "
+                f"compiled is {known.dtype}{list(known.shape)}"
+            )
+    # Outputs that share memory with an input would be poisoned with it.
+    return tuple(np.array(result) for result in results)

@@ -1,0 +1,1 @@
+"""Runs a compiled step operator by operator; knows nothing of the simulator that it is a judge of."""

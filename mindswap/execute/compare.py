@@ -1,0 +1,196 @@
+"""What running a compiled step has shown. Pure."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.execute.run import Executed
+from mindswap.execute.timetable import StepTimetable
+
+__all__ = [
+    "CurveCheck",
+    "Execution",
+    "Reference",
+    "Witness",
+    "compare_curves",
+    "compare_runs",
+    "make_reference",
+    "relative_difference",
+]
+
+TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
+
+
+@dataclass(frozen=True)
+class CurveCheck:
+    """Live bytes at each operator, executed and simulated.
+
+    Attributes:
+        peak_bytes, simulated_peak_bytes: highest of each.
+        num_different: operators at which they differ.
+        first_difference: the first of them, in words; "" if there is none.
+    """
+
+    peak_bytes: int
+    simulated_peak_bytes: int
+    num_different: int
+    first_difference: str
+
+    @property
+    def is_equal(self) -> bool:
+        """Equal at every operator."""
+        return not self.first_difference
+
+
+@dataclass(frozen=True)
+class Witness:
+    """MindSpore's own execution of the network, without any policy.
+
+    Attributes:
+        is_loss_equal: bit for bit.
+        num_equal: gradients that are equal bit for bit.
+        relative_difference: largest difference of a gradient, by its largest element.
+        failure: why there is none; then the rest means nothing.
+    """
+
+    is_loss_equal: bool = False
+    num_equal: int = 0
+    relative_difference: float = 0.0
+    failure: str = ""
+
+    @property
+    def is_ok(self) -> bool:
+        """Nothing speaks against the run."""
+        return bool(self.failure) or self.relative_difference <= TOLERANCE
+
+
+@dataclass(frozen=True)
+class Reference:
+    """The run without swap and recompute; tensors as digests of their type, shape and bytes.
+
+    Attributes:
+        names: weights, in order of their gradients.
+        loss, gradients: digests.
+        peak_bytes: highest of its live bytes.
+        witness: MindSpore's own execution of the same; None where it was not asked.
+    """
+
+    names: tuple[str, ...]
+    loss: str
+    gradients: tuple[str, ...]
+    peak_bytes: int
+    witness: Witness | None = None
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Result of `verify --execute`.
+
+    Attributes:
+        num_forward, num_backward: operators that ran.
+        num_gradients: gradients of weights.
+        different: names of the weights whose gradients are not equal bit for bit to those of the plain run.
+        is_loss_equal: the same of the loss.
+        is_finite: no gradient has NaN or infinity.
+        misreads: operators that read memory that was not theirs, in words.
+        num_copies: copies to the host, and back.
+        offloaded_bytes: bytes that left.
+        curve: against the simulator.
+        plain_peak_bytes: executed without swap and recompute.
+        stand_ins: operators without a kernel for the CPU -> how often they ran as stand-ins.
+        in_float32: operators that ran in float32 and were rounded.
+        num_repeats: masks and tables that the compiler computes several times and this run once.
+        num_moved: operators that stand elsewhere in the frontend's own order.
+        notes: what was changed in the configuration so that it could run.
+        witness: MindSpore's own execution; None where it was not asked.
+    """
+
+    num_forward: int
+    num_backward: int
+    num_gradients: int
+    different: tuple[str, ...]
+    is_loss_equal: bool
+    is_finite: bool
+    misreads: tuple[str, ...]
+    num_copies: int
+    offloaded_bytes: int
+    curve: CurveCheck
+    plain_peak_bytes: int
+    stand_ins: Mapping[str, int]
+    in_float32: Mapping[str, int]
+    num_repeats: int
+    num_moved: int
+    notes: tuple[str, ...] = ()
+    witness: Witness | None = None
+
+    @property
+    def are_gradients_equal(self) -> bool:
+        """All gradients and the loss, bit for bit, and nobody read what was not there."""
+        return self.is_loss_equal and self.is_finite and not self.different and not self.misreads
+
+    @property
+    def is_ok(self) -> bool:
+        """All checks hold."""
+        return self.are_gradients_equal and self.curve.is_equal and (self.witness is None or self.witness.is_ok)
+
+
+def compare_curves(
+    timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
+) -> CurveCheck:
+    """Executed live bytes against simulated ones.
+
+    Args:
+        timetable: operators that ran.
+        executed: live bytes at each of them.
+        ops, labels, live: primitive, name and live bytes of each operator of the simulator.
+    """
+    first, num_different = "", 0
+    for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
+        node = operator.node
+        where = f"operator {position} ({f'layer {node.layer_index}' if node.layer_index is not None else 'no layer'}, "
+        where += f"{node.cell_path} {node.op})"
+        if position >= len(ops) or ops[position] != node.op:
+            other = f"{labels[position]} {ops[position]}" if position < len(ops) else "nothing"
+            num_different += len(executed) - position
+            first = first or f"{where}: the simulator has {other} there"
+            break
+        if size != live[position]:
+            num_different += 1
+            first = first or f"{where}: {size} bytes executed, {live[position]} simulated"
+    if len(ops) > len(executed) and not first:
+        num_different, first = len(ops) - len(executed), f"the simulator has {len(ops) - len(executed)} operators more"
+    return CurveCheck(max(executed, default=0), max(live, default=0), num_different, first)
+
+
+def make_reference(names: Sequence[str], plain: Executed, witness: Witness | None = None) -> Reference:
+    """What is kept of the run without swap and recompute."""
+    if len(names) != len(plain.gradients):
+        names = [f"gradient {index}" for index in range(len(plain.gradients))]
+    gradients = tuple(_digest(gradient) for gradient in plain.gradients)
+    return Reference(tuple(names), _digest(plain.loss), gradients, max(plain.curve_bytes, default=0), witness)
+
+
+def compare_runs(run: Executed, plain: Reference) -> tuple[tuple[str, ...], bool, bool]:
+    """Weights with unequal gradients, whether the loss is equal, whether all gradients are finite."""
+    different = [
+        name
+        for name, own, other in zip(plain.names, run.gradients, plain.gradients, strict=True)
+        if _digest(own) != other
+    ]
+    is_finite = all(np.isfinite(gradient).all() for gradient in run.gradients)
+    return tuple(different), run.loss is not None and _digest(run.loss) == plain.loss, is_finite
+
+
+def _digest(array: np.ndarray | None) -> str:
+    """Equal for arrays that are equal bit for bit; NaN is equal to the same NaN."""
+    if array is None:
+        return ""
+    return hashlib.sha256(f"{array.dtype} {array.shape} ".encode() + array.tobytes()).hexdigest()
+
+
+def relative_difference(own: np.ndarray, other: np.ndarray) -> float:
+    """Largest difference, by the largest element."""
+    scale = float(np.abs(other).max()) if other.size else 0.0
+    return float(np.abs(own - other).max()) / scale if scale else float(np.abs(own).max(initial=0.0))

@@ -1,0 +1,242 @@
+"""When each piece of device memory is taken and given back, by the rules of MindSpore's Ascend backend. Pure.
+
+Worked out from the compiled graph alone. Sources, MindSpore 2.9:
+
+- acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands
+  `backward_prefetch` places behind it in the execution order, copies counted; where that is a copy, after the next
+  operator; at the end after the last one. The memory is free then, if nobody reads it later.
+- insert_pre_fetch_depend.cc, CalExecutionOrder: a copy in stands behind the operator that is `backward_prefetch + 1`
+  places before the first that reads it, copies not counted, and never before the operator behind the copy out. Memory
+  is taken when it starts. Where there are not so many operators, nothing holds it back but the copy out.
+
+Copies take no time here. An operator is one that the device runs something for: views and tuples do not count.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.storage import VIEW_OPS
+
+__all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator where it runs.
+
+    Attributes:
+        node: as compiled.
+        is_forward: it runs in forward.
+        makes: pieces of memory of its outputs; None for an output without bytes or one that is a result of the step.
+        reads: pieces of memory that it reads.
+    """
+
+    node: Node
+    is_forward: bool
+    makes: tuple[str | None, ...]
+    reads: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """A copy back to the device: `MoveTo` in backward, the value on the host that it brings, the memory it takes."""
+
+    node: Node
+    source: str
+    buffer: str
+
+
+@dataclass(frozen=True)
+class StepTimetable:
+    """What happens at each operator.
+
+    Attributes:
+        operators: forward, then backward.
+        num_forward: operators of forward.
+        fetches: before each operator.
+        offloads: after each operator, the `MoveTo` whose copies leave.
+        releases: after each operator, pieces of memory that are given back.
+        aliases: values that are another value under another name: repeats of masks, and what backward is handed.
+        num_repeats: operators that run once here and several times on the device.
+        num_moved: operators that stand elsewhere in the frontend's own order.
+    """
+
+    operators: tuple[Operator, ...]
+    num_forward: int
+    fetches: tuple[tuple[Fetch, ...], ...]
+    offloads: tuple[tuple[Node, ...], ...]
+    releases: tuple[tuple[str, ...], ...]
+    aliases: Mapping[str, str]
+    num_repeats: int = 0
+    num_moved: int = 0
+
+
+def make_timetable(
+    graph: Graph, results: Iterable[str] = (), wanted_backward: Sequence[tuple[str, bool]] = ()
+) -> StepTimetable:
+    """The timetable of a compiled step.
+
+    Args:
+        graph: a step with lazy_inline on.
+        results: values of backward that the step returns: gradients of weights, which count with the weights.
+        wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
+    """
+    return _Planner(graph, frozenset(results)).plan(wanted_backward)
+
+
+class _Planner:
+    def __init__(self, graph: Graph, results: frozenset[str]):
+        self.graph = graph
+        self.weights = weight_reads(graph)
+        self.shared = find_shared(graph)
+        repeats = find_repeats(graph, self.shared)
+        self.aliases = {saved.backward_name: saved.forward_name for saved in graph.saved} | repeats
+        by_name = {node.name: node for node in (*graph.forward, *graph.backward)}
+        self.num_repeats = sum(is_kernel(by_name[name], self.weights) for name in repeats)
+        self.nodes: dict[str, Node] = by_name
+        self.in_backward = {node.name for node in graph.backward}
+        self.known: dict[str, tuple[str | None, ...]] = {}
+        self.results = {buffer for name in results for buffer in self.buffers(name) if buffer}
+
+    def plan(self, wanted_backward: Sequence[tuple[str, bool]]) -> StepTimetable:
+        forward = self._forward_order()
+        backward = [node for node in self.graph.backward if self._runs(node)]
+        backward, num_moved = follow(backward, wanted_backward) if wanted_backward else (backward, 0)
+        kernels = [node for node in forward if node.op != "MoveTo"] + backward
+        num_forward = len(kernels) - len(backward)
+        place = {node.name: index for index, node in enumerate(kernels)}
+        read = {buffer for node in kernels for buffer in self._reads(node)}
+        # What backward makes and nobody reads is a gradient of a weight, or nothing at all.
+        results = {buffer for buffer in self.results if buffer not in read}
+        operators = tuple(
+            Operator(
+                node,
+                place[node.name] < num_forward,
+                tuple(None if buffer in results else buffer for buffer in self.buffers(node.name)),
+                self._reads(node),
+            )
+            for node in kernels
+        )
+        last_use: dict[str, int] = {}
+        for index, operator in enumerate(operators):
+            for used in (*operator.makes, *operator.reads):
+                if used is not None:
+                    last_use[used] = index
+
+        outs = {node.name: position for position, node in enumerate(forward) if node.op == "MoveTo"}
+        fetches = self._fetches(operators, forward, outs)
+        order = self._execution_order(forward, backward, kernels, fetches)
+        exec_place = {node.name: position for position, node in enumerate(order)}
+        offloads: list[list[Node]] = [[] for _ in kernels]
+        for name, position in outs.items():
+            node = forward[position]
+            before = next(other for other in reversed(forward[:position]) if other.op != "MoveTo")
+            offloads[place[before.name]].append(node)
+            wait = self._wait(exec_place[name] + _prefetch(node), order, place)
+            for copied in self.buffers(node.inputs[0]):
+                if copied is not None:
+                    last_use[copied] = max(last_use[copied], wait)
+        releases: list[list[str]] = [[] for _ in kernels]
+        for buffer, index in last_use.items():
+            releases[index].append(buffer)
+        at: list[list[Fetch]] = [[] for _ in kernels]
+        for fetch, index in fetches:
+            at[index].append(fetch)
+        return StepTimetable(
+            operators, num_forward, _frozen(at), _frozen(offloads), _frozen(releases), self.aliases,
+            self.num_repeats, num_moved,
+        )  # fmt: skip
+
+    def _runs(self, node: Node) -> bool:
+        return is_kernel(node, self.weights) and node.name not in self.aliases
+
+    def _forward_order(self) -> list[Node]:
+        """Operators and copies out; what all layers share first, but for what makes the first of their inputs."""
+        nodes = [node for node in self.graph.forward if self._runs(node) or node.op == "MoveTo"]
+        layer = next(
+            (i for i, node in enumerate(nodes) if node.layer_index is not None and not self._is_shared(node)), 0
+        )
+        early = [node for node in nodes[layer:] if self._is_shared(node)]
+        names = {node.name for node in early}
+        return [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]
+
+    def _is_shared(self, node: Node) -> bool:
+        return node.name in self.shared and node.op != "MoveTo"
+
+    def buffers(self, name: str) -> tuple[str | None, ...]:
+        """The device memory behind a value, one piece for each output of its operator; none for weights and inputs."""
+        if name not in self.known:
+            self.known[name] = self._find_buffers(name)
+        return self.known[name]
+
+    def _find_buffers(self, name: str) -> tuple[str | None, ...]:
+        if name in self.aliases:
+            return self.buffers(self.aliases[name])
+        node = self.nodes.get(name)
+        if node is None or name in self.weights:
+            return ()
+        if node.op in VIEW_OPS:
+            return self.buffers(node.inputs[0])
+        if node.op == "TupleGetItem":
+            index = self.graph.constants.get(node.inputs[1], 0)
+            return self.buffers(node.inputs[0])[index : index + 1]
+        if node.op == "MakeTuple":
+            return tuple((self.buffers(entry) or (None,))[0] for entry in node.inputs)
+        if node.op == "MoveTo":
+            return (f"{name}#0",) if name in self.in_backward else ()
+        if not is_kernel(node, self.weights):
+            return ()
+        return tuple(f"{name}#{index}" if known.size_bytes else None for index, known in enumerate(node.outputs))
+
+    def _reads(self, node: Node) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(buffer for name in node.inputs for buffer in self.buffers(name) if buffer))
+
+    def _fetches(
+        self, operators: Sequence[Operator], forward: Sequence[Node], outs: Mapping[str, int]
+    ) -> list[tuple[Fetch, int]]:
+        """Copies in, each with the operator before which it starts, in order of their start."""
+        first_user: dict[str, int] = {}
+        for index, operator in enumerate(operators):
+            for buffer in operator.reads:
+                first_user.setdefault(buffer, index)
+        found = []
+        for node in self.graph.backward:
+            if node.op != "MoveTo" or f"{node.name}#0" not in first_user:
+                continue
+            out = self.aliases.get(node.inputs[0], node.inputs[0])
+            # The first operator behind the copy out.
+            earliest = sum(other.op != "MoveTo" for other in forward[: outs[out]])
+            behind = first_user[f"{node.name}#0"] - 1 - _prefetch(node)
+            start = max(behind, earliest) + 1 if behind >= 0 else earliest
+            found.append((Fetch(node, out, f"{node.name}#0"), start))
+        return sorted(found, key=lambda entry: entry[1])
+
+    def _execution_order(
+        self, forward: Sequence[Node], backward: Sequence[Node], kernels: Sequence[Node], fetches
+    ) -> list[Node]:
+        """All operators and copies as the device gets them."""
+        before: dict[str, list[Node]] = {}
+        for fetch, start in fetches:
+            before.setdefault(kernels[start].name, []).append(fetch.node)
+        order = []
+        for node in (*forward, *backward):
+            order += [*before.get(node.name, ()), node]
+        return order
+
+    @staticmethod
+    def _wait(position: int, order: Sequence[Node], place: Mapping[str, int]) -> int:
+        """The operator after which the compute stream waits for a copy out."""
+        for node in order[min(position, len(order) - 1) :]:
+            if node.name in place:
+                return place[node.name]
+        return len(place) - 1
+
+
+def _prefetch(node: Node) -> int:
+    return int(node.attributes["backward_prefetch"])  # type: ignore[call-overload]
+
+
+def _frozen(lists: list[list]) -> tuple[tuple, ...]:
+    return tuple(tuple(entries) for entries in lists)

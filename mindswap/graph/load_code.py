@@ -1,0 +1,149 @@
+"""MindIR -> StepCode: what `graph.load` leaves out, so that a step can be run. Values of constants, calls of functions.
+
+`graph.load` reads what describes a step; a capture never needs this. Both know the fields of MindSpore's protobuf.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mindswap.graph.load import BACKWARD_MARK, BYTES_PER_ELEMENT, FORWARD_MARK
+from mindswap.graph.model import TensorType
+
+__all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
+
+MONAD = object()  # ties operators with side effects together; no value
+INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
+
+
+@dataclass(frozen=True)
+class TensorValue:
+    """A constant tensor: its type and its elements, little-endian."""
+
+    type: TensorType
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """A constant of a kind that no operator of a training step has needed so far."""
+
+    kind: str
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One operator of a function, with what it reads by name and the attributes of its primitive."""
+
+    name: str
+    op: str
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, object]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call of a function, or of what an instruction gave: the second function comes as a value from the first."""
+
+    name: str
+    target: str
+    inputs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Function:
+    """Parameters and output by name, instructions in execution order."""
+
+    name: str
+    parameters: tuple[str, ...]
+    instructions: tuple[Instruction | Call, ...]
+    output: str
+
+
+@dataclass(frozen=True)
+class StepCode:
+    """All that it takes to run a compiled step.
+
+    Attributes:
+        main: calls forward, then backward.
+        forward, backward: the two functions of the lazy_inline cell.
+        weights: name in `main` -> name of the parameter in the network, and its type.
+        constants: by name: numbers, texts, tuples, None, `TensorValue`, `MONAD`, or `Unknown`.
+    """
+
+    main: Function
+    forward: Function
+    backward: Function
+    weights: Mapping[str, tuple[str, TensorType]]
+    constants: Mapping[str, object]
+
+
+def load_code(model) -> StepCode:
+    """The code of one compiled step with lazy_inline on.
+
+    Args:
+        model: `ModelProto` of MindIR that `load_graph` takes, too.
+    """
+    primitives = {primitive.name: primitive for primitive in model.primitives}
+    functions = {function.name: _read_function(function, primitives) for function in model.functions}
+    constants: dict[str, object] = {}
+    for function in (*model.functions, model.graph):
+        for node in function.node:
+            if node.op_type == "Constant" and node.attribute:
+                constants[node.output[0]] = _read(node.attribute[0])
+    (forward,) = (f for name, f in functions.items() if FORWARD_MARK in name and _hands_over(f))
+    (backward,) = (f for name, f in functions.items() if BACKWARD_MARK in name)
+    weights = {p.name: (p.ref_key or p.name.rpartition(":")[2], _type(p)) for p in model.graph.parameter}
+    return StepCode(_read_function(model.graph, primitives), forward, backward, weights, constants)
+
+
+def _hands_over(function: Function) -> bool:
+    return any(isinstance(entry, Instruction) and entry.op == "Partial" for entry in function.instructions)
+
+
+def _read_function(function, primitives) -> Function:
+    instructions: list[Instruction | Call] = []
+    for node in function.node:
+        if node.op_type == "Constant":
+            continue
+        reference = node.op_type.removeprefix("REF::")
+        primitive = primitives.get(reference)
+        if primitive is None and node.op_type.startswith("REF::"):
+            instructions.append(Call(node.name, reference, tuple(node.input)))
+            continue
+        attributes = {entry.name: _read(entry) for entry in primitive.attribute} if primitive is not None else {}
+        op = primitive.op_type if primitive is not None else node.op_type
+        instructions.append(Instruction(node.name, op, tuple(node.input), attributes))
+    parameters = tuple(parameter.name for parameter in function.input)
+    return Function(function.name, parameters, tuple(instructions), function.output[0].name)
+
+
+def _read(entry) -> object:
+    """Value of an attribute or a constant; a number stands alone or as the only one of a list."""
+    kind = entry.AttributeType.Name(entry.type)
+    if kind in INTEGERS:
+        return entry.ints[0] if entry.ints else entry.i
+    if kind == "BOOL":
+        return bool(entry.ints[0] if entry.ints else entry.i)
+    if kind == "FLOAT":
+        return entry.floats[0] if entry.floats else entry.f
+    if kind == "DOUBLE":
+        return entry.doubles[0] if entry.doubles else entry.d
+    if kind == "STRING":
+        return (entry.strings[0] if entry.strings else entry.s).decode(errors="replace")
+    if kind in ("TUPLE", "LIST"):
+        return tuple(_read(value) for value in entry.values)
+    if kind == "NONE":
+        return None
+    if kind in ("UMONAD", "IOMONAD"):
+        return MONAD
+    if kind == "TENSORS" and len(entry.tensors) == 1:
+        return TensorValue(_type(entry.tensors[0]), entry.tensors[0].raw_data)
+    return Unknown(kind)
+
+
+def _type(tensor) -> TensorType:
+    dtype = tensor.DataType.Name(tensor.data_type).lower()
+    size = BYTES_PER_ELEMENT.get(dtype, 0)
+    for dim in tensor.dims:
+        size *= max(dim, 0)
+    return TensorType(tuple(tensor.dims), {"float": "float32", "double": "float64"}.get(dtype, dtype), size)

@@ -1,0 +1,95 @@
+"""`verify --execute` as text and as data."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from mindswap.execute.compare import Execution, Witness
+from mindswap.units import format_bytes
+
+__all__ = ["execution_to_json", "format_execution"]
+
+
+def format_execution(result: Execution) -> str:
+    """A few lines for readers; what failed says so first."""
+    num = result.num_forward + result.num_backward
+    lines = [
+        f"executed on CPU: {num} operators ({result.num_forward} forward, {result.num_backward} backward), "
+        f"{result.num_copies} copies out and back of {format_bytes(result.offloaded_bytes)}",
+        f"    gradients: {_gradients(result)}",
+        f"    memory: {_memory(result)}",
+    ]
+    lines += [f"    {line}" for line in result.misreads]
+    if result.witness is not None:
+        lines.append(f"    outside witness: {_witness(result.witness, result.num_gradients)}")
+    lines += [f"    note: {note}" for note in (*_notes(result), *result.notes)]
+    return "\n".join(lines)
+
+
+def _gradients(result: Execution) -> str:
+    if result.are_gradients_equal:
+        return (
+            f"loss and all {result.num_gradients} gradients are, bit for bit, those without swap and recompute; "
+            "no operator read memory that was given back (it was filled with NaN)"
+        )
+    parts = []
+    if result.different:
+        shown = ", ".join(result.different[:3]) + (", ..." if len(result.different) > 3 else "")
+        parts.append(f"{len(result.different)} of {result.num_gradients} DIFFER from those without swap: {shown}")
+    if not result.is_loss_equal:
+        parts.append("the loss DIFFERS")
+    if not result.is_finite:
+        parts.append("some are NOT FINITE")
+    if result.misreads:
+        parts.append(f"{len(result.misreads)} reads of memory that was NOT THERE")
+    return "; ".join(parts)
+
+
+def _memory(result: Execution) -> str:
+    curve = result.curve
+    num = result.num_forward + result.num_backward
+    peak = f"peak {format_bytes(curve.peak_bytes)} of activations, without swap {format_bytes(result.plain_peak_bytes)}"
+    if curve.is_equal:
+        return f"live bytes are the simulated ones at each of the {num} operators; {peak}"
+    return (
+        f"live bytes DIFFER from the simulated ones at {curve.num_different} of {num} operators, first at "
+        f"{curve.first_difference}; {peak}, simulated {format_bytes(curve.simulated_peak_bytes)}"
+    )
+
+
+def _witness(witness: Witness, num_gradients: int) -> str:
+    if witness.failure:
+        return f"none, MindSpore itself cannot run this network on CPU: {witness.failure}"
+    if witness.is_loss_equal and witness.num_equal == num_gradients:
+        return (
+            "MindSpore's own run of the network without lazy_inline: "
+            f"loss and all {num_gradients} gradients equal bit for bit"
+        )
+    loss = "equal bit for bit" if witness.is_loss_equal else "not equal bit for bit"
+    return (
+        f"MindSpore's own run of the network without lazy_inline: loss {loss}, {witness.num_equal} of {num_gradients} "
+        f"gradients bit for bit, the others within {witness.relative_difference:.1e} of their largest element"
+        + ("" if witness.is_ok else " (TOO FAR)")
+    )
+
+
+def _notes(result: Execution) -> list[str]:
+    notes = []
+    if result.stand_ins:
+        names = ", ".join(f"{op} (x{count})" for op, count in sorted(result.stand_ins.items()))
+        notes.append(f"{len(result.stand_ins)} operators have no CPU kernel and ran as stand-ins: {names}")
+    if result.in_float32:
+        names = ", ".join(sorted(result.in_float32))
+        notes.append(f"computed in float32 and rounded, because the CPU has no float16 kernel: {names}")
+    if result.num_repeats:
+        notes.append(
+            f"{result.num_repeats} operators on masks and tables, which the compiler repeats, ran once, as simulated"
+        )
+    if result.num_moved:
+        notes.append(f"{result.num_moved} operators of backward ran where the simulator has them, not the frontend")
+    return notes
+
+
+def execution_to_json(result: Execution) -> Mapping[str, Any]:
+    """The same as plain data."""
+    return {"ok": result.is_ok, "gradients_equal": result.are_gradients_equal, **asdict(result)}

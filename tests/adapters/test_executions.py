@@ -1,0 +1,93 @@
+"""The graph that MindSpore compiles, run operator by operator: four cases of Llama, Qwen3, swap and recompute mixed."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+import yaml
+
+from tests.adapters.edits import edited
+from tests.adapters.graphs import CPU_CASES, QWEN3, ROOT, op_swap
+
+pytestmark = pytest.mark.mindspore
+
+NAMES = ["case1_default_swap", "case2_layer_swap", "case3_op_swap", "case4_swap_and_recompute"]
+# Numbers of copies: those of tests/adapters/test_cases.py. Bytes by hand, 2 samples of 64 tokens, hidden 64, ffn 192,
+# 4 heads of 16: hidden states 32 KiB (2 * 64 * 64 * 4 B), of ffn 96 KiB, probabilities 128 KiB (2 * 4 * 64 * 64 * 4 B),
+# 1 / root mean square 512 B.
+KIB = 1024
+ATTENTION = 5 * 32 * KIB + 128 * KIB
+FEED_FORWARD = 32 * KIB + 4 * 96 * KIB
+REST = 4 * 32 * KIB + 2 * 512
+COPIED = {
+    "case1_default_swap": (4, 4 * 128 * KIB),
+    "case2_layer_swap": (2 * 17, 2 * (ATTENTION + FEED_FORWARD + REST)),
+    "case3_op_swap": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
+    "case4_swap_and_recompute": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
+}
+
+
+def execute(*configs):
+    command = [sys.executable, "-m", "tests.adapters.executions", *map(str, configs)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout)
+
+
+@pytest.fixture(scope="module")
+def cases():
+    return dict(zip(NAMES, execute(*(CPU_CASES / f"{name}.yaml" for name in NAMES)), strict=True))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_are_bit_equal_and_live_bytes_are_the_simulated_ones(cases, name):
+    result = cases[name]
+    assert result["ok"] and result["gradients_equal"] and result["num_gradients"] == 39, result["text"]
+    assert result["curve"]["first_difference"] == ""
+    assert (result["num_copies"], result["offloaded_bytes"]) == COPIED[name]
+    assert result["curve"]["peak_bytes"] < result["plain_peak_bytes"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_operator_is_mindspores_own_and_mindspore_gets_the_same(cases, name):
+    result = cases[name]
+    assert result["stand_ins"] == result["in_float32"] == {}
+    assert result["witness"] == {"is_loss_equal": True, "num_equal": 39, "relative_difference": 0.0, "failure": ""}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen3")
+    mixed = op_swap((r"self_attention\.core_attention", 7, [1, 3]), ("mlp", 4, [2]))
+    edits = {"swap_config": mixed, "recompute_config": {"recompute": False, "select_recompute": {"mlp": [0]}}}
+    config = folder / "mixed.yaml"
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(QWEN3.read_text()), edits)))
+    return execute(QWEN3, config)
+
+
+def test_qwen3_runs_with_stand_ins_that_are_named(qwen):
+    for result in qwen:
+        assert set(result["stand_ins"]) == {
+            "DropoutExt", "DropoutGradExt", "EmbeddingDenseBackward", "FlashAttentionScore", "FlashAttentionScoreGrad",
+            "Outer", "RmsNorm", "RmsNormGrad",
+        }  # fmt: skip
+
+
+def test_qwen3_gives_equal_gradients_with_swap_and_with_swap_and_recompute(qwen):
+    swapped, mixed = qwen
+    for result in qwen:
+        assert result["gradients_equal"] and result["different"] == result["misreads"] == [], result["text"]
+    assert swapped["num_copies"] == 16
+    assert mixed["num_backward"] > swapped["num_backward"]  # layer 0 computes its mlp again
+    assert mixed["num_forward"] == swapped["num_forward"]
+
+
+@pytest.mark.xfail(
+    strict=True,
+    reason="copies out of FlashAttentionScore, which has several outputs, stand at the end of forward in the order of "
+    "the frontend, and right behind their maker in the simulator; where the backend has them is open",
+)
+def test_qwen3_has_the_simulated_curve(qwen):
+    for result in qwen:
+        assert result["curve"]["first_difference"] == ""
