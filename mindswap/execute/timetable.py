@@ -3,8 +3,9 @@
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 
 - acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands
-  three times `backward_prefetch` places (kDefaultDelayFactor, also in the machine code of the 2.9.0 wheel) behind it in the execution order, copies counted; where that is a copy, after the next
-  operator; at the end after the last one. The memory is free then, if nobody reads it later.
+  three times `backward_prefetch` places (kDefaultDelayFactor, also in the machine code of the 2.9.0 wheel) behind it in
+  the execution order, copies counted; where that is a copy, after the next operator; at the end after the last one.
+  The memory is free then, if nobody reads it later.
 - insert_pre_fetch_depend.cc, CalExecutionOrder: a copy in stands behind the operator that is `backward_prefetch + 1`
   places before the first that reads it, copies not counted, and never before the operator behind the copy out. Memory
   is taken when it starts. Where there are not so many operators, nothing holds it back but the copy out.

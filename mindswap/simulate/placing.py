@@ -15,7 +15,7 @@ from mindswap.simulate.program import NO_OP, Copies, Intervals, MemoryKind, OpKi
 
 __all__ = ["TransferCosts", "join", "place_memory"]
 
-# acl_stream_assign.cc, AddDelayedSendRecvKernel: kDefaultDelayFactor. Also seen in the machine code of the wheel of 2.9.0:
+# kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
 # libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
 RELEASE_FACTOR = 3
 

@@ -12,7 +12,7 @@ from mindswap.execute.timetable import make_timetable
 from tests.execute.steps import ONES, code_of, kernels, swapped_graph
 
 KIB = 1024
-# While each operator runs: a; a b; a b c; a c d; c g0; g0 g1; g1 g2 and a again; g2 a. The gradient is with the weights.
+# While each operator runs: a; a b; a b c; a c d; c g0; g0 g1; g1 g2 and a again; g2 a. The gradient does not count.
 CURVE = [1 * KIB, 2 * KIB, 3 * KIB, 3 * KIB, 2 * KIB, 2 * KIB, 3 * KIB, 2 * KIB]
 
 
