@@ -15,7 +15,7 @@ from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
 from mindswap.simulate.memory import peak_memory
-from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulate.timeline import Timeline
 
 __all__ = ["KEEP", "Figures", "Score", "Space"]
@@ -163,7 +163,8 @@ class Space(ABC):
         found = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
         if not len(copies):
             return found
-        needed = np.maximum(_release_distances(timeline), _prefetch_distances(timeline))
+        until_release = -(-_release_distances(timeline) // RELEASE_FACTOR)
+        needed = np.maximum(until_release, _prefetch_distances(timeline))
         layer_of = np.full(max(self.layers) + 1, -1)
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         item_of = np.array([self.items.get(label.partition("|")[0], -1) for label in program.labels])
