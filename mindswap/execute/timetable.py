@@ -3,8 +3,9 @@
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 
 - acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands
-  `backward_prefetch` places behind it in the execution order, copies counted; where that is a copy, after the next
-  operator; at the end after the last one. The memory is free then, if nobody reads it later.
+  three times `backward_prefetch` places (kDefaultDelayFactor, also in the machine code of the 2.9.0 wheel) behind it in
+  the execution order, copies counted; where that is a copy, after the next operator; at the end after the last one.
+  The memory is free then, if nobody reads it later.
 - insert_pre_fetch_depend.cc, CalExecutionOrder: a copy in stands behind the operator that is `backward_prefetch + 1`
   places before the first that reads it, copies not counted, and never before the operator behind the copy out. Memory
   is taken when it starts. Where there are not so many operators, nothing holds it back but the copy out.
@@ -20,6 +21,9 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.storage import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
+
+
+DELAY_FACTOR = 3
 
 
 @dataclass(frozen=True)
@@ -134,7 +138,7 @@ class _Planner:
             node = forward[position]
             before = next(other for other in reversed(forward[:position]) if other.op != "MoveTo")
             offloads[place[before.name]].append(node)
-            wait = self._wait(exec_place[name] + _prefetch(node), order, place)
+            wait = self._wait(exec_place[name] + DELAY_FACTOR * _prefetch(node), order, place)
             for copied in self.buffers(node.inputs[0]):
                 if copied is not None:
                     last_use[copied] = max(last_use[copied], wait)

@@ -15,7 +15,7 @@ from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
 from mindswap.simulate.memory import peak_memory
-from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulate.timeline import Timeline
 
 __all__ = ["KEEP", "Figures", "Score", "Space"]
@@ -172,7 +172,7 @@ class Space(ABC):
             own = np.flatnonzero((copies.producer_op >= begin) & (copies.producer_op < end))
             if len(own):
                 distances = (
-                    _release_distances(timeline, own, begin, end),
+                    -(-_release_distances(timeline, own, begin, end) // RELEASE_FACTOR),
                     _prefetch_distances(timeline, own, begin, end),
                 )
                 needed[own] = np.maximum(1, np.maximum(*distances))

@@ -1,6 +1,6 @@
 """Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend. Pure.
 
-Sources: acl_stream_assign.cc (release after `backward_prefetch` operators of the execution order, copies
+Sources: acl_stream_assign.cc (release after three times `backward_prefetch` operators of the execution order, copies
 out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
 copies not included).
 """
@@ -13,7 +13,11 @@ import numpy as np
 
 from mindswap.simulate.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops
 
-__all__ = ["TransferCosts", "join", "place_memory"]
+__all__ = ["RELEASE_FACTOR", "TransferCosts", "join", "place_memory"]
+
+# kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
+# libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
+RELEASE_FACTOR = 3
 
 Columns = TypeVar("Columns", Copies, Intervals)
 
@@ -104,7 +108,7 @@ def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarr
 def _release_ops(
     producer: np.ndarray, distance: np.ndarray, prefetch_op: np.ndarray, ops: Ops, first: int, end: int
 ) -> np.ndarray:
-    """The operator `distance` places behind each copy out in the execution order, copies out and in counted.
+    """The operator three times `distance` places behind each copy out in the execution order, copies out and in counted.
 
     Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
     no operator of the compute stream, the next one is taken, and the last one at the end.
@@ -123,7 +127,7 @@ def _release_ops(
     place_of_copy += np.searchsorted(ins, producer)
     is_compute = ops.kind[first:end] <= OpKind.RECOMPUTE
     compute = np.flatnonzero(is_compute)
-    slot = np.searchsorted(place_of_op[compute], place_of_copy + distance, side="left")
+    slot = np.searchsorted(place_of_op[compute], place_of_copy + RELEASE_FACTOR * distance, side="left")
     return first + compute[np.minimum(slot, len(compute) - 1)]
 
 

@@ -22,9 +22,10 @@ def offload_of(timetable, name):
     return position
 
 
-# Execution order: a, out, b, c, d, g0, ...: the copy out stands at 1, so p behind it are b (p=1, operator 1), c (2),
-# d (3). First user of the copy in: g3, operator 7. It may start after operator 7 - 1 - p, so before 7 - p.
-@pytest.mark.parametrize("prefetch,released,fetched", [(1, 1, 6), (2, 2, 5), (3, 3, 4), (0, 1, 7)])
+# Execution order: a, out, b, c, d, g0, ...: the copy out stands at 1, so 3 p behind it is d (p=1, operator 3); with the
+# copy in before g1, g1 (p=2, operator 5); with p=3 nothing, so the last operator. First user of the copy in: g3,
+# operator 7. It may start after operator 7 - 1 - p, so before 7 - p.
+@pytest.mark.parametrize("prefetch,released,fetched", [(1, 3, 6), (2, 5, 5), (3, 7, 4), (0, 1, 7)])
 def test_one_number_says_when_memory_goes_and_when_it_comes(prefetch, released, fetched):
     timetable = make_timetable(swapped_graph(prefetch), ["g3"])
     # With p = 0 the wait is at the copy itself, which is no operator: after the next one. b reads a, too.
@@ -51,13 +52,14 @@ def test_what_is_read_later_in_forward_stays_until_then():
 
 
 def test_copies_count_as_places_in_forward():
-    # Order: a, out, b, out2, c, d: two places behind `out` is `out2`, which is no operator: the wait is after c.
+    # Order: a, out, b, out2, c, in2, d, in, g0, g1: six places behind `out` is `in`, which is no operator: the wait is
+    # after g0. Three behind `out2` is d.
     forward = [node("a", "Double", "x"), copy_out("out", "a", prefetch=2), node("b", "Double", "a")]
     forward += [copy_out("out2", "b", prefetch=1), node("c", "Double", "b"), node("d", "Double", "c")]
     backward = [copy_in("in2", "out2"), node("g0", "Double", "in2"), copy_in("in", "out"), node("g1", "Add", "g0 in")]
     timetable = make_timetable(graph(forward, backward, saved="out out2"))
-    assert release_of(timetable, "a#0") == 2
-    assert release_of(timetable, "b#0") == 2
+    assert release_of(timetable, "a#0") == 4
+    assert release_of(timetable, "b#0") == 3
 
 
 def test_views_are_no_operators_and_share_the_memory():

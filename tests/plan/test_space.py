@@ -16,11 +16,14 @@ def test_a_layer_on_the_clock():
 
 
 def test_a_swap_close_to_its_use_waits():
-    """Out 6-16; `backward_prefetch` 1 lets the next operator run to 7, the one after waits to 16."""
+    """Out 6-16, in 16-26. Order: end t0 out end in end g0 end; three places behind `out` stands the `end` of backward.
+
+    So that one runs, 7-8, and g0 waits for both copies.
+    """
     case = ToySpace(((Tensor(10, 5, 7),),))
     timeline = case.timeline(np.array([[0, 1]]))
     assert (timeline.out_start_ns.tolist(), timeline.out_end_ns.tolist()) == ([6], [16])
-    assert timeline.op_start_ns[3] == 16
+    assert timeline.op_start_ns.tolist() == [0, 1, 6, 7, 26, 33]
 
 
 def test_the_smallest_distances_delay_nothing_where_copies_have_time():

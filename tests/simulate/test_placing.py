@@ -42,11 +42,11 @@ def spans(intervals):
 @pytest.mark.parametrize(
     "distances,releases",
     [
-        ((1, 1), [1, 2]),  # the operator right behind each copy
-        ((2, 1), [2, 2]),  # two behind the first copy stands the second one: the next operator is taken
-        ((3, 1), [2, 2]),
-        ((4, 2), [3, 3]),
-        ((100, 1), [9, 2]),  # never behind the last operator
+        ((1, 1), [2, 4]),  # three places behind each copy out; order: 0 out 1 out 2 3 4 5 6 in in 7 8 9
+        ((2, 1), [5, 4]),
+        ((3, 1), [7, 4]),  # 0 out 1 out 2 3 4 in 5 6 in 7: nine behind the first stands a copy in
+        ((4, 2), [9, 6]),  # 0 out 1 out 2 3 in 4 5 in 6 7 8 9: six behind the second stands a copy in
+        ((100, 1), [9, 4]),  # never behind the last operator
     ],
 )
 def test_release_counts_operators_and_copies(distances, releases):
@@ -56,15 +56,16 @@ def test_release_counts_operators_and_copies(distances, releases):
 
 
 def test_release_counts_copies_in_that_stand_between():
-    # The copy in waits for operator 8 - (5 + 1) = 2. Order: 0 out 1 2 in 3 4: five places behind `out` is 4.
-    copies, _ = place(tensor(0, prefetch=5, user=8))
-    assert copies.prefetch_op.tolist() == [2]
-    assert copies.release_op.tolist() == [4]
+    # The copy in waits for operator 8 - (3 + 1) = 4. Order: 0 out 1 2 3 4 in 5 6 7 8: nine places behind `out` is 8.
+    copies, _ = place(tensor(0, prefetch=3, user=8))
+    assert copies.prefetch_op.tolist() == [4]
+    assert copies.release_op.tolist() == [8]
 
 
 def test_release_slides_to_the_next_operator_of_the_compute_stream():
-    copies, _ = place(tensor(0), stage="F1 C1 S1 F1 F1 B1 B1 B1 B1 B1")
-    assert copies.release_op.tolist() == [3]
+    copies, _ = place(tensor(0), stage="F1 F1 F1 C1 S1 F1 B1 B1 B1 B1")
+    # Order: 0 copy 1 2 3 ...: three places behind the copy is 3.
+    assert copies.release_op.tolist() == [5]
 
 
 @pytest.mark.parametrize(
@@ -87,8 +88,8 @@ def test_positions_count_from_the_start_of_the_stage():
     ops = program_of(STAGE, STAGE).ops
     copies, _ = place(tensor(14, user=18, prefetch=8), tensor(12, user=17, prefetch=1), first=10, ops=ops)
     assert copies.prefetch_op.tolist() == [NO_OP, 15]
-    # Order: 10 11 12 copy 13 14 copy 15 ... 19; eight behind the second copy there is none.
-    assert copies.release_op.tolist() == [19, 13]
+    # Order: 10 11 12 copy 13 14 copy 15 ... 19; three behind the first copy is the second, so the one behind it.
+    assert copies.release_op.tolist() == [19, 15]
 
 
 def test_times_follow_sizes():
@@ -109,7 +110,8 @@ def test_a_tensor_that_forward_reads_after_its_release_stays_so_long():
 def test_several_copies_of_a_tensor_come_back_each_and_the_last_frees_it():
     copies, intervals = place(tensor(0, num_copies=2), num_before=10)
     assert len(copies) == 2
-    assert copies.release_op.tolist() == [1, 1]
+    # Order: 0 copy copy 1 2 3 ...
+    assert copies.release_op.tolist() == [2, 3]
     assert spans(intervals) == [("OFFLOADING", 0, ~11), ("PREFETCHED", ~10, 8), ("PREFETCHED", ~11, 8)]
 
 

@@ -53,8 +53,8 @@ def hyper_offload(options: DistanceOptions, model: StepModel, budget_bytes: int)
     uses. `op_swap` offloads between the last use in forward and the first in backward, for all micro-batches
     alike, so the first micro-batch decides, and `select_num` counts tensors of one micro-batch on each pipeline
     stage. Tensors outside the layers have no name and stay. HyperOffload frees right after the last use in
-    forward (release distance 0), which stalls until the copy has ended; `backward_prefetch` frees as many
-    operators later as it prefetches earlier, so the longer distance is taken for both. Adaptive distances are of
+    forward (release distance 0), which stalls until the copy has ended; `backward_prefetch` frees three times as
+    many operators later as it prefetches earlier, so the longer distance is taken for both. Adaptive distances are of
     its second strategy, which offloads around the peak; how that scores tensors is not published, so they are
     tried with this one.
     """
