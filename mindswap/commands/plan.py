@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     else:
         settings = loaded.model.settings
         text = format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards)
-        beside = outside_line(loaded)
-        print("\n".join([text, *(["", beside] if beside else []), *([""] if explanation else []), *explanation]))
+        beside = [line for line in (outside_line(loaded), *(f"note: {n}" for n in loaded.model.doubts)) if line]
+        print("\n".join([text, *([""] if beside else []), *beside, *([""] if explanation else []), *explanation]))
     if plan.fits:
         _draw(args, loaded, problem, plan)
     return 0 if plan.fits else 1

@@ -108,7 +108,7 @@ def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarr
 def _release_ops(
     producer: np.ndarray, distance: np.ndarray, prefetch_op: np.ndarray, ops: Ops, first: int, end: int
 ) -> np.ndarray:
-    """The operator three times `distance` places behind each copy out in the execution order, copies out and in counted.
+    """The operator three times `distance` places behind each copy out in the execution order, all copies counted.
 
     Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
     no operator of the compute stream, the next one is taken, and the last one at the end.

@@ -33,7 +33,7 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.collectives import Collective
 from mindswap.graph.constants import constant_bytes
-from mindswap.graph.gather import gather_weights
+from mindswap.graph.gather import gather_weights, is_gathering
 from mindswap.graph.handed import find_handed_on
 from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node
@@ -102,6 +102,9 @@ class StepModel:
         costs: what operators and copies cost.
         settings: micro-batches, parallel settings, optimizer.
 
+    Attributes:
+        doubts: what MindSpore does and is not in the step, in words.
+
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is not known.
@@ -116,7 +119,8 @@ class StepModel:
         self._names = captured.names()
         self._tag = captured.tag if captured.has_all_tags else None
         plain = merge_equal(self._graph, self._tag) if self._tag is not None else self._graph
-        self.captured = replace(captured, graph=plain, notes=(*captured.notes, *_describe_tied(captured, settings)))
+        self.doubts = (*_describe_tied(captured, settings), *_describe_gathers(self._graph, settings))
+        self.captured = replace(captured, graph=plain, notes=(*captured.notes, *self.doubts))
         self.costs = costs
         self.settings = settings
         self.layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
@@ -446,6 +450,19 @@ def _describe_tied(captured: CapturedStep, settings: StepSettings) -> tuple[str,
         f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every micro-batch, "
         "and its gradient back; the memory of that is counted, its time is not"
         for parameter in find_tied_parameters(captured.graph)
+    )
+
+
+def _describe_gathers(graph: Graph, settings: StepSettings) -> tuple[str, ...]:
+    """Where MindSpore gathers weights in another type than is simulated: seen in its frontend with lazy_inline on."""
+    if settings.num_micro_batches > 1 or settings.pipeline.num_stages > 1:
+        return ()
+    if not any(node.op == "Cast" for node in graph.forward if is_gathering(node)):
+        return ()
+    return (
+        "with one micro-batch and no pipeline MindSpore 2.9 gathers these weights in float32 and casts them behind: "
+        "while forward runs up to as much again as the gathered weights may be needed, which is not in the peak; "
+        "param_init_type equal to compute_dtype, or gradient accumulation, avoids it",
     )
 
 

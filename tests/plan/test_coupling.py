@@ -91,7 +91,7 @@ def test_what_is_left_of_a_policy(loaded):
 
 
 @pytest.mark.mindspore
-@pytest.mark.parametrize("gib", [40, 30, 26])
+@pytest.mark.parametrize("gib", [34, 30, 26])
 def test_check_of_a_plan_by_the_specification_is_clean(loaded, gib):
     plan = Planner(loaded.model, STRICT).plan(problem(loaded, gib, STRICT))
     assert plan.fits and plan.uncoupled_peak_bytes is None
@@ -103,12 +103,12 @@ def test_check_of_a_plan_by_the_specification_is_clean(loaded, gib):
 
 @pytest.mark.mindspore
 def test_coupling_is_used_only_where_it_gains(loaded):
-    """24 GiB: without it next to nothing is lost. 20 GiB: it gains, and the plan says what it relies on."""
+    """36 GiB: without it next to nothing is lost. 26 GiB: it gains, and the plan says what it relies on."""
     planner = Planner(loaded.model)
-    plenty = planner.plan(problem(loaded, 24, Allow()))
+    plenty = planner.plan(problem(loaded, 36, Allow()))
     assert plenty.fits and plenty.uncoupled_peak_bytes is None
     assert plenty.gap <= 0.01
-    little = planner.plan(problem(loaded, 20, Allow()))
-    strict = Planner(loaded.model, STRICT).plan(problem(loaded, 20, STRICT))
+    little = planner.plan(problem(loaded, 26, Allow()))
+    strict = Planner(loaded.model, STRICT).plan(problem(loaded, 26, STRICT))
     assert little.fits and little.step_time_ns < strict.step_time_ns
     assert little.uncoupled_peak_bytes is not None and little.uncoupled_peak_bytes > little.peak_bytes
