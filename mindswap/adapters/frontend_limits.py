@@ -17,6 +17,8 @@ from mindswap.graph.constants import STAND_IN_NAME
 
 __all__ = ["masks_without_values", "use_rope_slices"]
 
+# Masks of a sequence up to this are written out, 4 Mi elements.
+MAX_WRITTEN_SEQ_LENGTH = 2048
 # Elements of a mask that the cell itself makes while the model is built; its own mask has its true shape.
 SMALL_SEQ_LENGTH = 8
 
@@ -44,13 +46,13 @@ def masks_without_values() -> Iterator[None]:
     As a constant of the graph such a mask is written out with it: 2 GiB at a sequence of 32768 in bfloat16, which is
     more than a protobuf takes, and 32 GiB at 131072. Here it is a parameter without data; `graph.constants` makes a
     constant of it again, so that the step has the tensor that the device has. Masks of `use_attn_mask_compression` are
-    constants of 2048 x 2048, and stay.
+    constants of 2048 x 2048, and stay, as do those that are no larger.
     """
     original = LowerTriangularMaskWithDynamic.__init__
 
     @functools.wraps(original)
     def build(cell: nn.Cell, seq_length: int, *args: object, **kwargs: object) -> None:
-        is_small = bool(kwargs.get("use_attn_mask_compression"))
+        is_small = bool(kwargs.get("use_attn_mask_compression")) or seq_length <= MAX_WRITTEN_SEQ_LENGTH
         # A sequence cut for the pipeline has more tensors of its length; inference has other masks.
         if is_small or kwargs.get("use_past") or kwargs.get("seq_split_num", 1) != 1:
             original(cell, seq_length, *args, **kwargs)
