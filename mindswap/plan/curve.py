@@ -35,8 +35,10 @@ NEAR_PART = 100
 LEAST_REPAIR = 1000
 # Tries to make a mix fit that is over its budget only in the whole step.
 NUM_TRIES = 3
-# Fixed budgets that are looked at for one plan.
+# Fixed budgets that are looked at for one plan of a large model.
 MAX_RUNGS = 2
+# All of them are looked at for one whose step has fewer operators: then more memory is never slower, by `CLOSE_PPM`.
+SMALL_STEP = 1000
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +106,7 @@ class Curve:
             StageSolver(problem, short, catalog.coupled(), solver, self._count) if problem.allow.coupled else None
         )
         self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
+        self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
         self.known: dict[tuple[int, int], Candidate] = {}
         self.least: Candidate | None = None
         self.nearest: Candidate | None = None
@@ -120,10 +123,11 @@ class Curve:
         """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
 
         Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look; nor does more than
-        `MAX_RUNGS`: the closest one and the knot below.
+        `MAX_RUNGS` of a large model: the closest one and the knot below.
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
-        for rung in islice(rungs_below(self.knots, budget_bytes), MAX_RUNGS):
+        rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
+        for rung in rungs if self.is_small else islice(rungs, MAX_RUNGS):
             bound_ns = self.bound_ns(rung.budget_bytes)
             if self.progress.is_stopped or (
                 best is not None and bound_ns is not None and best.step_time_ns <= _close_to(bound_ns)

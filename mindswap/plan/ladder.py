@@ -59,8 +59,14 @@ def knots_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, keep_byt
     return tuple(sorted({*found, least}))
 
 
-def rungs_below(knots: tuple[int, ...], budget_bytes: int) -> Iterator[Rung]:
-    """The largest fixed budget that is not above one, then the knots below it, largest first."""
+def rungs_below(knots: tuple[int, ...], budget_bytes: int, every: bool = False) -> Iterator[Rung]:
+    """The largest fixed budget that is not above one, then the knots below it, largest first.
+
+    Args:
+        knots: main fixed budgets, rising.
+        budget_bytes: what may be used.
+        every: also those between the knots.
+    """
     is_first = True
     for knot in range(len(knots) - 1, -1, -1):
         for step in range(NUM_RUNGS - 1, -1, -1):
@@ -69,6 +75,6 @@ def rungs_below(knots: tuple[int, ...], budget_bytes: int) -> Iterator[Rung]:
                 continue
             width = 0 if is_last else knots[knot + 1] - knots[knot]
             rung = Rung(knots[knot] + width * step // NUM_RUNGS, knot, step)
-            if rung.budget_bytes <= budget_bytes and (is_first or not step):
+            if rung.budget_bytes <= budget_bytes and (every or is_first or not step):
                 is_first = False
                 yield rung

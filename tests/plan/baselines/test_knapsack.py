@@ -59,12 +59,13 @@ def test_settings_of_a_layer():
 
 
 def test_swap_where_it_is_enough():
-    # exp of all four layers leaves: 14 - 4 MB. Copied out until the layer ends: 4 operators.
+    # Copied out until the layer ends: 4 operators. Memory goes three times as many behind, that is three layers
+    # later: of the exp of four layers one is away at the peak, 14 - 1 MB.
     model = linked(4 * 10**11)
-    policy = knapsack(model, 12 * MB)
+    policy = knapsack(model, 13 * MB)
     assert policy.op_swap == (OpSwap(r"attn\.exp", Layers((0, 1, 2, 3)), 4),)
     assert policy.layer_recompute == NO_LAYERS
-    assert model.simulate(policy).peak_bytes <= 12 * MB
+    assert model.simulate(policy).peak_bytes == 13 * MB
 
 
 def test_everything_recomputed_where_nothing_fits():
