@@ -197,6 +197,8 @@ class _LayerComparison:
         if self.actions.is_fully_recomputed and not again:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
         for match in self.actions.recomputes:
+            if match.node.is_primitive and match.node.type_name in VIEW_OPS:
+                continue  # it has no memory of its own, and the compiler makes one of equal ones in several cells
             nodes = self._nodes(places_below(self.layer, match.path))
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
