@@ -160,6 +160,7 @@ def test_compare(outputs):
     assert rows["full-recompute"]["step_time_ns"] > rows["none"]["step_time_ns"]
     assert rows["case1_default_swap"]["step_time_ns"] == outputs["json"]["step_time_ns"]
     assert outputs["compare"].startswith("simulated on Atlas 800T A2")
-    assert [line.split()[0] for line in outputs["compare"].splitlines()[4:]] == [
+    table = outputs["compare"].split("\n\n")[1].splitlines()[2:]
+    assert [line.split()[0] for line in table] == [
         "case1_default_swap", "none", "full-recompute", "select-recompute",
     ]  # fmt: skip
