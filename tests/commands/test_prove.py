@@ -35,7 +35,11 @@ def done(tmp_path_factory):
     """The runs `off` and `plan`, at once with everything behind them."""
     folder = tmp_path_factory.mktemp("prove") / "proof"
     result = subprocess.run(
-        command(folder, "--variants", "off,plan"), env=environment(), capture_output=True, text=True, check=False
+        command(folder, "--variants", "off,plan", "--memory", "19.3MiB"),
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     return folder, result
 
