@@ -1,9 +1,8 @@
 """Live bytes of saved storages over a step, on the device and on the host: predicted from a schedule. Pure."""
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindswap.pynative.schedule import Action, ActionKind, Schedule
+from mindswap.pynative.schedule import ActionKind, Schedule
 from mindswap.pynative.trace import Trace
 
 __all__ = ["Ledger", "Totals", "predict"]
@@ -88,11 +87,7 @@ def predict(trace: Trace, schedule: Schedule) -> Totals:
     """
     ledger = Ledger()
     for actions in schedule.actions:
-        _book_all(ledger, actions, trace)
+        for action in actions:
+            ledger.book(action.kind, action.storage, trace.storages[action.storage].size_bytes)
         ledger.end_event()
     return ledger.totals
-
-
-def _book_all(ledger: Ledger, actions: Iterable[Action] | Sequence[Action], trace: Trace) -> None:
-    for action in actions:
-        ledger.book(action.kind, action.storage, trace.storages[action.storage].size_bytes)
