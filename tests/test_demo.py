@@ -24,8 +24,9 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
     assert result.stderr == ""
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith("case")]
-    assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES]
-    rows, executed = ({line[0]: line for line in table} for table in (lines[1:5], lines[6:]))
+    # Two tables of graph mode under a header each, then what PyNative mode executed.
+    assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES, *CASES]
+    rows, executed, pynative = ({line[0]: line for line in table} for table in (lines[1:5], lines[6:10], lines[10:]))
     for name, pairs in CASES.items():
         _, log_lines, first_loss, _, last_loss, is_equal, *rest, as_asked = rows[name]
         assert log_lines == "8/8"
@@ -37,3 +38,7 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
         assert as_plain == as_mindspore == "39/39"  # embedding, 4 layers of 9 weights, last norm, head
         assert as_simulated == f"{num_operators}/{num_operators}"
         assert int(peak) < int(peak_without)
+        *_, as_without_swap, kib_out, kib_back, peak_without, peak, predicted = pynative[name]
+        assert as_without_swap == "yes"
+        assert float(kib_out) == float(kib_back) > 0
+        assert float(peak) == float(predicted) < float(peak_without)

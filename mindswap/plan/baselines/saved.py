@@ -46,11 +46,13 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
     """The tensors of a layer that leave the device if they are named, in order of production."""
     graph, names = model.captured.graph, model.names
     position = model.captured.sample.layer_map[layer_index]
+    unit_bytes = model.costs.device.pool_alignment_bytes
     waiting: dict[tuple[str, int], list[SavedStorage]] = {}
     for entry in classify_saved(graph):
         if entry.storage.layer_index == position and entry.storage.producer is not None:
             label = names(graph.owner(entry.storage.producer))
-            waiting.setdefault((label, entry.storage.size_bytes), []).append(entry)
+            on_device_bytes = -(-entry.storage.size_bytes // unit_bytes) * unit_bytes
+            waiting.setdefault((label, on_device_bytes), []).append(entry)
     swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
     leaves = [tensor.num_copies > 0 and not tensor.is_held for tensor in swapped.tensors if tensor.is_forward]
     found = []
