@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import find_packages, setup
 
 ROOT = Path(__file__).resolve().parent
-VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "__init__.py").read_text()).group(1)
+VERSION = re.search(r'__version__ = "([^"]+)"', (ROOT / "mindswap" / "version.py").read_text()).group(1)
 
 # The pair that mindswap is built for. It is an extra, not a requirement: on Ascend the MindSpore
 # that is there matches the CANN of the machine, and pip must not replace it.

@@ -15,9 +15,9 @@ from pathlib import Path
 import yaml
 
 from mindswap.adapters.quiet import quiet
+from mindswap.check.check import check_document
+from mindswap.document.source import document_from_data, load_document
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import check_document
-from mindswap.policy.yaml_source import document_from_data, load_document
 from mindswap.report.tables import format_table
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,9 +71,9 @@ def write_config(folder: Path) -> Path:
 def measure(path: Path) -> dict[str, float]:
     """Seconds of each stage, in the order in which the plugin runs them, on a network of its own."""
     with quiet():
+        from mindswap.adapters.apply import read_tree
         from mindswap.adapters.mindformers import build_network, set_policy
         from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
-        from mindswap.applier.apply import read_tree
         from mindswap.policy.model import Policy
 
         network, config = build_network(str(path), Policy(is_swap_enabled=True))

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from mindswap.commands.stepping import LoadedStep, load_step
 from mindswap.errors import MindswapError
-from mindswap.report.simulation_style import MEMORY_STYLES
+from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.report.tables import format_table
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind

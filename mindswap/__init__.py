@@ -4,9 +4,8 @@ YAML -> Policy -> attributes on cells -> Graph (from the compiler), see CONTRIBU
 """
 
 from mindswap.api import apply, capture, running_swap
-from mindswap.policy.check import load_policy
+from mindswap.check.check import load_policy
 from mindswap.policy.model import Policy
+from mindswap.version import __version__
 
 __all__ = ["Policy", "__version__", "apply", "capture", "load_policy", "running_swap"]
-
-__version__ = "0.1.0"

@@ -4,10 +4,10 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mindswap.applier.actions import LayerActions
-from mindswap.applier.apply import apply_policy
+from mindswap.adapters.apply import apply_policy
 from mindswap.errors import ApplyError
 from mindswap.graph.model import Graph
+from mindswap.policy.actions import LayerActions
 from mindswap.policy.model import Policy
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def apply(
             models of MindFormers name it.
         with_lazy_inline: mark the network as lazy_inline, without which the compiler offloads
             nothing. The CPU backend cannot execute such a network: False there.
-        logger: gets one line for each thing set; default is the logger of `mindswap.applier.apply`.
+        logger: gets one line for each thing set; default is the logger of `mindswap.adapters.apply`.
 
     Returns:
         What was set, one entry per layer; empty if the policy has swap disabled.

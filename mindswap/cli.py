@@ -10,8 +10,8 @@ import tempfile
 import traceback
 from pathlib import Path
 
-from mindswap import __version__
 from mindswap.errors import MindswapError, PolicyError
+from mindswap.version import __version__
 
 __all__ = ["main"]
 

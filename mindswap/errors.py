@@ -25,7 +25,7 @@ class PolicyError(MindswapError):
     """The configuration is wrong. Carries every problem found, in file order.
 
     Args:
-        problems: the problems, `mindswap.policy.problem.Problem`.
+        problems: the problems, `mindswap.document.problem.Problem`.
     """
 
     def __init__(self, problems):

@@ -2,10 +2,10 @@
 
 from textwrap import dedent
 
+from mindswap.check.check import CheckResult, check_document
+from mindswap.document.nodes import Document
+from mindswap.document.parse import parse_document
 from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.check import CheckResult, check_document
-from mindswap.policy.document import Document
-from mindswap.policy.yaml_parser import parse_document
 
 # A layer like that of the legacy Llama; `*` marks a primitive. 12 operators.
 LLAMA = """

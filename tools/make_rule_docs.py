@@ -15,20 +15,20 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
 sys.path.insert(0, str(ROOT))
 
-from mindswap.policy.pynative.rules import find_rules as find_pynative_rules  # noqa: E402
-from mindswap.policy.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
+from mindswap.check.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
+from mindswap.mindformers_2x.rules import find_rules as find_pynative_rules  # noqa: E402
 
 HEADER = """\
 # The rules of `mindswap check`
 
-Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/policy/rules/`; edit those.
+Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/check/rules/`; edit those.
 `mindswap check` prints the name of the rule in brackets at the end of each problem. An error stops
 `mindswap run` before training starts, a warning does not.
 """
 PYNATIVE_HEADER = """\
 # Rules for files of MindFormers 2.x
 
-From the docstrings in `mindswap/policy/pynative/rules/`. `mindswap check` uses these for a file with `training` and
+From the docstrings in `mindswap/mindformers_2x/rules/`. `mindswap check` uses these for a file with `training` and
 `parallelism`, and without `trainer` and `runner_config`. MindFormers 2.1.0 is what they are held against.
 """
 # `PASS (why):` and the indented lines below it.

@@ -14,8 +14,8 @@ from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
 from mindformers.trainer import Trainer
 from mindformers.utils.file_utils import set_output_path
 
+from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
-from mindswap.policy.check import TRAIN_MODES
 
 __all__ = ["train"]
 

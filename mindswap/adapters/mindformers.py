@@ -16,6 +16,7 @@ from mindspore import nn
 from mindspore.common.initializer import Zero
 from mindspore.nn.utils import no_init_parameters
 
+from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
@@ -27,18 +28,17 @@ from mindswap.adapters.mindspore import (
     find_lazy_inline_cell,
 )
 from mindswap.adapters.rank_code import use_whole_tensors
-from mindswap.applier.actions import LayerActions, plan_layer
-from mindswap.applier.apply import apply_policy, iterate_primitives, read_tree
+from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
-from mindswap.graph.collectives import Collective, find_collectives
 from mindswap.graph.model import Graph
+from mindswap.graph.ranks.collectives import Collective, find_collectives
+from mindswap.graph.ranks.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
+from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
-from mindswap.graph.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
-from mindswap.graph.stage import drop_head
 from mindswap.graph.uses import graph_uses
+from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
-from mindswap.policy.placement import RankPlacement
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
 __all__ = [

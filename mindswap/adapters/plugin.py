@@ -16,17 +16,17 @@ import mindformers.core.context
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
+from mindswap.adapters.apply import read_tree
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
 from mindswap.adapters.step_report import register_step_report
-from mindswap.applier.apply import read_tree
+from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
+from mindswap.document.source import Document, document_from_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.policy.model import Policy
-from mindswap.policy.yaml_source import Document, document_from_data
 from mindswap.report.problems import format_problems
 
 __all__ = ["install"]

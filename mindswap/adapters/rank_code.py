@@ -12,7 +12,7 @@ from mindspore import nn
 from mindspore.ops.operations import Morph
 
 from mindswap.errors import GraphError
-from mindswap.graph.strategies import LOCAL_MARK, read_strategy
+from mindswap.graph.ranks.strategies import LOCAL_MARK, read_strategy
 
 __all__ = ["use_whole_tensors"]
 

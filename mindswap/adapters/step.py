@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mindswap.adapters.mindformers import PATH_TAG, capture, choose_layers
+from mindswap.config.rank import RankPlacement
 from mindswap.policy.model import Policy
-from mindswap.policy.placement import RankPlacement
 from mindswap.simulate.captured import CapturedStep
 
 __all__ = ["capture_step"]

@@ -4,9 +4,9 @@ import json
 from pathlib import Path
 
 from mindswap.adaptive.checkpoints import Checkpoint, link_checkpoint
+from mindswap.document.source import BASE_CONFIG
+from mindswap.document.spans import read_spans
 from mindswap.errors import LaunchError
-from mindswap.policy.yaml_source import BASE_CONFIG
-from mindswap.policy.yaml_spans import read_spans
 
 __all__ = ["attempt_folder", "prepare_attempt"]
 

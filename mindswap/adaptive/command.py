@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.run import ADAPTIVE_FLAG, find_option, parse_training
+from mindswap.document.nodes import Document
 from mindswap.errors import LaunchError
 from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
-from mindswap.policy.document import Document
+from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
 __all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "parse_command", "saves_checkpoints"]
 

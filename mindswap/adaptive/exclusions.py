@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Sequence
 
-from mindswap.policy.document import Document, Node
-from mindswap.policy.problem import Level, Location, Problem
+from mindswap.document.nodes import Document, Node
+from mindswap.document.problem import Level, Location, Problem
 
 __all__ = ["find_exclusions", "without_excluded_options"]
 

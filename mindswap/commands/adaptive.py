@@ -7,22 +7,22 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-import mindswap
 from mindswap.adaptive.command import FLAG, TrainingCommand, checkpoint_folder, parse_command, saves_checkpoints
 from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
 from mindswap.commands.adaptive_planner import planner_in_child
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.launch.msrun import plain_name, worker_environment
 from mindswap.logs.scan import REPORT_MEMORY
-from mindswap.policy.document import Document, to_data
-from mindswap.policy.problem import Level
-from mindswap.policy.pynative.form import refuse_pynative
-from mindswap.policy.yaml_source import load_document
+from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.units import format_bytes, parse_bytes
+from mindswap.version import __version__
 
 __all__ = ["find_planner", "run_adaptive", "split_words"]
 
@@ -167,7 +167,7 @@ def _key(command: TrainingCommand, document: Document) -> str:
         script=str(command.script),
         num_workers=command.num_workers,
         device=str(target.value) if target is not None else "Ascend",
-        versions={name: _version(name) for name in ("mindspore", "mindformers")} | {"mindswap": mindswap.__version__},
+        versions={name: _version(name) for name in ("mindspore", "mindformers")} | {"mindswap": __version__},
     )
 
 

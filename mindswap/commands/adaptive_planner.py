@@ -19,6 +19,7 @@ from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
+from mindswap.document.source import load_document
 from mindswap.errors import MindswapError, PlanError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.plan.evaluate import evaluate
@@ -27,7 +28,6 @@ from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan as FoundPlan
 from mindswap.plan.write import compact_policy
 from mindswap.policy.model import NO_LAYERS, Policy
-from mindswap.policy.yaml_source import load_document
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["corrected_device", "make_plan", "planner_in_child"]

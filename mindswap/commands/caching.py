@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import mindswap
+from mindswap.document.nodes import Document, to_data
 from mindswap.graph.cache import cache_folder, cached, make_key
-from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Policy
 
 __all__ = ["cached_result"]

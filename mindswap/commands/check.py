@@ -8,14 +8,14 @@ import sys
 from dataclasses import dataclass, replace
 
 from mindswap.adapters.quiet import quiet
+from mindswap.check.check import MODEL_RULES, CheckResult, check_document
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
+from mindswap.document.nodes import Document
+from mindswap.document.problem import sort_problems
+from mindswap.document.source import load_document
+from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import MODEL_RULES, CheckResult, check_document
-from mindswap.policy.document import Document
-from mindswap.policy.problem import sort_problems
-from mindswap.policy.pynative.form import Form, find_form
-from mindswap.policy.yaml_source import load_document
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_counts, format_problems, problem_to_data
 

@@ -5,21 +5,21 @@ import json
 import sys
 from pathlib import Path
 
+from mindswap.check.check import check_document
 from mindswap.commands.check import positive_int
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.writing import write_new
+from mindswap.convert.stage_form import to_index_form, to_stage_form
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.sections import rewrite_section
+from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.check import check_document
-from mindswap.policy.document import Document, to_data
-from mindswap.policy.megatron.options import OPTIONS, Kind
-from mindswap.policy.problem import Level, Problem, sort_problems
-from mindswap.policy.pynative.form import refuse_pynative
+from mindswap.megatron.options import OPTIONS, Kind
+from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
-from mindswap.policy.rewrite import rewrite_section
-from mindswap.policy.stage_form import to_index_form, to_stage_form
-from mindswap.policy.yaml_parser import parse_document
-from mindswap.policy.yaml_source import BASE_CONFIG, load_document
 from mindswap.report.problems import format_problems, problem_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."

@@ -6,21 +6,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.commands.check import has_mindformers, read_real_trees
+from mindswap.config.pipeline import LayoutError, read_pipeline
+from mindswap.convert.stage_form import policy_sections
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.megatron.options import OPTIONS, MegatronOptions, read_options, read_tokens
+from mindswap.megatron.placement import place_layers
+from mindswap.megatron.policy import policy_of_megatron
+from mindswap.megatron.script import ScriptError, find_command, line_of
+from mindswap.megatron.validity import RULE
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.document import Document, to_data
 from mindswap.policy.families import load_layer_trees
-from mindswap.policy.megatron.options import OPTIONS, MegatronOptions, read_options, read_tokens
-from mindswap.policy.megatron.placement import place_layers
-from mindswap.policy.megatron.policy import policy_of_megatron
-from mindswap.policy.megatron.script import ScriptError, find_command, line_of
-from mindswap.policy.megatron.validity import RULE
 from mindswap.policy.model import Policy
-from mindswap.policy.pipeline import LayoutError, read_pipeline
-from mindswap.policy.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.read import find_num_layers
-from mindswap.policy.stage_form import policy_sections
-from mindswap.policy.stage_recompute import expand_stage_recompute
+from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
 

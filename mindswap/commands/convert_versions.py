@@ -5,28 +5,28 @@ import json
 import sys
 from dataclasses import replace
 
+from mindswap.check.check import check_document
+from mindswap.check.normalize import normalize
 from mindswap.commands.convert_megatron import Request
 from mindswap.commands.writing import write_new
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level, Location, Problem
+from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.mindformers_2x.check import check_pynative
+from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
+from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.mindformers_2x.read import find_num_layers_2x
+from mindswap.mindformers_2x.renaming import Names
+from mindswap.mindformers_2x.replace import replace_sections
+from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.check import check_document
-from mindswap.policy.document import Document, to_data
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
-from mindswap.policy.normalize import normalize
-from mindswap.policy.problem import Level, Location, Problem
-from mindswap.policy.pynative.check import check_pynative
-from mindswap.policy.pynative.convert import Converted, to_1_9, to_2x
-from mindswap.policy.pynative.form import Form, find_form
-from mindswap.policy.pynative.read import find_num_layers_2x
-from mindswap.policy.pynative.renaming import Names
-from mindswap.policy.pynative.replace import replace_sections
-from mindswap.policy.pynative.tables import dense_layer
 from mindswap.policy.read import find_num_layers
-from mindswap.policy.stage_recompute import expand_stage_recompute
-from mindswap.policy.yaml_parser import parse_document
-from mindswap.policy.yaml_render import block_lines
 from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = ["VERSIONS", "convert_versions"]
 

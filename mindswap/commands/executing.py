@@ -10,6 +10,7 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.commands.caching import cached_result
 from mindswap.commands.stepping import POLICY_SECTIONS, load_step
+from mindswap.document.nodes import Document, to_data
 from mindswap.execute.compare import (
     Execution,
     Reference,
@@ -23,7 +24,6 @@ from mindswap.execute.run import Executed, run_step
 from mindswap.execute.small_copy import small_copy
 from mindswap.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
-from mindswap.policy.document import Document, to_data
 from mindswap.policy.model import Policy
 from mindswap.simulate.instant import simulate_instant
 

@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mindswap.graph.gather import gather_weights
-from mindswap.policy.weight_sharding import read_weight_sharding
-from mindswap.policy.yaml_source import load_document
+from mindswap.config.weight_sharding import read_weight_sharding
+from mindswap.document.source import load_document
+from mindswap.graph.ranks.gather import gather_weights
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:

@@ -8,16 +8,16 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
+from mindswap.check.check import check_document
 from mindswap.commands.caching import cached_result
 from mindswap.commands.gathered import with_gathered_weights
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
-from mindswap.policy.check import check_document
 from mindswap.policy.model import Policy
-from mindswap.policy.placement import RankPlacement, place_rank
-from mindswap.policy.yaml_source import load_document
 from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
 from mindswap.report.tables import format_layers
 

@@ -189,11 +189,11 @@ def _draw(args: argparse.Namespace, loaded: LoadedStep, problem: Problem, plan: 
         return
     report = report_step(loaded, plan.policy, f"{Path(args.config).stem}, planned", evaluate(problem, plan.policy).step)
     if args.html:
-        from mindswap.report.simulation_html import write_html
+        from mindswap.report.simulation.html import write_html
 
         write_html(report, args.html)
     if args.plot:
-        from mindswap.report.simulation_plots import plot_simulation
+        from mindswap.report.simulation.plots import plot_simulation
 
         plot_simulation(report, args.plot)
 

@@ -2,13 +2,13 @@
 
 from pathlib import Path
 
+from mindswap.check.check import check_document
 from mindswap.commands.stepping import LoadedStep
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level
 from mindswap.errors import PlanError
 from mindswap.plan.result import Plan
 from mindswap.plan.write import write_plan
-from mindswap.policy.check import check_document
-from mindswap.policy.problem import Level
-from mindswap.policy.yaml_parser import parse_document
 from mindswap.report.problems import format_problems
 
 __all__ = ["planned_text"]

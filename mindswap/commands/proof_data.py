@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.adapters.mindrecord import MindRecordWriter, require_mindspore
+from mindswap.config.step import StepSettings
 from mindswap.prove.derive import LEGACY_COLUMNS, NEWER_COLUMNS, SyntheticData
-from mindswap.simulate.step_settings import StepSettings
 
 __all__ = ["has_own_data", "with_absolute_paths", "write_synthetic_data"]
 

@@ -12,7 +12,7 @@ from mindswap.commands.proving import Bench, simulate
 from mindswap.commands.writing import write_new
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.settings import read_cost_settings
-from mindswap.policy.yaml_source import load_document
+from mindswap.document.source import load_document
 from mindswap.prove.model import Proof, Variant, typical_ns
 from mindswap.units import format_time
 

@@ -13,12 +13,12 @@ from mindswap.commands.proving import Bench, prepare
 from mindswap.commands.send_back import pack
 from mindswap.commands.stepping import add_device_arguments, device_overrides
 from mindswap.commands.writing import write_new
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
-from mindswap.policy.problem import Level
-from mindswap.policy.pynative.form import refuse_pynative
-from mindswap.policy.yaml_source import load_document
+from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.prove.checks import make_checks
 from mindswap.prove.model import Proof
 from mindswap.report.proof_html import format_proof_html

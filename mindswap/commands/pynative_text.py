@@ -4,10 +4,10 @@ import argparse
 import json
 import sys
 
+from mindswap.document.nodes import Document
 from mindswap.errors import GraphError, PolicyError
-from mindswap.policy.document import Document
-from mindswap.policy.pynative.check import check_pynative
-from mindswap.policy.pynative.form import Form
+from mindswap.mindformers_2x.check import check_pynative
+from mindswap.mindformers_2x.form import Form
 from mindswap.report.problems import format_counts, format_problems, problem_to_data
 from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
 

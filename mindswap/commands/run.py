@@ -5,14 +5,14 @@ import os
 import runpy
 import sys
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
-from mindswap.policy.problem import Level
-from mindswap.policy.pynative.form import refuse_pynative
-from mindswap.policy.yaml_source import load_document
+from mindswap.launch.training import ADAPTIVE_FLAG, parse_training
+from mindswap.mindformers_2x.form import refuse_pynative
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
 EXAMPLES = """\
@@ -28,8 +28,6 @@ and plans again when memory runs out or is left over. Its options: --memory auto
 --measured-steps 10, --run-dir DIR, --replace (plan instead of the swap and recompute in the YAML).
 Without a script the package's own entry runs; it takes the training options of run_mindformer.py.
 """
-
-ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -70,51 +68,6 @@ def run(args: argparse.Namespace) -> int:
         traceback.print_exc()
         return 1
     return 0
-
-
-@dataclass(frozen=True)
-class Training:
-    """What follows `mindswap run`.
-
-    Attributes:
-        script: the training script; None for the package's own entry.
-        options: its options.
-        config_path: the YAML, where the script will look for it.
-    """
-
-    script: Path | None
-    options: list[str]
-    config_path: Path
-
-
-def parse_training(words: list[str]) -> Training:
-    """Read `[SCRIPT.py] --config CONFIG ...`.
-
-    Raises:
-        LaunchError: if there is no such script, or no --config.
-    """
-    script = Path(words[0]) if words and words[0].endswith(".py") else None
-    options = words[1:] if script else words
-    if script and not script.is_file():
-        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
-    config_path = _find_config(options)
-    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
-        config_path = script.resolve().parent / config_path
-    return Training(script, options, config_path)
-
-
-def find_option(options: list[str], name: str) -> str | None:
-    """Value of `--name value` or `--name=value` among options; None if it is not there."""
-    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    parser.add_argument(name, dest="value")
-    return parser.parse_known_args(options)[0].value
-
-
-def _find_config(options: list[str]) -> Path:
-    config = find_option(options, "--config")
-    if config is None:
-        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
-    return Path(config)
 
 
 def _refuse_true_in_options(options: list[str]) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mindswap import __version__
+from mindswap.version import __version__
 
 __all__ = ["describe_machine", "pack"]
 

@@ -7,14 +7,14 @@ from pathlib import Path
 from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
 from mindswap.commands.writing import require_folders
 from mindswap.policy.model import Policy
-from mindswap.report.chrome_trace import write_trace
 from mindswap.report.device_figures import device_figures
-from mindswap.report.simulation_build import build_report
-from mindswap.report.simulation_html import write_html
-from mindswap.report.simulation_model import SimulationReport
-from mindswap.report.simulation_text import format_simulation, simulation_to_json
+from mindswap.report.simulation.html import write_html
+from mindswap.report.simulation.text import format_simulation, simulation_to_json
+from mindswap.report.simulation.trace import write_trace
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import SimulatedStep
+from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary_model import SimulationReport
 
 HELP = "Predict step time, peak memory and every stall of CONFIG on a device, and show them; simulated, no device."
 EXAMPLES = """\
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     if args.trace:
         write_trace(report, args.trace)
     if args.plot:
-        from mindswap.report.simulation_plots import plot_simulation
+        from mindswap.report.simulation.plots import plot_simulation
 
         plot_simulation(report, args.plot)
     if args.html:

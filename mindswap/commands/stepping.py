@@ -7,29 +7,29 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
+from mindswap.check.check import CheckResult, check_document
 from mindswap.commands.caching import cached_result
+from mindswap.config.rank import place_rank
+from mindswap.config.step import read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.figures import EXAMPLES, OPTIONS
 from mindswap.cost.hardware import Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
+from mindswap.document.nodes import Document
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError, SimulationError
-from mindswap.graph.collectives import Collective
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.check import CheckResult, check_document
-from mindswap.policy.document import Document
 from mindswap.policy.model import Policy
-from mindswap.policy.placement import place_rank
-from mindswap.policy.problem import Level
-from mindswap.policy.stage_recompute import expand_stage_recompute
-from mindswap.policy.yaml_source import load_document
 from mindswap.report.outside import describe_outside
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import SimulatedStep, StepModel
-from mindswap.simulate.step_settings import read_step_settings
+from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = [
     "POLICY_SECTIONS",

@@ -12,27 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.applier.actions import format_log_lines, plan_layer
+from mindswap.check.check import CheckResult, check_document
 from mindswap.commands.caching import cached_result
 from mindswap.commands.check import read_real_trees
 from mindswap.commands.gathered import with_gathered_weights
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.document.nodes import Document
+from mindswap.document.source import load_document
 from mindswap.errors import GraphError, MindswapError, PolicyError
-from mindswap.graph.effect import LayerEffect, compare_effect
-from mindswap.graph.recompute_effect import RecomputeEffect, compare_recompute
 from mindswap.logs.compare import LogReport, compare_logs
 from mindswap.logs.read import read_worker_logs
+from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.check import CheckResult, check_document
-from mindswap.policy.document import Document
 from mindswap.policy.model import Policy
-from mindswap.policy.placement import RankPlacement, place_rank
-from mindswap.policy.stage_recompute import expand_stage_recompute
-from mindswap.policy.yaml_source import load_document
 from mindswap.report.effect import effect_to_json, format_effect
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.report.recompute import as_applied
 from mindswap.report.recompute_effect import format_recompute_effect, recompute_effect_to_json
+from mindswap.stage.expand import expand_stage_recompute
+from mindswap.verify.effect import LayerEffect, compare_effect
+from mindswap.verify.recompute_effect import RecomputeEffect, compare_recompute
 
 if TYPE_CHECKING:
     from mindswap.adapters.mindformers import Capture

@@ -13,9 +13,9 @@ from mindswap.cost.device_file import EFFICIENCIES, figure_values, find_device_f
 from mindswap.cost.figures import FIGURES, Figure, Kind, unit_keys
 from mindswap.cost.hardware import Device, Link
 from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
+from mindswap.document.nodes import Node
+from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
-from mindswap.policy.document import Node
-from mindswap.policy.yaml_parser import parse_file
 
 __all__ = ["format_device_file", "load_measured"]
 

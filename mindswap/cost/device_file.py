@@ -8,10 +8,10 @@ from pathlib import Path
 
 from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
 from mindswap.cost.hardware import Device, Link, Network
+from mindswap.document.nodes import Document, Entry, Node, key_text, show
+from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
-from mindswap.policy.document import Document, Entry, Node, key_text, show
-from mindswap.policy.wording import closest_names
-from mindswap.policy.yaml_parser import parse_file
+from mindswap.policy.words import closest_names
 from mindswap.units import format_bytes, parse_bytes
 
 __all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device",

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import OPTIONS, parse_option
-from mindswap.policy.document import Document, Entry, Node, key_text, show
-from mindswap.policy.problem import Level, Problem
+from mindswap.document.nodes import Document, Entry, Node, key_text, show
+from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
-from mindswap.policy.wording import closest_names
+from mindswap.policy.words import closest_names
 
 __all__ = ["CostSettings", "read_cost_settings"]
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mindswap.errors import CostError
-from mindswap.policy.wording import closest_names
+from mindswap.policy.words import closest_names
 
 __all__ = [
     "OPTIMIZERS",

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.settle import BOOKKEEPING_OPS
+from mindswap.graph.predict.settle import BOOKKEEPING_OPS
 from mindswap.graph.storage import WEIGHT_OPS
 from mindswap.graph.work import NO_WORK_OPS
 

@@ -8,8 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.errors import GraphError
-from mindswap.graph.branches import Branches
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ranks.branches import Branches
 
 __all__ = ["load_graph"]
 

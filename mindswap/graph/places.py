@@ -1,8 +1,8 @@
 """Operators of the model by place, cell and type: all that a compiled graph says of most of them. Pure."""
 
-from mindswap.applier.actions import LayerActions
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.storage import VIEW_OPS, resolve_storage
+from mindswap.policy.actions import LayerActions
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["Place", "asked_prefetch", "places_below", "places_of", "prefetch_by_path", "value_key"]

@@ -2,10 +2,10 @@
 
 import os
 
-from mindswap.commands.run import find_option, parse_training
+from mindswap.check.check import TRAIN_MODES, check_before_network
+from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.policy.check import TRAIN_MODES, check_before_network
-from mindswap.policy.yaml_source import load_document
+from mindswap.launch.training import find_option, parse_training
 
 __all__ = ["check_configuration"]
 

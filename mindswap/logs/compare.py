@@ -88,7 +88,7 @@ def compare_logs(
     """Compare what every worker logged with what it should have.
 
     Args:
-        expected: the lines of each layer, from `mindswap.applier.actions.format_log_lines`.
+        expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
         logs: what was read, one per worker.
         num_workers: workers of the run; None if unknown: then a gap in the numbers shows a missing log.
         predicted_peak_bytes: highest use of device memory that was predicted, for the table.

@@ -8,11 +8,11 @@ additions of a layer. What is made under one name is one `Item`; a name that hol
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from mindswap.graph.gather import is_gathering
-from mindswap.graph.handed import find_handed_on
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.sharding import COMMUNICATION_OPS
+from mindswap.graph.ranks.gather import is_gathering
+from mindswap.graph.ranks.handed import find_handed_on
+from mindswap.graph.ranks.sharding import COMMUNICATION_OPS
 from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
 
 __all__ = ["Item", "find_items"]

@@ -9,9 +9,9 @@ Source:
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.graph.places import prefetch_by_path
 from mindswap.graph.uses import operator_uses
+from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import Layers, OpSwap, Policy

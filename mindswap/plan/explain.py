@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.applier.actions import plan_layer
 from mindswap.graph.storage import Fate
 from mindswap.plan.evaluate import short_model
 from mindswap.plan.result import Plan
+from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import Layers, Policy
-from mindswap.policy.wording import format_layers
+from mindswap.policy.words import format_layers
 from mindswap.simulate.block_arrays import arrays_of
 from mindswap.simulate.blocks import Block, BlockTensor
 from mindswap.simulate.program import NO_OP, OpKind

@@ -4,13 +4,13 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
+from mindswap.convert.stage_form import policy_sections
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.sections import rewrite_section
 from mindswap.plan.result import Plan
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.document import Document, to_data
 from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
-from mindswap.policy.rewrite import rewrite_section
-from mindswap.policy.stage_form import policy_sections
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["compact_policy", "write_plan"]

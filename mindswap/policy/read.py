@@ -6,10 +6,10 @@ Nothing is judged here beyond "can this be read": values that fit their place bu
 
 import re
 
-from mindswap.policy.document import Document, Entry, Node, expanded_size, key_text
+from mindswap.config.pipeline import is_stage_counts, read_pipeline
+from mindswap.document.nodes import Document, Entry, Node, expanded_size, key_text
+from mindswap.document.problem import Location
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS, Layers
-from mindswap.policy.pipeline import is_stage_counts, read_pipeline
-from mindswap.policy.problem import Location
 from mindswap.policy.schema import (
     ENTRY_KEYS,
     MAX_NUM_LAYERS,

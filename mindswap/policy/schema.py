@@ -6,7 +6,7 @@ is accepted and what a message says cannot drift apart.
 
 from enum import Enum
 
-from mindswap.policy.document import Node
+from mindswap.document.nodes import Node
 
 __all__ = [
     "DEVICE_KEYS",

@@ -5,10 +5,10 @@ Made by `read`; `normalize` makes the Policy from it and the rules judge it.
 
 from dataclasses import dataclass
 
-from mindswap.policy.document import Entry, Node
+from mindswap.config.pipeline import Pipeline
+from mindswap.document.nodes import Entry, Node
+from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.pipeline import Pipeline
-from mindswap.policy.problem import Location
 from mindswap.policy.schema import Expect
 
 __all__ = ["LayerRef", "MissingKey", "Misfit", "Settings", "StageCounts", "Statement", "UnknownKey"]

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from mindswap.document.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.policy.read import NUM_LAYERS_KEYS
-from mindswap.policy.yaml_render import block_lines, inline_text, is_inline
 
 __all__ = ["SyntheticData", "Wanted", "derive", "format_config", "switched_off"]
 

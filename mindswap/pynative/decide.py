@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from mindswap.applier.actions import LayerActions
+from mindswap.policy.actions import LayerActions
 from mindswap.pynative.schedule import Distance, Unit
 from mindswap.pynative.trace import Operator, Trace
 

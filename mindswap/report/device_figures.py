@@ -1,7 +1,7 @@
 """The figures of a device that a simulation used, in words, for every report."""
 
 from mindswap.cost.hardware import Device
-from mindswap.report.simulation_model import DeviceFigure
+from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
 __all__ = ["device_figures"]

@@ -3,12 +3,12 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mindswap.config.pipeline import Layout
+from mindswap.mindformers_2x.form import Form
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
-from mindswap.policy.pipeline import Layout
-from mindswap.policy.pynative.form import Form
-from mindswap.policy.wording import format_indices
+from mindswap.policy.words import format_indices
 from mindswap.report.policy_text import LayerGroup, Step, format_steps, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.recompute import as_applied

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from mindswap.report.simulation_style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
+from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
 
 __all__ = ["FILES", "colours", "read_part", "table"]
 

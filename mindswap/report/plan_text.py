@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from mindswap.plan.result import Compared, Plan
-from mindswap.policy.wording import format_layers as _layers
+from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_time
 

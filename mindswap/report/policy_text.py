@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.wording import format_layers
+from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
 
 __all__ = ["Action", "LayerGroup", "Step", "format_policy", "format_steps", "group_layers"]

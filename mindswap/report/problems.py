@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from mindswap.policy.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Problem, sort_problems
 
 __all__ = ["escape", "format_counts", "format_problems", "problem_to_data"]
 

@@ -5,12 +5,12 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from mindswap import __version__
 from mindswap.cost.figures import FIGURES, Kind
 from mindswap.prove.model import Proof, Variant, Verdict, typical_ns
 from mindswap.report.html_parts import colours, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
 from mindswap.units import format_bandwidth, format_bytes, format_time
+from mindswap.version import __version__
 
 __all__ = ["format_proof_html"]
 

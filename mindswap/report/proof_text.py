@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap import __version__
 from mindswap.prove.model import Proof, Simulated, Variant, Verdict, typical_ns
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
+from mindswap.version import __version__
 
 __all__ = ["SCHEMA", "count_verdicts", "figure_rows", "format_proof", "proof_to_json", "verdict_line"]
 

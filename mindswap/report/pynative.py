@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mindswap.policy.problem import Problem
-from mindswap.policy.pynative.effect import Drop, Effect, LayerEffect
-from mindswap.policy.pynative.form import Form
-from mindswap.policy.pynative.log_lines import log_lines
-from mindswap.policy.wording import format_indices
+from mindswap.document.problem import Problem
+from mindswap.mindformers_2x.effect import Drop, Effect, LayerEffect
+from mindswap.mindformers_2x.form import Form
+from mindswap.mindformers_2x.log_lines import log_lines
+from mindswap.policy.words import format_indices
 from mindswap.report.problems import escape
 
 __all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]

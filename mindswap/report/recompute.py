@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 
-from mindswap.applier.actions import plan_layer
+from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import match_pattern
 from mindswap.policy.model import OpRecompute, Policy

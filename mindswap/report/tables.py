@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from mindswap.policy import wording
+from mindswap.policy import words
 
 __all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
 
@@ -45,4 +45,4 @@ def format_layers(indices: Sequence[int]) -> str:
 
 def format_indices(noun: str, indices: Sequence[int]) -> str:
     """`worker 3`, `workers 1-2`, `workers 0, 3-5`; sorted indices."""
-    return f"{noun}{'s' * (len(indices) > 1)} {wording.format_indices(indices)}"
+    return f"{noun}{'s' * (len(indices) > 1)} {words.format_indices(indices)}"

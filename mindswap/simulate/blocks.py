@@ -12,9 +12,9 @@ from enum import Enum
 
 from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.errors import SimulationError
-from mindswap.graph.collectives import Collective
-from mindswap.graph.fusion import fuse_work
 from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.predict.fusion import fuse_work
+from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.gradients import GradientRule

@@ -4,16 +4,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.static_memory import Parameter
-from mindswap.graph.collectives import Collective
-from mindswap.graph.gather import WEIGHT_MARK, weight_name
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
+from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.ranks.gather import WEIGHT_MARK, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import WEIGHT_OPS
 from mindswap.graph.work import NO_WORK_OPS
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
 

@@ -10,8 +10,8 @@ MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 
 from dataclasses import dataclass
 
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
-from mindswap.policy.weight_sharding import WeightSharding
 
 __all__ = ["GradientRule"]
 

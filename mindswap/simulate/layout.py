@@ -1,7 +1,7 @@
 """Pipeline settings -> which section of the model is on which stage. Pure."""
 
+from mindswap.config.pipeline import LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.policy.pipeline import LayoutError, Pipeline
 from mindswap.simulate.build import StageLayout
 
 __all__ = ["lay_out_stages"]

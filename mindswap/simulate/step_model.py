@@ -10,7 +10,8 @@ from itertools import chain
 
 import numpy as np
 
-from mindswap.applier.actions import LayerActions, plan_layer
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
@@ -31,20 +32,20 @@ from mindswap.cost.step_terms import (
 )
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
-from mindswap.graph.collectives import Collective
 from mindswap.graph.constants import constant_bytes
-from mindswap.graph.gather import gather_weights, is_gathering
-from mindswap.graph.handed import find_handed_on
-from mindswap.graph.merge import merge_equal
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.overlap import order_halves
-from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
-from mindswap.graph.settle import settle_layers
-from mindswap.graph.share_casts import share_casts
+from mindswap.graph.predict.merge import merge_equal
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.predict.settle import settle_layers
+from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.ranks.gather import gather_weights, is_gathering
+from mindswap.graph.ranks.handed import find_handed_on
+from mindswap.graph.ranks.overlap import order_halves
+from mindswap.graph.ranks.share_casts import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
+from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.model import Policy
-from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
@@ -55,7 +56,6 @@ from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import OpKind, Program
-from mindswap.simulate.step_settings import StepSettings
 from mindswap.simulate.timeline import StepTerm, Timeline
 
 __all__ = ["HELD", "SimulatedStep", "StepModel"]

@@ -6,9 +6,9 @@ python -m tests.adapters.executions CONFIG... [--policy SECTION=YAML] for config
 import json
 import sys
 
+from mindswap.check.check import load_policy
 from mindswap.commands.executing import execute_config
-from mindswap.policy.check import load_policy
-from mindswap.policy.yaml_source import load_document
+from mindswap.document.source import load_document
 from mindswap.report.execution import execution_to_json, format_execution
 
 

@@ -27,8 +27,8 @@ def main():
 def run_job(config, how, device_target="Ascend"):
     from mindswap.adapters import mindformers as adapter
     from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
+    from mindswap.check.check import load_policy
     from mindswap.graph.sample import LayerSample
-    from mindswap.policy.check import load_policy
     from mindswap.policy.model import Policy
 
     if how == "capture":
@@ -54,7 +54,7 @@ def run_job(config, how, device_target="Ascend"):
 
 def set_as_in_training(network, config, policy, device_target, logger):
     from mindswap.adapters import plugin
-    from mindswap.policy.yaml_source import load_document
+    from mindswap.document.source import load_document
 
     session = plugin._Session(load_document(config))
     session.policy, session.device_target = policy, device_target

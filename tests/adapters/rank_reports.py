@@ -7,10 +7,10 @@ MindFormers builds the legacy and the newer models only in different processes.
 import json
 import sys
 
+from mindswap.check.check import check_document
 from mindswap.commands.inspect import inspect_config
-from mindswap.policy.check import check_document
-from mindswap.policy.placement import place_rank
-from mindswap.policy.yaml_source import load_document
+from mindswap.config.rank import place_rank
+from mindswap.document.source import load_document
 from mindswap.report.memory import memory_to_json
 
 

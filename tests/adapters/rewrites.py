@@ -11,15 +11,16 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
-from mindswap.applier.actions import plan_layer
+from mindswap.config.step import read_step_settings
 from mindswap.cost.device_file import load_device
 from mindswap.cost.roofline import is_kernel
 from mindswap.cost.table import CostTable
-from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
+from mindswap.document.source import load_document
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.sample import LayerSample
-from mindswap.graph.settle import settle_layers
 from mindswap.graph.storage import classify_saved
-from mindswap.policy.yaml_source import load_document
+from mindswap.policy.actions import plan_layer
 from mindswap.simulate.blocks import cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep
@@ -27,7 +28,6 @@ from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.step_model import StepModel
-from mindswap.simulate.step_settings import read_step_settings
 from tests.adapters import rewrite_policies
 
 

@@ -8,9 +8,9 @@ import json
 import sys
 
 from mindswap.adapters.quiet import quiet
-from mindswap.policy.check import check_document
-from mindswap.policy.placement import place_rank
-from mindswap.policy.yaml_source import load_document
+from mindswap.check.check import check_document
+from mindswap.config.rank import place_rank
+from mindswap.document.source import load_document
 
 
 def main():

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan
-from mindswap.policy.rewrite import rewrite_section
+from mindswap.document.sections import rewrite_section
 
 NO_RECOMPUTE = {"recompute": False, "select_recompute": False, "select_comm_recompute": False}
 

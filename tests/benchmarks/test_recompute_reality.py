@@ -12,10 +12,10 @@ from benchmarks.recompute_reality import (
     relative_times,
     write_config,
 )
+from mindswap.check.check import check_document
 from mindswap.cost.device_file import load_device
-from mindswap.policy.check import check_document
-from mindswap.policy.stage_recompute import expand_stage_recompute
-from mindswap.policy.yaml_source import load_document
+from mindswap.document.source import load_document
+from mindswap.stage.expand import expand_stage_recompute
 
 POOL = "Common mem pool info: Total allocated mem:1024M, peak used mem:{}M, in used mem:0M"
 

@@ -11,12 +11,12 @@ import pytest
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan
 from mindswap.adaptive.state import StateFile
+from mindswap.check.check import check_document
 from mindswap.commands.adaptive_planner import corrected_device, planner_in_child
 from mindswap.cost.device_file import load_device
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
 from mindswap.errors import PlanError
-from mindswap.policy.check import check_document
-from mindswap.policy.problem import Level
-from mindswap.policy.yaml_source import load_document
 from tests.adaptive.conftest import finish
 
 ROOT = Path(__file__).parents[2]

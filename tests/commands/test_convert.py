@@ -5,13 +5,13 @@ import pytest
 import yaml
 
 from mindswap import cli
+from mindswap.check.check import check_document, load_policy
 from mindswap.commands import convert_megatron
 from mindswap.commands.convert import EXAMPLES
 from mindswap.commands.writing import write_new
+from mindswap.convert.stage_form import resolve_policy
+from mindswap.document.source import load_document
 from mindswap.errors import DataError
-from mindswap.policy.check import check_document, load_policy
-from mindswap.policy.stage_form import resolve_policy
-from mindswap.policy.yaml_source import load_document
 
 STAGE_TEXT = """\
 # my run

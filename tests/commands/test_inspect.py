@@ -95,7 +95,7 @@ import json
 from mindswap.adapters.quiet import quiet
 from mindswap.commands import inspect
 from mindswap.graph.sample import LayerSample
-from mindswap.policy.check import load_policy
+from mindswap.check.check import load_policy
 from mindswap.report.memory import memory_to_json
 with quiet():
     from mindswap.adapters import mindformers

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
-from mindswap.policy.plain_data import document_from_data
-from mindswap.simulate.step_settings import read_step_settings
+from mindswap.config.step import read_step_settings
+from mindswap.document.plain_data import document_from_data
 
 
 def loader(**keys):

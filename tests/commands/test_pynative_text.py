@@ -6,9 +6,9 @@ import json
 import pytest
 
 from mindswap import cli
-from mindswap.policy.check import load_policy
-from mindswap.policy.pynative.check import check_pynative
-from mindswap.policy.yaml_source import load_document
+from mindswap.check.check import load_policy
+from mindswap.document.source import load_document
+from mindswap.mindformers_2x.check import check_pynative
 
 HEADER = """\
 training: {steps: 1}

@@ -4,9 +4,9 @@ import pytest
 
 from mindswap.commands.stepping import LoadedStep
 from mindswap.cost.device_file import load_device
+from mindswap.document.parse import parse_document
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.policy.yaml_parser import parse_document
 from tests.simulate.steps import model
 
 

@@ -6,8 +6,8 @@ import pytest
 
 from mindswap.cost.device_file import DEFAULT_DEVICE, FOLDER, list_devices, load_device
 from mindswap.cost.figures import FIGURES
+from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
-from mindswap.policy.yaml_parser import parse_file
 
 GENERIC_TEXT = (FOLDER / "generic.yaml").read_text()
 

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.applier.apply import apply_policy
+from mindswap.adapters.apply import apply_policy
 from mindswap.errors import GraphError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 

@@ -37,7 +37,7 @@ OFFLOAD_WARNING = (
 )
 
 
-def info(message: str, file: str = "/work/main/mindswap/applier/apply.py:47", level: str = "INFO") -> str:
+def info(message: str, file: str = "/work/main/mindswap/adapters/apply.py:47", level: str = "INFO") -> str:
     """A line of MindFormers' logger, as it stands in worker_0.log."""
     return f"2026-11-21 01:12:51,271 - mindformers/output/log[{file}] - {level} - {message}\n"
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from mindswap.applier.actions import format_log_lines, plan_layer
 from mindswap.logs.compare import FindingLevel, compare_logs
 from mindswap.logs.model import WorkerLog
+from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
 from mindswap.report.logs import format_logs, logs_to_json
 from tests.builders import trees

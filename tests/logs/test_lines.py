@@ -33,7 +33,7 @@ def test_where_the_texts_are_equal_the_source_file_tells():
     file = "mindformers/parallel_core/training_graph/transformer/utils.py:339"
     assert parse_set_line(info(EXPECTED[0][0], file)).is_upstream
     # The plugin installed below a folder with that name.
-    assert not parse_set_line(info(EXPECTED[0][0], "mindformers/venv/lib/mindswap/applier/apply.py:47")).is_upstream
+    assert not parse_set_line(info(EXPECTED[0][0], "mindformers/venv/lib/mindswap/adapters/apply.py:47")).is_upstream
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,9 @@
+from mindswap.check.normalize import normalize
+from mindswap.document.parse import parse_document
 from mindswap.plan.result import Plan, Status
 from mindswap.plan.write import compact_policy, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from mindswap.policy.normalize import normalize
-from mindswap.policy.yaml_parser import parse_document
 
 SOME = Layers((0, 1))
 

@@ -5,9 +5,9 @@ One test per line that concerns the policy, named after the line.
 
 import pytest
 
+from mindswap.check.normalize import normalize
+from mindswap.document.source import document_from_data
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap
-from mindswap.policy.normalize import normalize
-from mindswap.policy.yaml_source import document_from_data
 from tests.builders import LLAMA_USES, QWEN, check, found, trees
 
 

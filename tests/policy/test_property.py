@@ -4,11 +4,11 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.policy.check import check_before_network, check_document
-from mindswap.policy.normalize import normalize
-from mindswap.policy.problem import Level
-from mindswap.policy.yaml_parser import parse_document
-from mindswap.policy.yaml_source import document_from_data
+from mindswap.check.check import check_before_network, check_document
+from mindswap.check.normalize import normalize
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level
+from mindswap.document.source import document_from_data
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_problems
 from tests.builders import LLAMA_USES, trees

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindswap.document.source import document_from_data
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.schema import RECOMPUTE_FLAGS
-from mindswap.policy.stage_recompute import expand_stage_recompute
-from mindswap.policy.yaml_source import document_from_data
 from mindswap.report.recompute import as_applied, recomputed_operators
+from mindswap.stage.expand import expand_stage_recompute
 from tests.builders import layer
 
 pytestmark = pytest.mark.mindspore

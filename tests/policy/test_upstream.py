@@ -4,12 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.applier.actions import plan_layer
+from mindswap.check.normalize import normalize
+from mindswap.config.pipeline import Pipeline
+from mindswap.document.source import document_from_data
+from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.normalize import normalize
-from mindswap.policy.pipeline import Pipeline
-from mindswap.policy.stage_counts import layers_of_stage_counts
-from mindswap.policy.yaml_source import document_from_data
+from mindswap.stage.counts import layers_of_stage_counts
 from tests.builders import document
 
 pytestmark = pytest.mark.mindspore

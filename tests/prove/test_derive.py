@@ -2,9 +2,9 @@
 
 import pytest
 
+from mindswap.document.nodes import to_data
+from mindswap.document.parse import parse_document
 from mindswap.errors import LaunchError
-from mindswap.policy.document import to_data
-from mindswap.policy.yaml_parser import parse_document
 from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, switched_off
 
 CONFIG = {

@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.applier.actions import plan_layer
+from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.pynative.decide import decide

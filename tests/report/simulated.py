@@ -13,11 +13,11 @@ from dataclasses import replace
 import numpy as np
 
 from mindswap.cost.static_memory import StaticMemory
-from mindswap.report.simulation_build import build_report
-from mindswap.report.simulation_model import DeviceFigure, SimulationReport
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind, OpKind, Program
+from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary_model import DeviceFigure, SimulationReport
 from mindswap.simulate.timeline import StepTerm
 from tests.simulate.builders import Copy, Op, Span, program_of
 

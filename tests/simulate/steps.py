@@ -19,14 +19,14 @@ So each layer keeps three tensors: matmul, gelu, and h_i, which the layer before
 
 from dataclasses import replace
 
+from mindswap.config.pipeline import Pipeline
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph
 from mindswap.graph.sample import LayerSample
-from mindswap.policy.pipeline import Pipeline
-from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
-from mindswap.simulate.step_settings import StepSettings
 from tests.builders import layer
 from tests.cost.builders import device
 from tests.graph.builders import graph, node

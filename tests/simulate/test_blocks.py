@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.applier.actions import LayerActions, plan_layer
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import OperatorNames
-from mindswap.graph.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
+from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.simulate.blocks import Source, Uses, cut_blocks
 from mindswap.simulate.build import StageLayout, build_program

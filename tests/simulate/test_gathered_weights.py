@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindswap.config.pipeline import Pipeline
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import TensorType
 from mindswap.plan.baselines.saved import find_turns
@@ -17,8 +19,6 @@ from mindswap.plan.candidates import find_items
 from mindswap.plan.problem import Allow
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.pipeline import Pipeline
-from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.program import MemoryKind, OpKind

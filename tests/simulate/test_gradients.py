@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.memory import profile_memory

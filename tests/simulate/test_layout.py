@@ -2,8 +2,8 @@
 
 import pytest
 
+from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
-from mindswap.policy.pipeline import Pipeline
 from mindswap.simulate.layout import lay_out_stages
 
 

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.pipeline import Pipeline
 from mindswap.simulate.bounds import compute_only_ns, lower_bound_ns
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate

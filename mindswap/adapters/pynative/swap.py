@@ -10,8 +10,8 @@ from mindswap.adapters.pynative.copies import Copies, ThreadCopies
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
-from mindswap.applier.actions import LayerActions
 from mindswap.errors import ApplyError
+from mindswap.policy.actions import LayerActions
 from mindswap.pynative.decide import decide
 from mindswap.pynative.ledger import Totals, predict
 from mindswap.pynative.schedule import Schedule, Unit, make_schedule

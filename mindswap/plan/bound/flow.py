@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
-from mindswap.graph.fusion import PASSING_OPS, least_work_again
-from mindswap.graph.gather import is_gathering
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.predict.fusion import PASSING_OPS, least_work_again
+from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
 from mindswap.simulate.step_model import StepModel

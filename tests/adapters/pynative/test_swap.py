@@ -31,8 +31,8 @@ def parts():
 
 
 def actions_of(policy, layers):
-    from mindswap.applier.actions import plan_layer
-    from mindswap.applier.apply import read_tree
+    from mindswap.adapters.apply import read_tree
+    from mindswap.policy.actions import plan_layer
 
     return [plan_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
 

@@ -9,16 +9,16 @@ two 3 us, and a copy 100 us.
     mlp.tanh    d = tanh(c)      kept, read first by backward operator 0; the next layer reads it in forward
 """
 
+from mindswap.config.pipeline import Pipeline
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.hardware import Device
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.pipeline import Pipeline
-from mindswap.policy.weight_sharding import WeightSharding
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.step_model import StepModel
-from mindswap.simulate.step_settings import StepSettings
 from tests.cost.builders import GENERIC
 
 MB = 10**6

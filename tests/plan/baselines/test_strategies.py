@@ -2,10 +2,10 @@
 
 import pytest
 
+from mindswap.check.normalize import normalize
+from mindswap.document.source import document_from_data
 from mindswap.plan.baselines import STRATEGIES
 from mindswap.plan.baselines.saved import saved_tensors, swap_policy
-from mindswap.policy.normalize import normalize
-from mindswap.policy.yaml_source import document_from_data
 from tests.adapters.graphs import ROOT
 from tests.plan.baselines.models import MB, small_model
 from tests.plan.loading import capture_apart

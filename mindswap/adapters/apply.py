@@ -1,0 +1,155 @@
+"""Actions -> attributes on cells and primitives, through MindSpore's own calls.
+
+Nothing is imported from MindSpore here: the cells bring their methods along.
+"""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from mindswap.errors import ApplyError
+from mindswap.policy.actions import LayerActions, format_log_lines, plan_layer
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import Match, match_pattern
+from mindswap.policy.model import Policy
+
+__all__ = ["apply_policy", "iterate_primitives", "read_tree"]
+
+# `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
+RECOMPUTE_CELL = "_recompute_cell"
+
+
+def apply_policy(
+    layers: Sequence, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
+) -> tuple[LayerActions, ...]:
+    """Set a policy on the layers of a network, before its first compile.
+
+    Args:
+        layers: the layers in order (`CellList` or any sequence of cells).
+        policy: normalised policy; one with swap disabled changes nothing.
+        logger: gets the lines of the specification; default is this module's logger.
+        indices: layer index of each layer; default 0, 1, 2, ...
+
+    Returns:
+        What was set, one entry per layer.
+
+    Raises:
+        ApplyError: if a pattern names nothing in any layer it is meant for.
+        PatternError: if a pattern is no regular expression.
+    """
+    if not policy.is_swap_enabled:
+        return ()
+    logger = logger or logging.getLogger(__name__)
+    indices = range(len(layers)) if indices is None else indices
+    trees = [read_tree(layer) for layer in layers]
+    _check_layers(policy, max(indices, default=-1))
+    _check_patterns(policy, trees)
+    actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
+    for layer, layer_actions in zip(layers, actions, strict=True):
+        _apply_layer(layer, layer_actions, policy)
+        for line in format_log_lines(layer_actions):
+            logger.info(line)
+    return actions
+
+
+def read_tree(cell, name: str = "") -> CellNode:
+    """The cells and primitives below `cell` as plain data."""
+    # Two tables of MindSpore's Cell; public calls give primitives only without their names.
+    primitives = getattr(cell, "_primitives", {})
+    children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
+    children += [
+        read_tree(child, key) for key, child in cell._cells.items() if child is not None and key != RECOMPUTE_CELL
+    ]
+    return CellNode(name, type(cell).__name__, children=tuple(children))
+
+
+def _check_layers(policy: Policy, last_index: int) -> None:
+    """Refuse layers that the network does not have: what is asked of them would have no effect."""
+    layers = [policy.layer_recompute, policy.output_recompute]
+    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
+        layers += [entry.layers for entry in entries]
+    beyond = sorted({index for entry in layers for index in entry.indices or () if index > last_index})
+    if beyond:
+        raise ApplyError(f"the network has layers 0 to {last_index}, the policy names {beyond}")
+
+
+def _check_patterns(policy: Policy, trees: Sequence[CellNode]) -> None:
+    """Refuse patterns that name nothing in any layer; of the default strategy's, one must name something."""
+    distinct_trees = set(trees)
+
+    def is_unmatched(pattern: str) -> bool:
+        return not any(match_pattern(pattern, tree) for tree in distinct_trees)
+
+    unmatched = [entry.pattern for entry in policy.op_swap if is_unmatched(entry.pattern)]
+    if policy.default_prefetch is not None:
+        if len(unmatched) == len(policy.op_swap):
+            raise ApplyError("the default strategy finds no flash attention in this network; name operators in op_swap")
+        return
+    if unmatched:
+        patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
+        raise ApplyError(f"op_swap names no operator of this network: {patterns}")
+
+
+def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
+    if actions.is_fully_recomputed:
+        options = _recompute_options(policy)
+        if actions.is_output_recomputed:
+            options["output_recompute"] = True
+        layer.recompute(**options)
+    for match in actions.recomputes:
+        target = _resolve(layer, match.path)
+        if match.node.is_primitive:
+            _recompute_primitive(target)
+        else:
+            target.recompute(**_recompute_options(policy))
+    for match in actions.comm_recomputes:
+        _resolve(layer, match.path).add_prim_attr("recompute_comm_op", True)
+    for primitive in _primitives(layer, actions.recompute_excludes):
+        _recompute_primitive(primitive, False)
+    for primitive in _primitives(layer, actions.comm_recompute_excludes):
+        primitive.add_prim_attr("recompute_comm_op", False)
+    if actions.layer_prefetch is not None:
+        layer.offload(backward_prefetch=actions.layer_prefetch)
+    for swap in actions.op_swaps:
+        for primitive in _primitives(layer, (swap.match,)):
+            primitive._offload(backward_prefetch=swap.num_prefetch_ops)
+
+
+def _recompute_primitive(primitive, mode: bool = True) -> None:
+    """Through the class: a primitive that was set before has its own attribute `recompute`, a bool."""
+    type(primitive).recompute(primitive, mode)
+
+
+def _recompute_options(policy: Policy) -> dict[str, bool]:
+    """Only what differs from MindSpore's defaults: each option set touches every primitive."""
+    options = {}
+    if not policy.mp_comm_recompute:
+        options["mp_comm_recompute"] = False
+    if policy.recompute_slice_activation:
+        options["recompute_slice_activation"] = True
+    if policy.parallel_optimizer_comm_recompute:
+        options["parallel_optimizer_comm_recompute"] = True
+    return options
+
+
+def _resolve(cell, path: tuple[str, ...]):
+    for name in path:
+        cell = getattr(cell, name) if not name.isdecimal() else cell._cells[name]
+    return cell
+
+
+def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every primitive below a cell with its path; `tree` is the cell's tree."""
+    for path, node in tree.walk():
+        if node.is_primitive:
+            yield path, _resolve(layer, path)
+
+
+def _primitives(layer, matches: Iterable[Match]) -> Iterator:
+    """The primitives that the matches name, those below a matched cell included."""
+    for match in matches:
+        target = _resolve(layer, match.path)
+        if match.node.is_primitive:
+            yield target
+        else:
+            yield from (primitive for _, primitive in iterate_primitives(target, match.node))

@@ -1,0 +1,130 @@
+"""A configuration -> its policy and every problem in it."""
+
+import os
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from mindswap.check.rules import Context, run_rules
+from mindswap.document.nodes import Document, Node, to_data
+from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.source import load_document
+from mindswap.errors import PolicyError
+from mindswap.mindformers_2x.form import form_problem
+from mindswap.policy.build import build_policy
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.families import load_layer_trees
+from mindswap.policy.model import Policy
+from mindswap.policy.read import read_settings
+from mindswap.stage.expand import RULE as STAGE_RULE
+
+__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy"]
+
+# The run modes in which there is something to swap.
+TRAIN_MODES = ("train", "finetune")
+# What these rules find by the table of a model family may not hold for the real network.
+MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
+
+
+@dataclass(frozen=True, eq=False)
+class CheckResult:
+    """What came out of checking a configuration.
+
+    Attributes:
+        policy: the normalised policy; None if there is an error.
+        problems: every problem, in file order.
+        num_layers: layers of the model; None if not known.
+        trees: the layers that operator names were checked against; None if they were not.
+        is_swap_enabled: what `swap` says, also where there are errors.
+    """
+
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+    num_layers: int | None
+    trees: LayerTrees | None
+    is_swap_enabled: bool = False
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that stop a run."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+
+def check_document(
+    document: Document,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+    ignore: Collection[str] = (),
+) -> CheckResult:
+    """Check a configuration of MindFormers 1.9 with every rule; one of 2.x has one error, which says so.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model; None takes what the configuration states, then what `trees` has.
+        trees: the real layers; None takes the table of the model family, if there is one.
+        environ: environment variables of the run; None leaves them unchecked.
+        ignore: rules whose problems are left out.
+    """
+    other_form = form_problem(document)
+    if other_form is not None:
+        return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
+    if num_layers is None:
+        num_layers = read_num_layers(document, trees)
+    settings = read_settings(document, num_layers)
+    if trees is None and num_layers is not None:
+        trees = load_layer_trees(_model_section(document), num_layers)
+    coverage = Coverage(trees) if trees is not None else None
+    context = Context(document, settings, coverage, environ or {})
+    found = (*document.problems, *run_rules(context))
+    problems = sort_problems(problem for problem in found if problem.rule not in ignore)
+    has_errors = any(problem.level is Level.ERROR for problem in problems)
+    policy = None if has_errors else build_policy(settings)
+    return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled)
+
+
+def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
+    """Check all that can be judged while the network is not built yet.
+
+    Args:
+        document: the configuration.
+        environ: environment variables of the run.
+
+    Raises:
+        PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
+            is wrong in recompute_config is left to MindFormers: nothing of ours stops such a run.
+    """
+    result = check_document(document, environ=environ, ignore={STAGE_RULE})
+    if any(problem.rule not in MODEL_RULES for problem in result.errors):
+        raise PolicyError(result.problems)
+    return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
+
+
+def load_policy(
+    path: str | os.PathLike,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Policy:
+    """The policy of a configuration file (arguments as in `check_document`).
+
+    Raises:
+        PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
+            recompute_config is left to MindFormers.
+    """
+    result = check_document(load_document(path), num_layers, trees, environ, ignore={STAGE_RULE})
+    if result.policy is None:
+        raise PolicyError(result.problems)
+    return result.policy
+
+
+def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
+    """Layers as the configuration states them, else as many as the trees have."""
+    stated = read_settings(document).num_layers
+    return stated if stated is not None or trees is None else len(trees.layers)
+
+
+def _model_section(document: Document) -> dict:
+    node: Node | None = document.get("model")
+    data = to_data(node) if node is not None else None
+    return data if isinstance(data, dict) else {}

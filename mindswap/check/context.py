@@ -1,0 +1,122 @@
+"""What a rule looks at, and the questions that several rules ask."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from mindswap.document.nodes import Document
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.match import split_pattern
+from mindswap.policy.model import Layers
+from mindswap.policy.settings import Settings, Statement
+
+__all__ = ["Context", "Meeting", "shared_layers"]
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Where two statements concern the same operators.
+
+    Attributes:
+        layers: the layers they share.
+        operators: the operators they share; empty where the model is not known.
+    """
+
+    layers: Layers
+    operators: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a rule looks at.
+
+    Attributes:
+        document: the configuration, as located nodes.
+        settings: what it says, statement by statement.
+        coverage: patterns against the model; None where the model is not known.
+        environ: environment variables.
+    """
+
+    document: Document
+    settings: Settings
+    coverage: Coverage | None = None
+    environ: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def num_layers(self) -> int | None:
+        """Layers of the model; None if not known."""
+        return self.settings.num_layers
+
+    def meeting(self, left: Statement, right: Statement) -> Meeting | None:
+        """Where two statements concern the same operators; None if nowhere.
+
+        Where the model is not known, only what the texts of the patterns show counts: equal parts
+        from the layer down.
+        """
+        layers = shared_layers(left.layers, right.layers)
+        if not layers:
+            return None
+        if self.coverage is not None:
+            indices, operators = self.coverage.shared_operators(left.pattern, right.pattern, layers)
+            is_everywhere = layers.indices is None and len(indices) == self.coverage.num_layers
+            return Meeting(layers if is_everywhere else Layers(indices), operators) if operators else None
+        if left.pattern is None or right.pattern is None:
+            return Meeting(layers)
+        left_parts, right_parts = split_pattern(left.pattern), split_pattern(right.pattern)
+        length = min(len(left_parts), len(right_parts))
+        return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
+
+    def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
+        """Every pair of statements, one of each side, that concern the same operators."""
+        for left in lefts:
+            for right in rights:
+                meeting = self.meeting(left, right)
+                if meeting is not None:
+                    yield left, right, meeting
+
+    @cached_property
+    def _recomputed(self) -> "dict[int, frozenset[str]]":
+        return {}
+
+    def recomputed_operators(self, layer_index: int) -> frozenset[str]:
+        """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
+        assert self.coverage is not None
+        if layer_index not in self._recomputed:
+            kind = self.coverage.kind_of[layer_index]
+            named = {
+                option: frozenset().union(
+                    *(
+                        self.coverage.operators(statement.pattern, kind)
+                        for statement in self.settings.of(option)
+                        if layer_index in statement.layers
+                    )
+                )
+                for option in ("recompute", "select_recompute", "select_recompute_exclude")
+            }
+            selected = named["recompute"] | named["select_recompute"]
+            self._recomputed[layer_index] = selected - named["select_recompute_exclude"]
+        return self._recomputed[layer_index]
+
+    def is_excluded(self, operator: str, layers: Layers) -> bool:
+        """True if an exclude option keeps an operator from recomputation in all of these layers."""
+        assert self.coverage is not None
+        return all(
+            operator not in self.recomputed_operators(layer)
+            for layers_of_kind in self.coverage.layers_by_kind(layers).values()
+            for layer in layers_of_kind
+        )
+
+    def matches_anything(self, statement: Statement) -> bool:
+        """True if a pattern names something in one of its layers (the model must be known)."""
+        assert self.coverage is not None
+        by_kind = self.coverage.layers_by_kind(statement.layers)
+        return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
+
+
+def shared_layers(left: Layers, right: Layers) -> Layers:
+    """The layers in both sets."""
+    if left.indices is None:
+        return right
+    if right.indices is None:
+        return left
+    return Layers(tuple(index for index in left.indices if index in right))

@@ -1,0 +1,235 @@
+"""How MindFormers spreads layers over pipeline stages, and the layers that counts per stage stand for.
+
+With swap off, `recompute: [2, 1]` means "2 layers of stage 0, 1 of stage 1"; with swap on it means
+"layers 2 and 1". What a configuration with swap off asks for as a whole is in `stage_recompute`.
+
+Source: `LayerSetting` of mindformers 1.9.0.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.document.nodes import Document, Node
+
+__all__ = ["Cell", "Layout", "LayoutError", "Pipeline", "is_stage_counts", "read_num_chunks", "read_pipeline"]
+
+# A machine with so many stages does not exist; below it, everything can be written out.
+MAX_CELLS = 100_000
+
+
+class LayoutError(ValueError):
+    """The layers of the model cannot be spread as the configuration asks; the text says why."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The layers of one virtual chunk on one stage.
+
+    Attributes:
+        chunk: index of the chunk, 0 without interleaving.
+        position: place of the cell in its chunk, in order of execution.
+        stage: pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v).
+        layers: layers of the model.
+    """
+
+    chunk: int
+    position: int
+    stage: int
+    layers: range
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The layers of a model on its stages.
+
+    Attributes:
+        sizes: layers of each position (inner) of each chunk (outer), in order of execution.
+        num_layers: layers of the model. The sizes may add up to more: MindFormers gives every chunk an
+            offset that is written once. The last cells then get less than their size.
+        is_zero_bubble_v: the second chunk runs through the stages backwards.
+    """
+
+    sizes: tuple[tuple[int, ...], ...]
+    num_layers: int
+    is_zero_bubble_v: bool = False
+
+    def cells(self) -> Iterator[Cell]:
+        """Every cell, in order of execution."""
+        first = 0
+        for chunk, row in enumerate(self.sizes):
+            is_backwards = self.is_zero_bubble_v and chunk == 1
+            for position, size in enumerate(row):
+                stage = len(row) - 1 - position if is_backwards else position
+                last = min(first + size, self.num_layers)
+                yield Cell(chunk, position, stage, range(min(first, last), last))
+                first += size
+
+    def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
+        """The layers that counts per chunk and position stand for: the first ones of each cell.
+
+        Args:
+            counts: as `sizes`; a cell without layers may be missing, a negative count is none.
+        """
+        return tuple(
+            index
+            for cell in self.cells()
+            if cell.layers
+            for index in cell.layers[: max(0, counts[cell.chunk][cell.position])]
+        )
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """How layers are spread over pipeline stages.
+
+    Attributes:
+        num_stages: pipeline stages, 1 without pipeline parallelism.
+        num_chunks: virtual chunks per stage (`pp_interleave_num`, where interleaving is on).
+        offset: extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk.
+        is_zero_bubble_v: the second chunk runs through the stages backwards.
+    """
+
+    num_stages: int = 1
+    num_chunks: int = 1
+    offset: Any = 0
+    is_zero_bubble_v: bool = False
+
+    def layout(self, num_layers: int) -> Layout:
+        """The layers of each stage and chunk.
+
+        Raises:
+            LayoutError: if MindFormers refuses the offset, or a stage would be left without layers.
+        """
+        if self.is_zero_bubble_v and self.num_chunks < 2:
+            raise LayoutError("zero_bubble_v takes pp_interleave_num: 2 and pipeline_interleave: True")
+        table = self._offset_table()
+        if self.num_stages * self.num_chunks == 1:
+            return Layout(((num_layers,),), num_layers)  # MindFormers reads the offset, and takes 0
+        if self.num_stages * self.num_chunks > MAX_CELLS:
+            raise LayoutError(f"{self.num_stages} stages x {self.num_chunks} chunks are more than {num_layers} layers")
+        average, rest = divmod(num_layers, self.num_stages * self.num_chunks)
+        rows = self._offset_rows(table, rest, num_layers)
+        sizes = [[average + extra for extra in row] for row in rows]
+        flat = [size for row in sizes for size in row]
+        if flat[0] < 0 or flat[-1] < 0 or any(size < 1 for size in flat[1:-1]):
+            raise LayoutError(
+                f"{num_layers} layers on {self.num_stages} stages x {self.num_chunks} chunks leave {_shape(sizes)} "
+                "layers; only the first and the last may have none"
+            )
+        if self.is_zero_bubble_v:
+            sizes[1].reverse()
+        return Layout(tuple(map(tuple, sizes)), num_layers, self.is_zero_bubble_v)
+
+    def _offset_table(self) -> list[list[int]]:
+        """The offset as lists: one for all chunks, or one for each; all equally long."""
+        rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
+        table: list = rows if any(isinstance(row, list) for row in rows) else [rows]
+        if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
+            raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
+        if len({len(row) for row in table}) > 1:
+            raise LayoutError(f"{self.offset} has lists of different lengths")
+        return table
+
+    def _offset_rows(self, table: list[list[int]], rest: int, num_layers: int) -> list[list[int]]:
+        """The offset for each chunk and stage; one that is written once holds for every chunk."""
+        is_per_chunk = isinstance(self.offset, list) and any(isinstance(row, list) for row in self.offset)
+        if any(len(row) != self.num_stages for row in table):
+            raise LayoutError(f"{self.offset} has {_shape([len(row) for row in table])} numbers, not one per stage")
+        if is_per_chunk and len(table) != self.num_chunks:
+            raise LayoutError(f"{self.offset} has {len(table)} lists, not one for each of {self.num_chunks} chunks")
+        total = sum(sum(row) for row in table) if isinstance(self.offset, list) else self.offset
+        if total != rest:
+            raise LayoutError(
+                f"{self.offset} adds up to {int(total)}, but {num_layers} layers on {self.num_stages} stages x "
+                f"{self.num_chunks} chunks leave a rest of {rest}"
+            )
+        return [[int(extra) for extra in row] for row in table * (1 if is_per_chunk else self.num_chunks)]
+
+    def stage_layers(self, stage: int, num_layers: int) -> tuple[int, ...] | None:
+        """Layers on one stage, chunk after chunk; None if offset does not fit the model."""
+        try:
+            cells = self.layout(num_layers).cells()
+        except LayoutError:
+            return None
+        return tuple(index for cell in cells if cell.stage == stage for index in cell.layers)
+
+
+def read_pipeline(document: Document) -> Pipeline:
+    """The pipeline settings of a configuration; what is missing or no number counts as 1.
+
+    MindFormers reads the number of chunks only where `pipeline_interleave` is on. Where that key is
+    missing, lists with one row per chunk, which it would refuse, are taken to mean that it is on.
+    """
+    num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
+    num_chunks = read_num_chunks(document) if _is_interleaved(document) else 1
+    offset = _offset_data(document.get("model", "model_config", "offset"))
+    scheduler = document.get("parallel", "pipeline_config", "pipeline_scheduler")
+    return Pipeline(
+        num_stages,
+        num_chunks,
+        offset,
+        scheduler is not None and scheduler.value == "zero_bubble_v",
+    )
+
+
+def _is_interleaved(document: Document) -> bool:
+    node = document.get("parallel", "pipeline_config", "pipeline_interleave")
+    if node is not None:
+        return node.value is True
+    section = document.get("recompute_config")
+    values = [entry.value for entry in section.unique_entries()] if section is not None else []
+    values += [entry.value for value in values for entry in value.unique_entries()]
+    offset = document.get("model", "model_config", "offset")
+    return any(value is not None and _has_rows(value) for value in (offset, *values))
+
+
+def _has_rows(node: Node) -> bool:
+    return node.items is not None and len(node.items) > 1 and all(item.items is not None for item in node.items)
+
+
+def read_num_chunks(document: Document) -> int:
+    """What `pp_interleave_num` says, whether it acts or not."""
+    for key in ("pp_interleave_num", "virtual_pipeline_model_parallel_size"):
+        node = document.get("model", "model_config", key)
+        if node is not None:
+            return _positive(node)
+    return 1
+
+
+def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> bool:
+    """True for a list that cannot be layer indices but has the shape of stage counts.
+
+    That is a list of lists, a list of integers with a bool among them, or (with more than one stage)
+    one integer per stage of which one is no layer or stands twice.
+    """
+    if not node.items:
+        return False
+    if any(item.items is not None for item in node.items):
+        return all(item.items is not None or isinstance(item.value, (bool, int)) for item in node.items)
+    values = [item.value for item in node.items]
+    if not all(isinstance(value, int) for value in values):
+        return False
+    if any(isinstance(value, bool) for value in values):
+        return True
+    if pipeline.num_stages == 1 or len(values) != pipeline.num_stages or min(values) < 0:
+        return False
+    return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
+
+
+def _shape(sizes: list) -> str:
+    return " and ".join(map(str, sizes))
+
+
+def _positive(node: Node | None) -> int:
+    value = node.value if node is not None else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100_000 else 1
+
+
+def _offset_data(node: Node | None) -> object:
+    """An offset as a number or lists of numbers; two levels at most, whatever the file nests."""
+    if node is None:
+        return 0
+    if node.items is None:
+        return node.value
+    return [[below.value for below in item.items] if item.items is not None else item.value for item in node.items]

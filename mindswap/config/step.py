@@ -1,0 +1,126 @@
+"""What a configuration says about a training step besides its network. Pure."""
+
+from dataclasses import dataclass
+
+from mindswap.config.pipeline import Pipeline, read_pipeline
+from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
+from mindswap.document.nodes import Document
+
+__all__ = ["StepSettings", "read_step_settings"]
+
+DEFAULT_OPTIMIZER = "AdamW"
+
+
+@dataclass(frozen=True)
+class StepSettings:
+    """A training step.
+
+    Attributes:
+        batch_size: samples of one micro-batch on one data parallel rank.
+        seq_length: tokens of a sample.
+        num_micro_batches: forward and backward passes per step.
+        data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
+        pipeline: stages and chunks.
+        optimizer: `optimizer.type`.
+        sharding: how the parallel optimizer cuts weights and states.
+        is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
+        is_state_offloaded: optimizer states are in host memory.
+        compute_dtype: of the layers, in lower case.
+        is_fused: jit_level O1 fuses element-wise operators.
+        is_clipping: gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`).
+        is_accumulating: gradients are summed up in tensors of their own: several stages, or gradient accumulation.
+        shares_casts: micro-batches share casts of weights (`graph.share_casts`).
+        is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
+    """
+
+    batch_size: int
+    seq_length: int
+    num_micro_batches: int
+    data_parallel: int
+    model_parallel: int
+    context_parallel: int
+    pipeline: Pipeline
+    optimizer: str
+    sharding: WeightSharding
+    is_accumulator_sharded: bool
+    is_state_offloaded: bool
+    compute_dtype: str
+    is_fused: bool
+    is_clipping: bool = False
+    is_accumulating: bool = False
+    shares_casts: bool = False
+    is_inlined: bool = False
+
+    @property
+    def num_optimizer_shards(self) -> int:
+        """Ranks over which the parallel optimizer cuts weights and states; 1 without it."""
+        return self.sharding.num_ranks
+
+    @property
+    def data_parallel_stride(self) -> int:
+        """Ranks from one data parallel rank to the next: MindSpore lays out sequences and tensors inside."""
+        return self.model_parallel * self.context_parallel
+
+    @property
+    def num_cards(self) -> int:
+        """Cards that work on the step."""
+        return self.data_parallel * self.model_parallel * self.context_parallel * self.pipeline.num_stages
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of one step, all cards."""
+        return self.batch_size * self.seq_length * self.num_micro_batches * self.data_parallel
+
+
+def read_step_settings(document: Document) -> StepSettings:
+    """The settings of a configuration of MindFormers; what is missing is as MindFormers takes it."""
+    pipeline = read_pipeline(document)
+    if pipeline.num_stages > 1:  # which takes no accumulation beside it (trainer/base_trainer.py resets it to 1)
+        num_micro_batches = document.count("parallel_config", "micro_batch_num")
+    else:
+        num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
+    is_accumulating = num_micro_batches > 1
+    num_micro_batches *= document.count("micro_batch_interleave_num")
+    is_parallel = _value(document, "use_parallel") is not False
+    data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
+    sharding = read_weight_sharding(document)
+    optimizer = _value(document, "optimizer", "type")
+    # MindFormers takes the class of one kernel then (core/optim/build_optim.py, get_actual_adamw_cls).
+    if optimizer in ("AdamW", "PmaAdamW") and _value(document, "optimizer", "use_fused") is True:
+        optimizer = f"Fused{optimizer}"
+    swap = _value(document, "optimizer", "swap")
+    level = _value(document, *OPTIMIZER_CONFIG, "optimizer_level")
+    shard_sum = _value(document, *OPTIMIZER_CONFIG, "gradient_accumulation_shard")
+    dtype = _value(document, "model", "model_config", "compute_dtype")
+    return StepSettings(
+        batch_size=document.count("runner_config", "batch_size"),
+        seq_length=document.count("model", "model_config", "seq_length"),
+        num_micro_batches=num_micro_batches,
+        data_parallel=data_parallel,
+        model_parallel=document.count("parallel_config", "model_parallel"),
+        context_parallel=document.count("parallel_config", "context_parallel"),
+        pipeline=pipeline,
+        optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
+        sharding=sharding,
+        is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
+        is_state_offloaded=swap is True,
+        compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
+        is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
+        is_clipping=_is_clipping(document, is_accumulating),
+        is_accumulating=is_accumulating,
+        shares_casts=is_parallel
+        and _value(document, "parallel", "enable_parallel_optimizer") is True
+        and num_micro_batches > 1
+        and level != "level3",
+    )
+
+
+def _is_clipping(document: Document, is_accumulating: bool) -> bool:
+    """Whether gradients are clipped: the cell for several micro-batches does it by default, the other does not."""
+    given = _value(document, "runner_wrapper", "use_clip_grad")
+    return given if isinstance(given, bool) else is_accumulating
+
+
+def _value(document: Document, *path: str) -> object:
+    node = document.get(*path)
+    return node.value if node is not None else None

@@ -1,0 +1,91 @@
+"""How the parallel optimizer cuts weights, as a configuration says it. Pure.
+
+`graph.gather` says what that does to a step, and names the sources.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from mindswap.config.rank import STRATEGY_MODES
+from mindswap.document.nodes import Document
+
+__all__ = ["OPTIMIZER_CONFIG", "OPTIMIZER_LEVELS", "WeightSharding", "is_whole_number", "num_sharing_ranks",
+           "read_weight_sharding"]  # fmt: skip
+
+OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
+OPTIMIZER_LEVELS = ("level1", "level2", "level3")
+# Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
+WHOLE_WEIGHTS = (".bias", ".gamma", ".beta")
+KIB = 1024
+
+
+@dataclass(frozen=True)
+class WeightSharding:
+    """How the parallel optimizer cuts weights.
+
+    Attributes:
+        num_ranks: ranks that share a weight; 1 without the parallel optimizer.
+        threshold_bytes: smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB).
+        is_released: forward releases a gathered weight and backward gathers it again (optimizer_level level3).
+        stride: from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside.
+    """
+
+    num_ranks: int = 1
+    threshold_bytes: int = 64 * KIB
+    is_released: bool = False
+    stride: int = 1
+
+    def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
+        """Whether a weight is cut.
+
+        Args:
+            name: of the parameter.
+            shape, size_bytes: as it is stored on one rank, cut by tensor parallel only.
+        """
+        if self.num_ranks < 2 or name.endswith(WHOLE_WEIGHTS) or size_bytes < self.threshold_bytes:
+            return False
+        return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
+
+
+def read_weight_sharding(document: Document) -> WeightSharding:
+    """How the parallel optimizer cuts the weights of a configuration; a wrong value counts as missing.
+
+    It cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out whole
+    weights (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
+    """
+    mode = _value(document, "parallel", "parallel_mode")
+    is_parallel = _value(document, "use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
+    if not is_parallel or _value(document, "parallel", "enable_parallel_optimizer") is not True:
+        return WeightSharding()
+    ranks = num_sharing_ranks(document)
+    size = _value(document, *OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
+    threshold = _value(document, *OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
+    is_usable = is_whole_number(size) and size > 1 and ranks % size == 0
+    return WeightSharding(
+        num_ranks=size if is_whole_number(size) and is_usable else ranks,
+        threshold_bytes=threshold * KIB
+        if is_whole_number(threshold) and threshold >= 0
+        else WeightSharding.threshold_bytes,
+        is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
+        stride=document.count("parallel_config", "model_parallel"),
+    )
+
+
+def num_sharing_ranks(document: Document) -> int:
+    """Ranks that have the same part of a weight of a matrix product: of data and of context parallelism.
+
+    `optimizer_weight_shard_size` has an effect only where it divides them, and from 2 on (MindSpore's context.py, and
+    `set_optimizer_weight_shard_size` of parallel/_auto_parallel_context.py).
+    """
+    return document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """An integer; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _value(document: Document, *path: str) -> object:
+    node = document.get(*path)
+    return node.value if node is not None else None

@@ -1,0 +1,258 @@
+"""Recompute in layer indices (swap on) and in counts per pipeline stage (swap off): the way between them.
+
+Both directions are judged by reading the result as MindFormers would: what comes out is the same policy.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import takewhile
+
+from mindswap.check.normalize import normalize
+from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.plain_data import document_from_data
+from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
+from mindswap.policy.settings import Settings
+from mindswap.policy.words import format_layers
+from mindswap.stage.expand import expand_stage_recompute
+
+__all__ = ["Converted", "policy_sections", "resolve_policy", "to_index_form", "to_stage_form"]
+
+RULE = "convert"
+
+
+@dataclass(frozen=True)
+class Converted:
+    """A configuration in the other form.
+
+    Attributes:
+        sections: the sections that change, with their new values; None with an error.
+        problems: errors, and what is lost though it had no effect (warnings).
+    """
+
+    sections: dict[str, dict] | None
+    problems: tuple[Problem, ...]
+
+
+def resolve_policy(policy: Policy, num_layers: int) -> Policy:
+    """The policy with every set of layers written out and the operators sorted: equal ones do the same."""
+
+    def resolve(layers: Layers) -> Layers:
+        return Layers(layers.resolve(num_layers))
+
+    def resolve_all(entries: tuple[OpRecompute, ...]) -> tuple[OpRecompute, ...]:
+        return tuple(OpRecompute(e.pattern, resolve(e.layers)) for e in sorted(entries, key=lambda e: e.pattern))
+
+    return replace(
+        policy,
+        layer_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.layer_swap),
+        op_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.op_swap),
+        layer_recompute=resolve(policy.layer_recompute),
+        select_recompute=resolve_all(policy.select_recompute),
+        select_comm_recompute=resolve_all(policy.select_comm_recompute),
+        select_recompute_exclude=resolve_all(policy.select_recompute_exclude),
+        select_comm_recompute_exclude=resolve_all(policy.select_comm_recompute_exclude),
+        output_recompute=resolve(policy.output_recompute),
+    )
+
+
+def policy_sections(policy: Policy, data: Mapping, num_layers: int) -> dict[str, dict]:
+    """The sections of a policy with swap enabled, as they are written into a configuration.
+
+    Keys of recompute_config that say what is the default anyway are left out where the file has none.
+
+    Args:
+        policy: what the configuration shall ask for.
+        data: the configuration it is written into.
+        num_layers: layers of the model; a list of all of them becomes True.
+    """
+    config = _with_true(policy, num_layers).to_config()
+    sections = {"swap_config": config["swap_config"]}
+    present = data.get("recompute_config") or {}
+    defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
+    sections["recompute_config"] = {
+        key: value for key, value in config["recompute_config"].items() if key in present or value != defaults[key]
+    }
+    own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
+    own |= config.get("mindswap", {})
+    if own or data.get("mindswap"):
+        sections["mindswap"] = own
+    return sections
+
+
+def to_index_form(document: Document, num_layers: int) -> Converted:
+    """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
+
+    Args:
+        document: a configuration with swap off.
+        num_layers: layers of the model.
+    """
+    swap = document.get("swap_config", "swap")
+    if swap is not None and swap.value is not False:
+        message = "swap_config.swap: swap is on, so recompute_config is in layer indices already"
+        return Converted(None, (Problem(swap.location, RULE, Level.ERROR, message),))
+    expansion = expand_stage_recompute(document, num_layers)
+    if any(problem.level is Level.ERROR for problem in expansion.problems):
+        return Converted(None, expansion.problems)
+    data = _data(document)
+    dropped = tuple(_ineffective_flags(document))
+    flags = {name: RECOMPUTE_FLAGS[name] for name, _ in dropped}
+    policy = replace(expansion.policy, is_swap_enabled=True, **flags)  # type: ignore[arg-type]
+    problems = [problem for _, problem in dropped]
+    problems += [p for p in expansion.problems if p.location not in {q.location for q in problems}]
+    section = document.get("swap_config")
+    for entry in section.unique_entries() if section is not None else ():
+        if entry.key in ("layer_swap", "op_swap") and (entry.value.items or entry.value.entries):
+            message = f"swap_config.{entry.key}: had no effect with swap off, so it is left out"
+            problems.append(Problem(entry.location, RULE, Level.WARNING, message, fix="write it again to swap"))
+    problems += _attention_problem(document, policy)
+    return Converted(policy_sections(policy, data, num_layers), sort_problems(problems))
+
+
+def to_stage_form(document: Document, num_layers: int) -> Converted:
+    """Layer indices (swap on) as counts per pipeline stage (swap off), where that says the same.
+
+    Args:
+        document: a configuration with swap on and without errors.
+        num_layers: layers of the model.
+    """
+    result = normalize(document, num_layers)
+    policy, settings = result.policy, result.settings
+    if policy is None:
+        return Converted(None, result.problems)
+    if not policy.is_swap_enabled:
+        node = document.get("swap_config", "swap")
+        location = node.location if node is not None else Location(document.file)
+        message = "swap_config.swap: swap is off, so recompute_config is in counts per stage already"
+        return Converted(None, (Problem(location, RULE, Level.ERROR, message),))
+    try:
+        layout = read_pipeline(document).layout(num_layers)
+    except LayoutError as error:
+        place = Location(document.file)
+        return Converted(None, (Problem(place, RULE, Level.ERROR, f"parallel_config.pipeline_stage: {error}"),))
+    problems = [*_lost_swaps(settings), *_obstacles(policy, settings, layout)]
+    if problems:
+        return Converted(None, sort_problems(problems))
+    recompute: dict = {"recompute": _counts(policy.layer_recompute, layout)}
+    present = document.get("recompute_config")
+    for option in SELECT_OPTIONS:
+        counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
+        if counts or (present is not None and present.entry(option) is not None):
+            recompute[option] = counts or False
+    for flag in RECOMPUTE_FLAGS:
+        if present is not None and present.entry(flag) is not None:
+            recompute[flag] = getattr(policy, flag)
+    sections = {"swap_config": {"swap": False}, "recompute_config": recompute}
+    return _judged(document, policy, sections, num_layers)
+
+
+def _judged(document: Document, policy: Policy, sections: dict[str, dict], num_layers: int) -> Converted:
+    """Whether MindFormers makes the same of the counts."""
+    converted = document_from_data({**_data(document), **sections}, document.file)
+    read_back = expand_stage_recompute(converted, num_layers)
+    section = document.get("recompute_config")
+    place = section.location if section is not None else Location(document.file)
+    reasons = [problem.message for problem in read_back.problems]
+    meant = replace(resolve_policy(policy, num_layers), is_swap_enabled=False)
+    if resolve_policy(read_back.policy, num_layers) != meant:
+        reasons.append("recompute_config: the exclude options do not mean the same with swap off")
+    problems = tuple(Problem(place, RULE, Level.ERROR, reason) for reason in dict.fromkeys(reasons))
+    return Converted(None if problems else sections, problems)
+
+
+def _lost_swaps(settings: Settings) -> Iterator[Problem]:
+    for statement in settings.swap:
+        message = f"{statement.path}: would be lost, because with swap off nothing is swapped"
+        yield Problem(statement.location, RULE, Level.ERROR, message, fix="delete it first, if that is meant")
+    for statement in settings.of("output_recompute"):
+        if statement.layers:
+            message = f"{statement.path}: has no counterpart in MindFormers"
+            yield Problem(statement.location, RULE, Level.ERROR, message, fix="delete it first, if that is meant")
+
+
+def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[Problem]:
+    """Layers that counts cannot name: they are not the first ones of their stage."""
+    wanted = [("recompute", None, policy.layer_recompute)]
+    wanted += [(option, e.pattern, e.layers) for option in SELECT_OPTIONS for e in getattr(policy, option)]
+    for option, pattern, layers in wanted:
+        for cell in layout.cells():
+            inside = [index for index in cell.layers if index in layers]
+            counted = list(takewhile(layers.__contains__, cell.layers))
+            stray = inside[len(counted) :]
+            if not stray:
+                continue
+            statement = next(s for s in settings.of(option) if s.pattern == pattern and s.layers)
+            chunk = f"chunk {cell.chunk} of " if len(layout.sizes) > 1 else ""
+            message = (
+                f"{statement.path}: {format_layers(Layers(tuple(stray)))} cannot be counted: {chunk}stage {cell.stage} "
+                f"has {format_layers(Layers(tuple(cell.layers)))}, and a count takes the first ones"
+            )
+            first = format_layers(Layers(tuple(cell.layers[: len(inside)])))
+            fix = f"{first} instead of {format_layers(Layers(tuple(inside)))}, or keep the index form"
+            yield Problem(statement.location, RULE, Level.ERROR, message, fix=fix)
+
+
+def _counts(layers: Layers, layout: Layout) -> bool | list:
+    """Layers that are the first ones of every cell, as MindFormers counts them."""
+    cells = list(layout.cells())
+    counts = [sum(index in layers for index in cell.layers) for cell in cells]
+    if counts == [len(cell.layers) for cell in cells]:
+        return True
+    if not any(counts):
+        return False
+    width = len(layout.sizes[0])
+    rows = [counts[start : start + width] for start in range(0, len(counts), width)]
+    if layout.is_zero_bubble_v:
+        rows[1].reverse()  # written by stage; the chunk runs through the stages backwards
+    return rows if len(rows) > 1 else rows[0]
+
+
+def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
+    """Flags that MindFormers does not pass on with swap off; with swap on they would act."""
+    for name, default in RECOMPUTE_FLAGS.items():
+        node = document.get("recompute_config", name)
+        recompute = document.get("recompute_config", "recompute")
+        acts = name == "recompute_slice_activation" and recompute is not None and recompute.value is True
+        if node is not None and node.value != default and not acts:
+            message = f"recompute_config.{name}: had no effect with swap off, so {default} is written"
+            yield name, Problem(node.location, RULE, Level.WARNING, message, fix=f"{name}: {node.value}, to have it")
+
+
+def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
+    """The legacy Llama recomputes more than what is selected, without saying so."""
+    arch = document.get("model", "arch", "type")
+    flash = document.get("model", "model_config", "use_flash_attention")
+    node = document.get("recompute_config", "select_recompute")
+    is_llama = arch is not None and arch.value == "LlamaForCausalLM" and (flash is None or flash.value is not True)
+    if not is_llama or node is None or not policy.select_recompute:
+        return []
+    message = (
+        "recompute_config.select_recompute: with swap off and without flash attention MindFormers also recomputes the "
+        "scores of attention in every layer; the index form has only what is written"
+    )
+    names = "apply_rotary_emb|tile_kv|batch_matmul_q_k|mul|add|cast_attn|softmax|batch_matmul"
+    fix = rf"to have it: 'attention\.(?:{names})': True"
+    return [Problem(node.location, RULE, Level.WARNING, message, fix=fix)]
+
+
+def _with_true(policy: Policy, num_layers: int) -> Policy:
+    """Every set of all layers as True."""
+
+    def short(layers: Layers) -> Layers:
+        return Layers(None) if layers.resolve(num_layers) == tuple(range(num_layers)) else layers
+
+    selects = {
+        option: tuple(replace(entry, layers=short(entry.layers)) for entry in getattr(policy, option))
+        for option in SELECT_OPTIONS
+    }
+    output = short(policy.output_recompute)
+    whole = short(policy.layer_recompute)
+    return replace(policy, layer_recompute=whole, output_recompute=output, **selects)  # type: ignore[arg-type]
+
+
+def _data(document: Document) -> dict:
+    data = to_data(document.root) if document.root is not None else {}
+    assert isinstance(data, dict)
+    return data

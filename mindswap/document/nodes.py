@@ -1,0 +1,215 @@
+"""A configuration as located nodes: what every later step of `policy/` reads.
+
+`yaml_parser` makes them from text, `plain_data` from Python data. Aliases share one node, so a
+document is a graph without cycles and is never expanded.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from mindswap.document.problem import Location, Problem
+
+__all__ = ["Document", "DuplicateKey", "Entry", "Node", "expanded_size", "is_huge", "key_text", "show", "to_data"]
+
+MAX_SHOWN_CHARS = 60
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Node:
+    """One value: a scalar, a list or a mapping.
+
+    Attributes:
+        location: where the value begins.
+        value: the value of a scalar; None for a list or a mapping.
+        items: the elements of a list, else None.
+        entries: the entries of a mapping, else None; a key may stand more than once, the last one counts.
+    """
+
+    location: Location
+    value: Any = None
+    items: "tuple[Node, ...] | None" = None
+    entries: "tuple[Entry, ...] | None" = None
+
+    @property
+    def is_null(self) -> bool:
+        """True for YAML's null."""
+        return self.items is None and self.entries is None and self.value is None
+
+    @property
+    def kind(self) -> str:
+        """The type in words, for messages."""
+        if self.items is not None:
+            return "a list"
+        if self.entries is not None:
+            return "a mapping"
+        names = {bool: "a bool", int: "an integer", float: "a float", str: "a string", type(None): "null"}
+        return names.get(type(self.value), type(self.value).__name__)
+
+    @cached_property
+    def _entry_of(self) -> "dict[object, Entry]":
+        return {entry.key: entry for entry in self.entries or ()}
+
+    def unique_entries(self) -> "tuple[Entry, ...]":
+        """The entries of a mapping that count, one per key."""
+        return tuple(self._entry_of.values())
+
+    def entry(self, key: str) -> "Entry | None":
+        """The entry with this key; None if there is none or this is no mapping."""
+        return self._entry_of.get(key)
+
+    def get(self, *keys: str) -> "Node | None":
+        """The value below these keys; None if one of them is missing."""
+        node: Node | None = self
+        for key in keys:
+            entry = node.entry(key) if node is not None else None
+            node = entry.value if entry is not None else None
+        return node
+
+
+@dataclass(frozen=True, eq=False)
+class Entry:
+    """One `key: value` of a mapping; `location` is where the key stands."""
+
+    key: object
+    location: Location
+    value: Node
+
+
+@dataclass(frozen=True)
+class DuplicateKey:
+    """A key that stands twice in one mapping.
+
+    Attributes:
+        path: key path, e.g. `swap_config.swap`.
+        location: of the second key.
+        first: of the first key.
+    """
+
+    path: str
+    location: Location
+    first: Location
+
+
+@dataclass(frozen=True, eq=False)
+class Document:
+    """A configuration that was read.
+
+    Attributes:
+        file: name of the file, for messages.
+        root: the top-level mapping; None if the file could not be read.
+        problems: what is wrong with the text itself.
+        duplicates: keys that stand twice.
+    """
+
+    file: str
+    root: Node | None
+    problems: tuple[Problem, ...] = ()
+    duplicates: tuple[DuplicateKey, ...] = field(default=())
+
+    def get(self, *keys: str) -> Node | None:
+        """The value below these keys; None if one of them is missing."""
+        return self.root.get(*keys) if self.root is not None else None
+
+    def count(self, *path: str) -> int:
+        """A positive whole number; 1 for what is missing or anything else, as MindFormers takes it."""
+        node = self.get(*path)
+        value = node.value if node is not None else None
+        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else 1
+
+    @property
+    def is_legacy(self) -> bool:
+        """The model is of the legacy families: `use_legacy` is not False."""
+        node = self.get("use_legacy")
+        return node is None or node.value is not False
+
+
+def expanded_size(node: Node) -> int:
+    """How many values a node stands for when every alias is written out."""
+    sizes: dict[int, int] = {}
+    for current in _children_first(node):
+        sizes[id(current)] = 1 + sum(sizes[id(child)] for child in _children(current))
+    return sizes[id(node)]
+
+
+def to_data(node: Node) -> object:
+    """The node as plain lists, dicts and scalars; shared nodes stay shared."""
+    data: dict[int, object] = {}
+    for current in _children_first(node):
+        if current.items is not None:
+            data[id(current)] = [data[id(item)] for item in current.items]
+        elif current.entries is not None:
+            data[id(current)] = {entry.key: data[id(entry.value)] for entry in current.entries}
+        else:
+            data[id(current)] = current.value
+    return data[id(node)]
+
+
+def is_huge(value: object) -> bool:
+    """True for an integer so long that Python refuses to print it."""
+    return isinstance(value, int) and value.bit_length() > 4096
+
+
+def key_text(key: object) -> str:
+    """A key as part of a key path, shortened."""
+    text = str(key)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+
+
+def show(value: object) -> str:
+    """A value as YAML writes it on one line, shortened, for messages."""
+    text = "".join(_show_parts(value, MAX_SHOWN_CHARS + 1))
+    return text if len(text) <= MAX_SHOWN_CHARS else text[: MAX_SHOWN_CHARS - 3] + "..."
+
+
+def _show_parts(value: object, room: int) -> Iterator[str]:
+    """The text of a value in pieces, not (much) more than `room` characters: a value may be huge."""
+    if isinstance(value, Node):
+        if value.items is not None:
+            yield from _show_sequence("[", ((None, item) for item in value.items), "]", room)
+            return
+        if value.entries is not None:
+            yield from _show_sequence("{", ((entry.key, entry.value) for entry in value.entries), "}", room)
+            return
+        value = value.value
+    if isinstance(value, str):
+        yield f"'{value[:room]}'" if value.isprintable() else repr(value[:room])
+    elif value is None:
+        yield "null"
+    else:
+        yield repr(value)[:room]
+
+
+def _show_sequence(opening, pairs, closing, room):
+    yield opening
+    for index, (key, child) in enumerate(pairs):
+        prefix = (", " if index else "") + ("" if key is None else "".join(_show_parts(key, room)) + ": ")
+        room -= len(prefix)
+        yield prefix
+        for part in _show_parts(child, max(room, 0)):
+            room -= len(part)
+            yield part
+        if room <= 0:
+            break
+    yield closing
+
+
+def _children(node: Node) -> tuple[Node, ...]:
+    return node.items if node.items is not None else tuple(entry.value for entry in node.entries or ())
+
+
+def _children_first(node: Node) -> Iterator[Node]:
+    """Every node once, children before their parents, without recursion."""
+    done: set[int] = set()
+    stack = [(node, False)]
+    while stack:
+        current, is_expanded = stack.pop()
+        if id(current) in done:
+            continue
+        if is_expanded:
+            done.add(id(current))
+            yield current
+        else:
+            stack.append((current, True))
+            stack.extend((child, False) for child in _children(current) if id(child) not in done)

@@ -1,0 +1,54 @@
+"""A problem found in a configuration: plain data that only `report/` turns into text."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+__all__ = ["Level", "Location", "Problem", "sort_problems"]
+
+
+class Level(Enum):
+    """How bad a problem is: an ERROR stops a run, a WARNING does not."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """Where in which file a value stands; line and column count from 1.
+
+    A value that has no text of its own (it came from the command line or from Python) has line 0.
+    """
+
+    file: str
+    line: int = 0
+    column: int = 0
+
+    def __str__(self):
+        return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing that is wrong, and what to do about it.
+
+    Attributes:
+        location: where the wrong value stands.
+        rule: id of the check, equal to its file name in `check/rules/` with dashes.
+        level: error or warning.
+        message: what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`.
+        allowed: what would be accepted; may be empty.
+        fix: what to write instead; may be empty.
+    """
+
+    location: Location
+    rule: str
+    level: Level
+    message: str
+    allowed: str = ""
+    fix: str = ""
+
+
+def sort_problems(problems):
+    """The problems in file order, duplicates dropped."""
+    return tuple(sorted(dict.fromkeys(problems), key=lambda p: (p.location, p.rule, p.message)))

@@ -1,0 +1,90 @@
+"""Edits a user's YAML text in place: one top-level section gets a new value, everything else stays.
+
+The edits are made at the places of the values, so comments, order, quotes, blank lines and line ends of all
+the rest survive byte for byte. The result is read back before it is given.
+"""
+
+from collections.abc import Mapping
+
+from mindswap.document.edit import Editor, is_same, refusal
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level, Location, Problem
+from mindswap.errors import PolicyError
+
+__all__ = ["rewrite_section"]
+
+BYTE_ORDER_MARK = "\ufeff"
+
+
+def rewrite_section(
+    text: str, section: str, value: Mapping, comment: str | None = None, file: str = "the configuration"
+) -> str:
+    """The text with one top-level section set to a value.
+
+    Keys of the section that have their value already are left as they are written; the others are
+    replaced, added at its end, or removed. A section that uses `<<` is written out as a whole, one
+    that is missing comes at the end of the file.
+
+    Args:
+        text: a YAML file, line ends as they are; may be empty.
+        section: key on the top level, e.g. `swap_config`.
+        value: what the section shall be, as plain data.
+        comment: lines to put above the section, in place of those that mindswap put there before; None
+            leaves them.
+        file: name for messages.
+
+    Raises:
+        PolicyError: the text cannot be read, or not be edited without changing something else
+            (another section uses an anchor that stands in this one).
+    """
+    if text.startswith(BYTE_ORDER_MARK):
+        return BYTE_ORDER_MARK + rewrite_section(text.removeprefix(BYTE_ORDER_MARK), section, value, comment, file)
+    before = _data(_read(text, file))
+    after = _ordered({**before, section: value}, section)
+    result = text
+    if not is_same(_ordered(before, section), after):
+        result = Editor(result, _read(result, file)).with_section(section, value)
+    if comment is not None:
+        result = Editor(result, _read(result, file)).with_comment(section, comment)
+    written = parse_document(result.encode("utf-8", "surrogatepass"), file)
+    if written.problems or not is_same(_ordered(_data(written), section), after):
+        raise refusal(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
+    return result
+
+
+def _read(text: str, file: str) -> Document:
+    """The document of a text; an empty one has no root.
+
+    Raises:
+        PolicyError: with every problem of the text.
+    """
+    document = parse_document(text.encode("utf-8", "surrogatepass"), file)
+    if document.root is None and _is_blank(text):
+        return Document(file, None)
+    problems = list(document.problems)
+    for duplicate in document.duplicates:
+        message = f"{duplicate.path}: stands twice, first in line {duplicate.first.line}"
+        problems.append(Problem(duplicate.location, "duplicate-key", Level.ERROR, message, "each key once"))
+    if problems:
+        raise PolicyError(problems)
+    return document
+
+
+def _is_blank(text: str) -> bool:
+    """True for a text of blank lines and comments only."""
+    return not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
+
+
+def _data(document: Document) -> dict:
+    data = to_data(document.root) if document.root is not None else {}
+    assert isinstance(data, dict)
+    return data
+
+
+def _ordered(data: dict, section: str) -> dict:
+    """The data with the keys of one section sorted: their order means nothing, and that of the file stays."""
+    value = data.get(section)
+    if not isinstance(value, Mapping):
+        return data
+    return {**data, section: {key: value[key] for key in sorted(value, key=repr)}}

@@ -1,0 +1,300 @@
+"""What recompute and swap would do to a compiled step, without compiling again. Pure.
+
+A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
+the compiler makes for a setting are made on the graph of the step without any: recomputed operators run
+again in backward, from what they read (`recompute.cc`), and swapped values become pairs of `MoveTo`
+(`offload_activation.cc`). Tests hold the result against what the compiler makes of the same setting.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.predict.merge import merge_equal
+from mindswap.graph.predict.settle import BOOKKEEPING_OPS, has_scope
+from mindswap.graph.ranks.gather import is_gathering, is_released
+from mindswap.graph.ranks.sharding import COMMUNICATION_OPS
+from mindswap.graph.storage import VIEW_OPS, StorageKind, resolve_storage
+from mindswap.policy.actions import LayerActions
+
+__all__ = ["NodeSettings", "rewrite_graph", "settings_of_actions"]
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is set on forward operators.
+
+    Attributes:
+        recomputed: names of nodes that run again in backward if backward needs them.
+        prefetch: for the nodes whose outputs are swapped, the prefetch distance in operators.
+    """
+
+    recomputed: Set[str] = frozenset()
+    prefetch: Mapping[str, int] = field(default_factory=dict)
+
+    def of(self, node: Node) -> tuple[bool, int | None]:
+        """What is set on one operator."""
+        return node.name in self.recomputed, self.prefetch.get(node.name)
+
+
+def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[LayerActions]) -> NodeSettings:
+    """What actions on layers set on the operators of a compiled step.
+
+    Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
+    primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
+    what makes a weight whole that the parallel optimizer cut (`graph.gather`).
+
+    Args:
+        graph: the step without swap and recompute.
+        names: operator paths of its nodes.
+        actions: for each compiled layer, what is set.
+    """
+    readers = _forward_readers(graph)
+    recomputed: set[str] = set()
+    prefetch: dict[str, int] = {}
+    for node in graph.forward:
+        owner = graph.owner(node)
+        if is_gathering(node):
+            if is_released(node):
+                recomputed.add(node.name)
+            continue
+        if owner.layer_index is None or _is_of_compiler(owner, names):
+            continue
+        action = actions[owner.layer_index]
+        paths = _paths(names, graph, node)
+        is_covered = _is_recompute_set(paths, action)
+        if is_covered and _runs_again(_Outside(graph, names, readers), node, paths, action):
+            recomputed.add(node.name)
+        if node.op in COMMUNICATION_OPS and _is_communicated_again(node, graph, names, action):
+            recomputed.add(node.name)
+        distance = _prefetch(paths, action) if node is owner and names.can_name(node) else None
+        if distance is not None and not is_covered:
+            prefetch[node.name] = distance
+    for node in reversed(graph.forward):
+        users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
+        is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
+        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and _is_of_compiler(node, names):
+            recomputed.add(node.name)
+    return NodeSettings(frozenset(recomputed), prefetch)
+
+
+def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
+    """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+    return not names.is_tagged(node) and not has_scope(node)
+
+
+def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[tuple[str, ...]]:
+    """The attribute paths that may name an operator; its cell with the type where no attribute does."""
+    return [tuple(path.split(".")) for path in names(graph.owner(node)).split("|")]
+
+
+def _is_recompute_set(paths, action: LayerActions) -> bool:
+    """Whether recompute is set on an operator; then offload has no effect on it, also where its output is kept."""
+    if any(_covers(match.path, path) for match in action.recompute_excludes for path in paths):
+        return False
+    if action.is_fully_recomputed:
+        return True
+    return any(_covers(match.path, path) for match in action.recomputes for path in paths)
+
+
+def _runs_again(outside: "_Outside", node: Node, paths, action: LayerActions) -> bool:
+    """Whether an operator on which recompute is set is not the output of the cell that it is set on."""
+    if action.is_fully_recomputed:
+        return action.is_output_recomputed or not outside.reads(node, ())
+    return any(
+        match.node.is_primitive or not outside.reads(node, match.path)
+        for match in action.recomputes
+        for path in paths
+        if _covers(match.path, path)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class _Outside:
+    """Who is outside a cell and reads a value of it: MindSpore keeps the output of a recomputed cell."""
+
+    graph: Graph
+    names: OperatorNames
+    readers: Mapping[str, list[Node]]
+
+    def reads(self, node: Node, cell: tuple[str, ...]) -> bool:
+        """Whether a value is read outside a cell; members of a tuple are values of their own."""
+        layer_index = self.graph.owner(node).layer_index
+        pending = [node.name]
+        while pending:
+            for reader in self.readers.get(pending.pop(), ()):
+                if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
+                    continue
+                if _is_of_compiler(reader, self.names):
+                    pending.append(reader.name)
+                elif reader.layer_index != layer_index or not self._is_inside(reader, cell):
+                    return True
+        return False
+
+    def _is_inside(self, reader: Node, cell: tuple[str, ...]) -> bool:
+        """Where an operator has no name of its own, its cell counts."""
+        return any(_covers(cell, path) for path in _paths(self.names, self.graph, reader))
+
+
+def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, action: LayerActions) -> bool:
+    """Whether communication hands on what an operator makes whose communication is recomputed (`recompute_comm_op`)."""
+    chosen = {match.path for match in action.comm_recomputes}
+    while node.inputs and node.inputs[0] in graph.forward_nodes:
+        node = graph.forward_nodes[node.inputs[0]]
+        if node.layer_index is None or any(path in chosen for path in _paths(names, graph, node)):
+            return node.layer_index is not None
+        if node.op not in PASSING_OPS:
+            return False
+    return False
+
+
+def _covers(prefix: tuple[str, ...], path: tuple[str, ...]) -> bool:
+    return path[: len(prefix)] == prefix
+
+
+def _prefetch(paths, action: LayerActions) -> int | None:
+    """The last entry that names an operator decides; `layer_swap` is weaker than `op_swap`."""
+    distance = action.layer_prefetch
+    for swap in action.op_swaps:
+        if any(_covers(swap.match.path, path) for path in paths):
+            distance = swap.num_prefetch_ops
+    return distance
+
+
+# Behind these a value is what it was before them.
+PASSING_OPS = frozenset({*VIEW_OPS, *COMMUNICATION_OPS, "Cast", "TupleGetItem"})
+
+
+def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
+    readers: dict[str, list[Node]] = {}
+    for node in graph.forward:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
+def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
+    """The step as the compiler would leave it under these settings.
+
+    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
+    or swapped if its own operator is.
+
+    Args:
+        graph: the step without swap and recompute.
+        settings: what is set on its forward operators.
+        tag: attribute that kept the compiler from merging equal operators, which are merged here; None for none.
+    """
+    if tag is not None:
+        graph = merge_equal(graph, tag, settings.of)
+    return _Rewriter(graph, settings).rewrite()
+
+
+class _Rewriter:
+    """Walks backward once, and puts duplicates and copies before what first reads them."""
+
+    def __init__(self, graph: Graph, settings: NodeSettings):
+        self.graph = graph
+        self.nodes = graph.forward_nodes
+        self.prefetch = settings.prefetch
+        self.recomputed = {
+            name for name in settings.recomputed if name in self.nodes and self._can_recompute(self.nodes[name])
+        }
+        # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
+        self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
+        self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
+        self.backward: list[Node] = []
+        self.saved: dict[str, Saved] = {}  # by name in forward
+        self.copies_out: dict[str, Node] = {}  # by name of the value
+        self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
+
+    def rewrite(self) -> Graph:
+        forward_names = {saved.backward_name: saved.forward_name for saved in self.graph.saved}
+        for node in self.graph.backward:
+            if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
+                continue
+            if node.is_duplicate and node.origin in self.recomputed:
+                self.available[node.origin, False] = node.name
+            inputs = [
+                self._fetch(forward_names[n], self._reader(n, node)) if n in forward_names else n for n in node.inputs
+            ]
+            self.backward.append(node if node.inputs == tuple(inputs) else replace(node, inputs=tuple(inputs)))
+        forward: list[Node] = []
+        for node in self.graph.forward:
+            is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
+            forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
+            if node.name in self.copies_out:
+                forward.append(self.copies_out[node.name])
+        return replace(
+            self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=tuple(self.saved.values())
+        )
+
+    def _can_recompute(self, node: Node) -> bool:
+        return (node.op not in BOOKKEEPING_OPS or node.op == "MakeTuple") and not self._is_weight(node.name)
+
+    def _fetch(self, name: str, gradient_of: str) -> str:
+        """The name under which backward has a value of forward, made available here if need be.
+
+        Args:
+            name: of the value.
+            gradient_of: operator of forward whose gradient reads it.
+        """
+        is_again = name in self.recomputed
+        is_copied = not is_again and self._is_swapped(name, gradient_of)
+        known = self.available.get((name, is_copied))
+        if known is None:
+            if is_again:
+                known = self._run_again(self.nodes[name])
+            elif is_copied:
+                known = self._bring_back(self.nodes[name])
+            else:
+                known = self._hand_over(name)
+            self.available[name, is_copied] = known
+        return known
+
+    def _reader(self, parameter: str, node: Node) -> str:
+        """Of which operator the gradient reads a value; what only ties values together goes with the others."""
+        if node.origin or parameter not in self.gradients:
+            return node.origin
+        return self.gradients[parameter]
+
+    def _is_swapped(self, name: str, gradient_of: str) -> bool:
+        """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
+        if name in self.prefetch:
+            return True
+        node = self.nodes.get(name)
+        owner = self.graph.owner(node) if node is not None else None
+        return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
+
+    def _hand_over(self, name: str) -> str:
+        self.saved[name] = Saved(name, f"{name}@saved")
+        return self.saved[name].backward_name
+
+    def _bring_back(self, node: Node) -> str:
+        """A pair of `MoveTo` around the value."""
+        attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
+        copy = replace(
+            node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False
+        )
+        self.copies_out[node.name] = copy
+        handed = Saved(copy.name, f"{copy.name}@saved")
+        self.saved[copy.name] = handed
+        back = replace(copy, name=f"{node.name}@in", inputs=(handed.backward_name,))
+        self.backward.append(back)
+        return back.name
+
+    def _run_again(self, node: Node) -> str:
+        """A copy of a forward operator, after copies of what it reads."""
+        inputs = []
+        for name in node.inputs:
+            is_made = name in self.nodes and self.nodes[name].op != "UpdateState"
+            inputs.append(self._fetch(name, "") if is_made and not self._is_weight(name) else name)
+        own = self.own_duplicates.get(node.name)
+        name = own.name if own is not None else f"{node.name}@again"
+        copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)
+        self.backward.append(copy)
+        return copy.name
+
+    def _is_weight(self, name: str) -> bool:
+        node = self.nodes[name]
+        return node.op in ("Load", "TensorMove") and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT

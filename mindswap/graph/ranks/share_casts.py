@@ -1,0 +1,59 @@
+"""Casts of weights that all micro-batches share, where the parallel optimizer has nothing to gather. Pure.
+
+With `enable_parallel_optimizer` and several micro-batches MindSpore casts a float32 weight before the calls of the
+lazy_inline cell, not in it: step_parallel_utils.cc, FindChildCastWithFP32ToFP16 (follows the weight into the called
+function; pipeline or accumulation only, and only if all readers are casts) and CreateFP16Cast. CheckApplyZero lets a
+weight through in a pipeline that no other rank shares; `MicroStepAllGatherPass` then drops the AllGather and leaves the
+cast. So there is one copy in half precision, from the first micro-batch to the last, and no policy reaches it. Casts
+of gathered weights are in `graph.gather`. Without the parallel optimizer each micro-batch has casts of its own.
+
+Without lazy_inline all micro-batches are in one graph. No side effect stands between their reads of a weight, so
+AutoMonadEliminator and the frontend's cse make one of equal casts, whatever their types.
+"""
+
+from dataclasses import replace
+
+from mindswap.graph.model import Node
+from mindswap.graph.predict.settle import BOOKKEEPING_OPS
+from mindswap.graph.ranks.gather import GATHER_MARK, HALF_DTYPES, GatheredStep, is_gathering, weight_name
+
+__all__ = ["share_casts"]
+
+
+def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
+    """The step with casts of weights marked as made once, for all micro-batches.
+
+    Args:
+        step: casts of gathered weights before the AllGather are made once already.
+        is_inlined: compiled without lazy_inline: casts of any type, also those behind an AllGather.
+    """
+    weights: dict[str, str] = {}  # name of a value -> the parameter that it is
+    readers: dict[str, list[Node]] = {}
+    for node in step.graph.forward:
+        name = weight_name(node)
+        if name and node.outputs and (is_inlined or node.outputs[0].dtype == "float32"):
+            weights[node.name] = name
+            continue
+        for source in {weights[name] for name in node.inputs if name in weights}:
+            if node.op == "TensorMove" or (is_inlined and is_gathering(node)):
+                weights[node.name] = source
+            elif node.op not in BOOKKEEPING_OPS:
+                readers.setdefault(source, []).append(node)
+    shared = {
+        node.name
+        for nodes in readers.values()
+        for node in nodes
+        if (node.op == "Cast" if is_inlined else all(map(_narrows, nodes)))
+    }
+    shared -= {node.name for node in step.graph.forward if is_gathering(node)}
+    if not shared:
+        return step
+    forward = tuple(
+        replace(node, attributes={**node.attributes, GATHER_MARK: False}) if node.name in shared else node
+        for node in step.graph.forward
+    )
+    return replace(step, graph=replace(step.graph, forward=forward), once=step.once | shared)
+
+
+def _narrows(node: Node) -> bool:
+    return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES

@@ -1,0 +1,56 @@
+"""The command line of one training: a script or the package's own entry, its options, its configuration."""
+
+import argparse
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.errors import LaunchError
+
+__all__ = ["ADAPTIVE_FLAG", "Training", "find_option", "parse_training"]
+
+ADAPTIVE_FLAG = "--adaptive-memory-optimization"
+
+
+@dataclass(frozen=True)
+class Training:
+    """What follows `mindswap run`.
+
+    Attributes:
+        script: the training script; None for the package's own entry.
+        options: its options.
+        config_path: the YAML, where the script will look for it.
+    """
+
+    script: Path | None
+    options: list[str]
+    config_path: Path
+
+
+def parse_training(words: list[str]) -> Training:
+    """Read `[SCRIPT.py] --config CONFIG ...`.
+
+    Raises:
+        LaunchError: if there is no such script, or no --config.
+    """
+    script = Path(words[0]) if words and words[0].endswith(".py") else None
+    options = words[1:] if script else words
+    if script and not script.is_file():
+        raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
+    config_path = _find_config(options)
+    if script and not config_path.is_absolute():  # upstream's script reads it beside itself
+        config_path = script.resolve().parent / config_path
+    return Training(script, options, config_path)
+
+
+def find_option(options: list[str], name: str) -> str | None:
+    """Value of `--name value` or `--name=value` among options; None if it is not there."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(name, dest="value")
+    return parser.parse_known_args(options)[0].value
+
+
+def _find_config(options: list[str]) -> Path:
+    config = find_option(options, "--config")
+    if config is None:
+        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
+    return Path(config)

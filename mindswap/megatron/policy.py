@@ -1,0 +1,159 @@
+"""Megatron-LM's options -> a policy in exact layer indices."""
+
+from dataclasses import dataclass
+
+from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.megatron.modules import find_operators, known_modules, possible_modules
+from mindswap.megatron.options import MegatronOptions
+from mindswap.megatron.placement import block_layers, group_ends, place_layers
+from mindswap.megatron.validity import RULE, find_problems
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
+from mindswap.policy.words import format_layers
+
+__all__ = ["MegatronPolicy", "policy_of_megatron"]
+
+
+@dataclass(frozen=True)
+class MegatronPolicy:
+    """What the options ask for.
+
+    Attributes:
+        policy: with swap enabled; None if there is an error.
+        problems: errors and warnings.
+        summary: one line for each part, in words.
+    """
+
+    policy: Policy | None
+    problems: tuple[Problem, ...]
+    summary: tuple[str, ...] = ()
+
+
+def policy_of_megatron(
+    options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None, num_prefetch_ops: int
+) -> MegatronPolicy:
+    """The policy of Megatron-LM's options for a model of MindFormers.
+
+    Args:
+        options: what is given; `num_layers` too.
+        use_legacy: the model belongs to the legacy family.
+        trees: its layers; None if they are not known, which only module names need.
+        num_prefetch_ops: prefetch distance of what is offloaded; Megatron has no such number.
+    """
+    translation = _Translation(options, use_legacy, trees)
+    problems = find_problems(options, known_modules())
+    if not _has_errors(problems):
+        policy = translation.policy(num_prefetch_ops)
+        problems += tuple(translation.problems)
+        if not _has_errors(problems):
+            return MegatronPolicy(policy, sort_problems(problems), tuple(translation.summary))
+    return MegatronPolicy(None, sort_problems(problems))
+
+
+def _has_errors(problems: tuple[Problem, ...]) -> bool:
+    return any(problem.level is Level.ERROR for problem in problems)
+
+
+class _Translation:
+    def __init__(self, options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None):
+        self.options = options
+        self.use_legacy = use_legacy
+        self.trees = trees
+        self.problems: list[Problem] = []
+        self.summary: list[str] = []
+
+    def policy(self, num_prefetch_ops: int) -> Policy:
+        layer_recompute, output_recompute = self._full()
+        selects: tuple[OpRecompute, ...] = ()
+        if self.options.granularity == "selective":
+            names = self.options.recompute_modules or ("core_attn",)
+            found = self._operators("recompute", names)
+            selects = tuple(OpRecompute(pattern, layers) for pattern, layers in found.items())
+        swaps: tuple[OpSwap, ...] = ()
+        if self.options.fine_grained_activation_offloading:
+            offloaded = self._operators("offload", self.options.offload_modules or ())
+            swaps = tuple(OpSwap(pattern, layers, num_prefetch_ops) for pattern, layers in offloaded.items())
+        if self.options.distribute_saved_activations:
+            self._distribute()
+        return Policy(
+            is_swap_enabled=True,
+            op_swap=swaps,
+            layer_recompute=layer_recompute,
+            select_recompute=selects,
+            recompute_slice_activation=self.options.distribute_saved_activations,
+            output_recompute=output_recompute,
+        )
+
+    def _full(self) -> tuple[Layers, Layers]:
+        """Layers that are recomputed whole, and those of them that do not keep their output."""
+        options = self.options
+        if options.granularity != "full":
+            return NO_LAYERS, NO_LAYERS
+        assert options.num_layers is not None
+        layout, count = place_layers(options, options.num_layers), options.num_recomputed
+        every = Layers(None)
+        if options.recompute_method == "block":
+            block = block_layers(layout, count)
+            layers = every if len(block) == options.num_layers else Layers(block)
+            self.summary.append(f"full recompute, block {count}: {format_layers(layers)}")
+            return layers, NO_LAYERS
+        if count == 1:
+            self.summary.append("full recompute, uniform 1: every layer keeps its input")
+            return every, NO_LAYERS
+        ends = tuple(group_ends(layout, count))
+        inner = Layers(tuple(index for index in range(options.num_layers) if index not in ends))
+        self.summary.append(f"full recompute, uniform {count}: {len(ends)} groups, kept is the output of "
+                            f"{format_layers(Layers(ends))}")  # fmt: skip
+        if inner and not self.use_legacy:
+            self._refuse_groups(count, max(max(row) for row in layout.sizes))
+        return every, inner
+
+    def _refuse_groups(self, count: int, largest: int) -> None:
+        message = (
+            f"--recompute-num-layers: uniform {count}: MindSpore 2.9 cannot compile the newer models (use_legacy: "
+            "False) with recompute across layers"
+        )
+        fix = (
+            f"--recompute-method block --recompute-num-layers {largest}: every layer is recomputed too, and each keeps "
+            "its input"
+        )
+        place = self.options.place("recompute_num_layers")
+        self.problems.append(Problem(place, RULE, Level.ERROR, message, "uniform 1, or block", fix))
+
+    def _distribute(self) -> None:
+        self.summary.append("distribute-saved-activations: recompute_slice_activation")
+        if not self.use_legacy:
+            message = "--distribute-saved-activations: MindFormers refuses it for the newer models (use_legacy: False)"
+            place = self.options.place("distribute_saved_activations")
+            self.problems.append(Problem(place, RULE, Level.ERROR, message, fix="delete it"))
+
+    def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
+        """Pattern -> layers of all modules; a module that the model does not have is a problem."""
+        found: dict[str, Layers] = {}
+        field = "recompute_modules" if purpose == "recompute" else "offload_modules"
+        place = self.options.place(field)
+        option = "--" + field.replace("_", "-")
+        if self.trees is None:
+            message = f"{option}: the operators of this model are not known"
+            fix = "run this where MindFormers is installed"
+            self.problems.append(Problem(place, RULE, Level.ERROR, message, fix=fix))
+            return found
+        for module in modules:
+            operators = find_operators(module, purpose, self.use_legacy, self.trees)
+            if not operators:
+                possible = ", ".join(possible_modules(purpose, self.use_legacy, self.trees))
+                message = f"{option}: nothing in {self.trees.source} is like '{module}'"
+                self.problems.append(Problem(place, RULE, Level.ERROR, message, possible))
+            for named in operators:
+                found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
+            patterns = ", ".join(named.pattern for named in operators)
+            self.summary.append(f"{purpose} {module}: {patterns}")
+        self._say_shared(purpose, modules, place)
+        return found
+
+    def _say_shared(self, purpose: str, modules: tuple[str, ...], place) -> None:
+        """One operator makes the inputs of both norms of a layer: with one of them goes the other."""
+        norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
+        if purpose == "offload" and len(norms) == 1:
+            message = f"--offload-modules: {norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
+            self.problems.append(Problem(place, RULE, Level.WARNING, message))

@@ -1,0 +1,50 @@
+"""A configuration of MindFormers 2.x -> what comes of it, and every problem in it."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from mindswap.document.nodes import Document
+from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.mindformers_2x.effect import Effect, compute_effect
+from mindswap.mindformers_2x.read import read_pynative
+from mindswap.mindformers_2x.rules import Context, run_rules
+from mindswap.mindformers_2x.tables import Model, load_model
+
+__all__ = ["PynativeCheck", "check_pynative"]
+
+
+@dataclass(frozen=True, eq=False)
+class PynativeCheck:
+    """What came out of checking a configuration.
+
+    Attributes:
+        effect: what upstream makes of it, also where there are problems.
+        problems: all of them, in file order.
+    """
+
+    effect: Effect
+    problems: tuple[Problem, ...]
+
+    @property
+    def errors(self) -> tuple[Problem, ...]:
+        """The problems that have to be mended."""
+        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+
+
+def check_pynative(
+    document: Document, num_layers: int | None = None, model: Model | None = None, ignore: Collection[str] = ()
+) -> PynativeCheck:
+    """Check a configuration of MindFormers 2.x with every rule.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
+        model: names of the layers; None takes the table of the model, if there is one.
+        ignore: rules whose problems are left out.
+    """
+    settings = read_pynative(document, num_layers)
+    if model is None:
+        model = load_model(document, settings.num_layers, settings.num_mtp_layers)
+    effect = compute_effect(settings, model)
+    found = (*document.problems, *run_rules(Context(document, settings, effect)))
+    return PynativeCheck(effect, sort_problems(problem for problem in found if problem.rule not in ignore))

@@ -1,0 +1,190 @@
+"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, by name, with a list of what is lost. Pure.
+
+A name converts, its meaning not always: for a single operator graph mode moves its outputs, PyNative mode what it saves
+for backward (its inputs, mostly). Whole cells agree but for their rim.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mindswap.mindformers_2x.effect import Effect, LayerMap
+from mindswap.mindformers_2x.layers import layers_in_words, to_specs
+from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
+from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
+
+__all__ = ["Converted", "to_1_9", "to_2x"]
+
+
+@dataclass(frozen=True)
+class Converted:
+    """Settings in the other form.
+
+    Attributes:
+        sections: top-level sections as plain data.
+        lost: what the other form cannot say, or says in another way, in words.
+    """
+
+    sections: dict[str, dict]
+    lost: tuple[str, ...]
+
+
+def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names = Names()) -> Converted:  # noqa: B008 frozen
+    """A policy of MindFormers 1.9 in the sections of 2.x.
+
+    Args:
+        policy: what 1.9 does.
+        num_layers: layers of the model.
+        num_stages: pipeline stages.
+        num_layer_ops: operators of a layer in backward, for the distance.
+        names: what is known of the layers of both versions.
+    """
+    lost: list[str] = []
+    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost)}
+    sections |= _recompute_2x(policy, num_layers, names, lost)
+    return Converted(sections, tuple(lost))
+
+
+def _swap_2x(
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str]
+) -> dict:
+    entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
+    if not policy.is_swap_enabled or not entries:
+        return {"enable": False}
+    if num_stages > 1:
+        lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
+        return {"enable": False}
+    distances = sorted({entry.num_prefetch_ops for entry in entries})
+    prefetch = max(-(-distance // num_layer_ops) for distance in distances)
+    if len(distances) > 1:
+        said = ", ".join(map(str, distances))
+        lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
+    if prefetch > num_layers - 1:
+        prefetch = max(num_layers - 1, 1)
+    lost.append(
+        f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) "
+        f"(assumed: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+    )
+    # What is recomputed is not swapped in graph mode; in 2.x its input would be.
+    recomputed = set(policy.layer_recompute.resolve(num_layers))
+    beyond: set[int] = set()
+
+    def layers(given: Layers) -> list[int]:
+        asked = [index for index in given.resolve(num_layers) if index not in recomputed]
+        beyond.update(index for index in asked if index + prefetch >= num_layers)
+        return [index for index in asked if index + prefetch < num_layers]
+
+    whole = sorted({index for entry in policy.layer_swap for index in layers(entry.layers)})
+    by_pattern: dict[str, set[int]] = {}
+    for entry in policy.op_swap:
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
+            by_pattern.setdefault(pattern, set()).update(layers(entry.layers))
+    swap: dict = {"enable": True, "default_prefetch": prefetch}
+    if whole:
+        swap["layer_swap"] = [{"layers": to_specs(whole)}]
+    # layer_swap goes before op_swap in 2.x; in 1.9 it is the other way round.
+    named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
+    if any(found & set(whole) for found in by_pattern.values()):
+        lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
+    op_swap = [{"op_name": pattern, "layers": to_specs(found)} for pattern, found in named.items() if found]
+    if op_swap:
+        swap["op_swap"] = op_swap
+    if beyond:
+        lost.append(f"swap of {layers_in_words(beyond)}: the last {prefetch} cannot be swapped in 2.x")
+    return swap if whole or op_swap else {"enable": False}
+
+
+def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]) -> dict[str, dict]:
+    whole = policy.layer_recompute.resolve(num_layers)
+    select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
+    exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
+    comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
+    recompute: dict = {"mode": "select" if select else "full" if whole else "None"}
+    if whole:
+        recompute["full_recompute_layer"] = to_specs(whole)
+    if select:
+        recompute["select_module"] = select
+    if exclude and recompute["mode"] != "None":
+        recompute["exclude_op"] = exclude
+    sections = {"recompute": recompute}
+    if comm:
+        sections["recompute_comm"] = {"enable": True, "select_module": comm}
+        lost.append("select_comm_recompute: 2.x takes communication operators only, and refuses cells such as norms")
+    if policy.select_comm_recompute_exclude:
+        lost.append("select_comm_recompute_exclude: 2.x has nothing like it")
+    if policy.output_recompute:
+        lost.append("mindswap.output_recompute: 2.x has nothing like it")
+    for name, default in (
+        ("mp_comm_recompute", True),
+        ("parallel_optimizer_comm_recompute", False),
+        ("recompute_slice_activation", False),
+    ):
+        if getattr(policy, name) != default:
+            lost.append(f"{name}: {getattr(policy, name)}: 2.x has nothing like it")
+    return sections
+
+
+def _modules_2x(entries, num_layers: int, whole: Iterable[int], names: Names, lost: list[str]) -> dict[str, list[str]]:
+    found: dict[str, set[int]] = {}
+    for entry in entries:
+        for pattern in patterns_to_2x(entry.pattern, names, lost):
+            found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
+    return {pattern: to_specs(layers) for pattern, layers in found.items() if layers}
+
+
+def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
+    """Settings of MindFormers 2.x in the sections of 1.9.
+
+    Args:
+        effect: what 2.x makes of them; what it drops is not converted.
+        num_layer_ops: operators of a layer in backward, for the distance.
+        use_legacy: names of the legacy models, such as `feed_forward`.
+    """
+    settings, lost = effect.settings, []
+    prefetch = (settings.prefetch or 1) * num_layer_ops
+    has_recompute = settings.mode != "None" or settings.is_comm_enabled
+    swap: dict = {"swap": settings.is_swap_enabled or has_recompute}
+    if settings.is_swap_enabled:
+        lost.append(
+            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators (assumed: "
+            f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+        )
+        whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
+        inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
+        if inside:
+            lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
+        if whole:
+            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
+        named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
+        if named:
+            swap["op_swap"] = [
+                {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}
+                for pattern, layers in named.items()
+            ]
+    if swap["swap"] and len(swap) == 1:
+        swap["op_swap"] = []  # recompute in layer indices, and no swap
+    recompute: dict = {}
+    full = sorted(settings.full_layers)
+    if full:
+        recompute["recompute"] = full
+    for key, layer_map in (
+        ("select_recompute", {i: layer.recomputed for i, layer in enumerate(effect.layers)}),
+        ("select_comm_recompute", {i: layer.comm_recomputed for i, layer in enumerate(effect.layers)}),
+        ("select_recompute_exclude", {i: layer.excluded for i, layer in enumerate(effect.layers)}),
+    ):
+        named = _names_1_9(layer_map, use_legacy, lost)
+        if named:
+            recompute[key] = named
+    sections = {"swap_config": swap}
+    if recompute:
+        sections["recompute_config"] = recompute
+    return Converted(sections, tuple(dict.fromkeys(lost)))
+
+
+def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[str, list[int]]:
+    """Layers by pattern of 1.9."""
+    found: dict[str, list[int]] = {}
+    for layer, paths in layer_map.items():
+        for path in paths:
+            for pattern in pattern_to_1_9(path, use_legacy, lost):
+                found.setdefault(pattern, []).append(layer)
+    return {pattern: sorted(set(layers)) for pattern, layers in found.items()}

@@ -1,0 +1,219 @@
+"""Document of MindFormers 2.x -> Settings. What does not fit is kept as a misfit; nothing is judged here."""
+
+from mindswap.document.nodes import Document, Entry, Node, expanded_size, key_text
+from mindswap.document.problem import Location
+from mindswap.mindformers_2x.layers import parse_spec
+from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect, Misfit, MissingKey, Settings, Target, UnknownKey
+from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
+
+__all__ = ["find_mtp_layers", "find_num_layers_2x", "read_pynative"]
+
+NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
+MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers")
+_OFF_WORDS = ("false", "off", "no", "n", "0", "none", "null")
+
+
+def find_num_layers_2x(document: Document) -> int | None:
+    """Layers that `model` states, without those for multi-token prediction."""
+    for key in NUM_LAYERS_KEYS:
+        node = document.get("model", key)
+        if node is not None and is_index(node) and 1 <= node.value <= MAX_NUM_LAYERS:
+            return node.value
+    return None
+
+
+def find_mtp_layers(document: Document) -> int:
+    """Layers for multi-token prediction; they have the ids behind the others."""
+    for key in MTP_KEYS:
+        node = document.get("model", key)
+        if node is not None and is_index(node) and 0 <= node.value <= MAX_NUM_LAYERS:
+            return node.value
+    return 0
+
+
+def read_pynative(document: Document, num_layers: int | None = None) -> Settings:
+    """What a configuration of MindFormers 2.x says about swap and recomputation.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
+    """
+    return _Reader(document, num_layers if num_layers is not None else find_num_layers_2x(document)).read()
+
+
+class _Reader:
+    def __init__(self, document: Document, num_layers: int | None):
+        self.document = document
+        self.num_mtp_layers = find_mtp_layers(document)
+        self.num_layers = num_layers + self.num_mtp_layers if num_layers is not None else None
+        self.targets: list[Target] = []
+        self.misfits: list[Misfit] = []
+        self.unknown_keys: list[UnknownKey] = []
+        self.missing_keys: list[MissingKey] = []
+
+    def read(self) -> Settings:
+        is_swap_enabled, prefetch = self._read_swap()
+        is_comm_enabled = self._read_comm()
+        mode = self._read_recompute(is_comm_enabled)
+        return Settings(
+            self.document,
+            self.num_layers,
+            self.num_mtp_layers,
+            is_swap_enabled,
+            prefetch,
+            mode,
+            is_comm_enabled,
+            tuple(self.targets),
+            tuple(self.misfits),
+            tuple(self.unknown_keys),
+            tuple(self.missing_keys),
+        )
+
+    def _section(self, name: str) -> Node | None:
+        node = self.document.get(name)
+        if node is None:
+            return None
+        if node.entries is None:
+            self._misfit(name, node, Expect.SECTION)
+            return None
+        if expanded_size(node) > MAX_SECTION_VALUES:
+            self._misfit(name, node, Expect.SMALL_SECTION)
+            return None
+        for entry in node.unique_entries():
+            if entry.key not in SECTION_KEYS[name]:
+                self._unknown(name, entry, SECTION_KEYS[name])
+        return node
+
+    def _is_enabled(self, section: Node, name: str) -> bool:
+        node = section.get("enable")
+        if node is None or isinstance(node.value, bool):
+            return node is not None and node.value
+        self._misfit(f"{name}.enable", node, Expect.BOOL)
+        return str(node.value).strip().lower() not in _OFF_WORDS
+
+    # swap
+
+    def _read_swap(self) -> tuple[bool, int | None]:
+        section = self._section("swap")
+        if section is None:
+            return False, 1
+        is_enabled = self._is_enabled(section, "swap")
+        prefetch: int | None = 1
+        node = section.get("default_prefetch")
+        if node is not None:
+            prefetch = node.value if is_prefetch(node) else None
+            if prefetch is None and (is_enabled or not is_index(node)):
+                self._misfit("swap.default_prefetch", node, Expect.PREFETCH)
+        for option, keys in (("layer_swap", ("layers",)), ("op_swap", ("op_name", "layers"))):
+            for path, entry in self._entries(section.get(option), f"swap.{option}", is_enabled):
+                self._read_entry(option, path, entry, keys)
+        return is_enabled, prefetch
+
+    def _entries(self, node: Node | None, path: str, is_enabled: bool) -> list[tuple[str, Node]]:
+        if node is None or node.is_null or not is_enabled:
+            return []  # upstream looks at the type of a list or mapping only where it is used
+        if node.entries is not None:
+            self._misfit(path, node, Expect.ENTRIES)
+            return [(path, node)]
+        if node.items is None:
+            self._misfit(path, node, Expect.ENTRIES)
+        found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
+        for entry_path, entry in found:
+            if entry.entries is None:
+                self._misfit(entry_path, entry, Expect.ENTRY)
+        return [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
+
+    def _read_entry(self, option: str, path: str, entry: Node, keys: tuple[str, ...]) -> None:
+        for part in entry.unique_entries():
+            if part.key not in keys:
+                self._unknown(path, part, keys, is_in_entry=True)
+        self.missing_keys += [MissingKey(path, entry, key) for key in keys if entry.entry(key) is None]
+        name, layers = entry.get("op_name"), entry.get("layers")
+        if option == "layer_swap" and layers is not None:
+            self._add(option, path, entry.location, None, path, entry.location, layers, f"{path}.layers")
+        elif option == "op_swap" and name is not None:
+            if not is_pattern(name):
+                self._misfit(f"{path}.op_name", name, Expect.PATTERN)
+            elif layers is not None:
+                place = (str(name.value), f"{path}.op_name", name.location)
+                self._add(option, path, entry.location, *place, layers, f"{path}.layers")
+
+    # recompute
+
+    def _read_recompute(self, is_comm_enabled: bool) -> str | None:
+        section = self._section("recompute")
+        if section is None:
+            return "None"
+        node = section.get("mode")
+        mode: str | None = "None"
+        if node is not None:
+            mode = node.value if isinstance(node.value, str) and node.value in ("None", "full", "select") else None
+            if mode is None:
+                self._misfit("recompute.mode", node, Expect.MODE)
+        full, select, exclude = (section.get(key) for key in SECTION_KEYS["recompute"][1:])
+        is_on = mode in ("full", "select")
+        if full is not None and not full.is_null and is_on:
+            path = "recompute.full_recompute_layer"
+            self._add("full_recompute_layer", path, full.location, None, path, full.location, full, path)
+        if select is not None and not select.is_null and is_on:
+            # With `mode: full` upstream looks at the structure, and ignores the rest.
+            self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
+        if exclude is not None and not exclude.is_null and (is_on or is_comm_enabled):
+            if exclude.entries is None:
+                self._misfit("recompute.exclude_op", exclude, Expect.EXCLUDE)
+            else:
+                self._read_modules(exclude, "recompute.exclude_op", "exclude_op", is_active=True)
+        return mode
+
+    def _read_comm(self) -> bool:
+        section = self._section("recompute_comm")
+        if section is None:
+            return False
+        is_enabled = self._is_enabled(section, "recompute_comm")
+        select = section.get("select_module")
+        if select is not None and not select.is_null and is_enabled:
+            self._read_modules(select, "recompute_comm.select_module", "comm", is_active=True)
+        return is_enabled
+
+    def _read_modules(self, node: Node, path: str, option: str, is_active: bool) -> None:
+        if node.entries is None:
+            self._misfit(path, node, Expect.MODULES)
+            return
+        for entry in node.unique_entries():
+            name_path = f"{path}['{key_text(entry.key)}']"
+            if not isinstance(entry.key, str) or not entry.key.strip():
+                self._misfit(name_path, Node(entry.location, entry.key), Expect.PATTERN)
+            elif is_active or entry.value.items is None:
+                place = (entry.key, name_path, entry.location)
+                self._add(option, name_path, entry.location, *place, entry.value, name_path)
+
+    # parts
+
+    def _add(
+        self,
+        option: str,
+        path: str,
+        location: Location,
+        pattern: str | None,
+        pattern_path: str,
+        pattern_location: Location,
+        layers: Node,
+        layers_path: str,
+    ) -> None:
+        specs = []
+        if layers.items is None:
+            self._misfit(layers_path, layers, Expect.LAYERS)
+        for index, item in enumerate(layers.items or ()):
+            spec = parse_spec(item, f"{layers_path}[{index}]")
+            if spec is None or spec.first > spec.last:
+                self._misfit(f"{layers_path}[{index}]", item, Expect.LAYER)
+            else:
+                specs.append(spec)
+        place = (pattern, pattern_path, pattern_location)
+        self.targets.append(Target(option, path, location, *place, layers_path, layers.location, tuple(specs)))
+
+    def _misfit(self, path: str, node: Node, expect: Expect) -> None:
+        self.misfits.append(Misfit(path, node, expect))
+
+    def _unknown(self, path: str, entry: Entry, known: tuple[str, ...], is_in_entry: bool = False) -> None:
+        self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known, is_in_entry))

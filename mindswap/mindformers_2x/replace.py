@@ -1,0 +1,93 @@
+"""Edits of a user's YAML text: some top-level sections give way to others, every comment stays."""
+
+import re
+
+import yaml
+
+from mindswap.document.edit import COMMENT_MARK
+from mindswap.document.nodes import to_data
+from mindswap.document.parse import parse_document
+from mindswap.document.problem import Level, Location, Problem
+from mindswap.document.render import block_lines
+from mindswap.document.spans import read_spans
+from mindswap.errors import PolicyError
+
+__all__ = ["replace_sections"]
+
+_COMMENT = re.compile(r"#[^\r\n]*")
+_STEP = 2
+
+
+def replace_sections(text: str, old: tuple[str, ...], new: dict[str, dict], comment: tuple[str, ...], file: str) -> str:
+    """The text with new sections in the place of old ones; comments in the old ones stand above the new.
+
+    Args:
+        text: a YAML file, line ends as they are.
+        old: top-level sections that go; those that are missing are skipped.
+        new: sections that come, as plain data.
+        comment: lines to put above them, without `#`.
+        file: name for messages.
+
+    Raises:
+        PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
+    """
+    newline = "\r\n" if "\r\n" in text else "\n"
+    root = read_spans(text)
+    before = parse_document(text.encode("utf-8", "surrogatepass"), file)
+    if root is None or root.is_flow or before.root is None:
+        raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
+    spans = [(key.start, max(key.end, value.end)) for key, value in root.entries or () if key.text in old]
+    places = [(_above_own_comment(text, _line_start(text, start)), _line_end(text, end)) for start, end in spans]
+    kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
+    block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
+    block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]
+    parts, done = [], 0
+    for number, (start, end) in enumerate(places):
+        parts.append(text[done:start])
+        if number == 0:
+            parts += [line + newline for line in block]
+        done = end
+    result = "".join(parts) + text[done:]
+    after = parse_document(result.encode("utf-8", "surrogatepass"), file)
+    data = to_data(before.root)
+    assert isinstance(data, dict)
+    expected = {**{key: value for key, value in data.items() if key not in old}, **new}
+    if after.problems or after.root is None or to_data(after.root) != expected:
+        raise _refusal(
+            file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key stands twice"
+        )
+    return result
+
+
+def _comments(section: str) -> list[str]:
+    """The comments of a piece of YAML; a `#` inside a string is none."""
+    found, done = [], 0
+    for token in yaml.scan(section):
+        found += _COMMENT.findall(section[done : token.start_mark.index])
+        done = max(done, token.end_mark.index)
+    return found + _COMMENT.findall(section[done:])
+
+
+def _above_own_comment(text: str, start: int) -> int:
+    """Where the lines begin that mindswap wrote right above a section the last time."""
+    while start > 0:
+        above = _line_start(text, start - 1)
+        if not text[above:start].startswith(COMMENT_MARK):
+            break
+        start = above
+    return start
+
+
+def _line_start(text: str, index: int) -> int:
+    return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
+
+
+def _line_end(text: str, index: int) -> int:
+    """Behind the line break of the line."""
+    end = text.find("\n", index)
+    return len(text) if end < 0 else end + 1
+
+
+def _refusal(file: str, message: str) -> PolicyError:
+    fix = "write each section as `key:` with its values below, and no anchors across sections"
+    return PolicyError([Problem(Location(file), "convert", Level.ERROR, message, fix=fix)])

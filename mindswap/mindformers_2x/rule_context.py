@@ -1,0 +1,29 @@
+"""What a rule for 2.x files looks at."""
+
+from dataclasses import dataclass
+
+from mindswap.document.nodes import Document
+from mindswap.mindformers_2x.effect import Effect
+from mindswap.mindformers_2x.settings import Settings
+
+__all__ = ["Context"]
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """What a rule looks at.
+
+    Attributes:
+        document: the configuration, as located nodes.
+        settings: what it says, statement by statement.
+        effect: what upstream makes of that.
+    """
+
+    document: Document
+    settings: Settings
+    effect: Effect
+
+    @property
+    def num_layers(self) -> int | None:
+        """Layers of the model with those for multi-token prediction; None if not known."""
+        return self.settings.num_layers

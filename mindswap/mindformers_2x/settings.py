@@ -1,0 +1,147 @@
+"""What `swap`, `recompute` and `recompute_comm` say, statement by statement, with places. Made by `read`."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.document.nodes import Document, Entry, Node
+from mindswap.document.problem import Location
+from mindswap.mindformers_2x.layers import LayerSpec, indices_of
+from mindswap.policy.schema import MAX_NUM_LAYERS
+
+__all__ = ["SECTION_KEYS", "Expect", "Misfit", "MissingKey", "Settings", "Target", "UnknownKey"]
+
+# Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
+SECTION_KEYS = {
+    "swap": ("enable", "default_prefetch", "layer_swap", "op_swap"),
+    "recompute": ("mode", "full_recompute_layer", "select_module", "exclude_op"),
+    "recompute_comm": ("enable", "select_module"),
+}
+
+
+class Expect(Enum):
+    """What a place takes, in the words of the messages."""
+
+    SECTION = "a mapping"
+    SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"
+    BOOL = "True or False"
+    PREFETCH = "an integer, 1 or more (number of layers)"
+    MODE = "None, full or select"
+    ENTRIES = "null, or a list of mappings in brackets or with dashes"
+    ENTRY = "a mapping with `layers`"
+    LAYERS = "a list of layers such as [0, 3] or ['0-3', 7]"
+    LAYER = "one layer or an ascending range, without blanks: 5, '5' or '0-19'"
+    PATTERN = r"one operator path, a string such as 'self_attention\.core_attention'"
+    MODULES = "a mapping of operator paths to lists of layers"
+    EXCLUDE = "a mapping of operator paths to lists of layers (a list of names in mindformers 2.0.0 only)"
+
+
+@dataclass(frozen=True, eq=False)
+class Misfit:
+    """A value that does not fit its place."""
+
+    path: str
+    node: Node
+    expect: Expect
+
+
+@dataclass(frozen=True, eq=False)
+class UnknownKey:
+    """A key that upstream does not know; in an entry it is ignored, in a section refused."""
+
+    path: str
+    entry: Entry
+    known: tuple[str, ...]
+    is_in_entry: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MissingKey:
+    """A key that an entry needs."""
+
+    path: str
+    node: Node
+    key: str
+
+
+@dataclass(frozen=True)
+class Target:
+    r""" "These cells or operators, in these layers", as one place says it.
+
+    Attributes:
+        option: key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`,
+            `exclude_op`, or `comm` for `recompute_comm.select_module`.
+        path: key path of the entry, e.g. `swap.op_swap[1]`.
+        location: where the entry begins.
+        pattern: regular expression for whole paths; None for whole layers.
+        pattern_path: key path of the pattern.
+        pattern_location: where it stands.
+        layers_path: key path of the list of layers.
+        layers_location: where the list begins.
+        specs: its elements, those that could be read.
+    """
+
+    option: str
+    path: str
+    location: Location
+    pattern: str | None
+    pattern_path: str
+    pattern_location: Location
+    layers_path: str
+    layers_location: Location
+    specs: tuple[LayerSpec, ...]
+
+    def layers(self, num_layers: int | None) -> tuple[int, ...]:
+        """The layers it names, those of the model only."""
+        return indices_of(self.specs, num_layers if num_layers is not None else MAX_NUM_LAYERS)
+
+
+@dataclass(frozen=True, eq=False)
+class Settings:
+    """Everything the three sections say, and what could not be read of it.
+
+    Attributes:
+        document: where it stands.
+        num_layers: layers of the model with those for multi-token prediction; None if not known.
+        num_mtp_layers: how many of them are for multi-token prediction.
+        is_swap_enabled: what `swap.enable` says; also True where its value is no bool and not like "off".
+        prefetch: `swap.default_prefetch`, in layers; None where it could not be read.
+        mode: `recompute.mode`; None where it could not be read.
+        is_comm_enabled: what `recompute_comm.enable` says.
+        targets: all that acts or is meant to act, in order.
+        misfits, unknown_keys, missing_keys: what could not be read.
+    """
+
+    document: Document
+    num_layers: int | None
+    num_mtp_layers: int
+    is_swap_enabled: bool
+    prefetch: int | None
+    mode: str | None
+    is_comm_enabled: bool
+    targets: tuple[Target, ...]
+    misfits: tuple[Misfit, ...]
+    unknown_keys: tuple[UnknownKey, ...]
+    missing_keys: tuple[MissingKey, ...]
+
+    def of(self, option: str) -> tuple[Target, ...]:
+        """The targets under one option."""
+        return tuple(target for target in self.targets if target.option == option)
+
+    def node(self, *keys: str) -> Node | None:
+        """A value of the document; None if it is missing or null."""
+        found = self.document.get(*keys)
+        return None if found is None or found.is_null else found
+
+    def layers_of(self, target: Target) -> tuple[int, ...]:
+        """The layers of a target that the model has."""
+        return target.layers(self.num_layers)
+
+    @property
+    def full_layers(self) -> frozenset[int]:
+        """Layers that are recomputed whole; `full_recompute_layer` acts with `mode: select`, too."""
+        return frozenset(i for target in self.of("full_recompute_layer") for i in self.layers_of(target))
+
+    @property
+    def swap_layers(self) -> frozenset[int]:
+        """Layers that are swapped whole: those of the first entry of `layer_swap` only."""
+        return frozenset(i for target in self.of("layer_swap")[:1] for i in self.layers_of(target))

@@ -1,0 +1,72 @@
+"""What can be named in a layer of known 2.x models, from tables: MindFormers 2.x cannot be installed here."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+from mindswap.document.nodes import Document
+from mindswap.mindformers_2x.match import LayerPaths
+
+__all__ = ["Model", "dense_layer", "load_model", "paths_from_outline"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """The layers of a model.
+
+    Attributes:
+        layers: what can be named, layer by layer.
+        source: where that comes from, for messages.
+    """
+
+    layers: tuple[LayerPaths, ...]
+    source: str
+
+
+def load_model(document: Document, num_layers: int | None, num_mtp_layers: int = 0) -> Model | None:
+    """The layers of the model of a configuration; None if no table has it.
+
+    Args:
+        document: the configuration.
+        num_layers: layers with those for multi-token prediction.
+        num_mtp_layers: how many those are; no table has them.
+    """
+    node = document.get("model", "model_type")
+    if num_layers is None or num_mtp_layers or node is None:
+        return None
+    for table in _tables():
+        if node.value in table["model_types"]:
+            paths = paths_from_outline(json.dumps(table["layer"]))
+            return Model((paths,) * num_layers, f"table {table['family']} (mindformers 2.1.0, PyNative)")
+    return None
+
+
+def dense_layer() -> LayerPaths:
+    """The layer of models without experts and without latent attention: `TransformerLayer` of 2.x, as in Qwen3."""
+    return paths_from_outline(json.dumps(next(t for t in _tables() if t["family"] == "qwen3")["layer"]))
+
+
+@cache
+def paths_from_outline(text: str) -> LayerPaths:
+    """What a nested outline of one layer says, in JSON: `calls`, `methods` and `cells` of each cell."""
+    found = tuple(_walk(json.loads(text), ""))
+    cells = frozenset(path for path, is_cell in found if is_cell)
+    return LayerPaths(cells, frozenset(path for path, _ in found) - cells, tuple(path for path, _ in found))
+
+
+def _walk(outline: dict, prefix: str) -> Iterator[tuple[str, bool]]:
+    """Paths in upstream's order (`_get_single_layer_whitelist`): callables, methods, then each cell with its own."""
+    for name in (*outline.get("calls", ()), *outline.get("methods", ())):
+        yield prefix + name, False
+    for name, below in outline.get("cells", {}).items():
+        yield prefix + name, True
+        yield from _walk(below, f"{prefix}{name}.")
+
+
+@cache
+def _tables() -> tuple[dict, ...]:
+    folder = resources.files("mindswap") / "data" / "pynative"
+    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
+    return tuple(json.loads(file.read_text("utf-8")) for file in files)

@@ -1,0 +1,159 @@
+"""Timeline -> bars: every operator, copy and wait of a stage, as pictures show them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.report.simulation.style import BarKind, Lane
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.summary_model import SimulationReport
+from mindswap.simulate.timeline import StallCause, Timeline
+
+__all__ = ["Bars", "find_kinds", "list_bars"]
+
+_OF_OP = {
+    OpKind.FORWARD: BarKind.FORWARD,
+    OpKind.BACKWARD: BarKind.BACKWARD,
+    OpKind.RECOMPUTE: BarKind.RECOMPUTE,
+    OpKind.COLLECTIVE: BarKind.COLLECTIVE,
+    OpKind.SEND: BarKind.BETWEEN_STAGES,
+    OpKind.RECEIVE: BarKind.BETWEEN_STAGES,
+}
+_LANE_OF_OP = {
+    OpKind.FORWARD: Lane.COMPUTE,
+    OpKind.BACKWARD: Lane.COMPUTE,
+    OpKind.RECOMPUTE: Lane.COMPUTE,
+    OpKind.COLLECTIVE: Lane.COMMUNICATION,
+    OpKind.SEND: Lane.COMMUNICATION,
+    OpKind.RECEIVE: Lane.RECEIVING,
+}
+_OF_STALL = {
+    StallCause.COPY_OUT: BarKind.WAIT_COPY_OUT,
+    StallCause.COPY_IN: BarKind.WAIT_COPY_IN,
+    StallCause.COMMUNICATION: BarKind.WAIT_COMMUNICATION,
+    StallCause.PIPELINE: BarKind.BUBBLE,
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64.
+
+    Attributes:
+        lane: `Lane`.
+        kind: `BarKind`.
+        start_ns, end_ns: from the start of the step.
+        busy_ns: of that, how long something runs or waits.
+        label: index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1
+            where the kind says it all.
+        layer, micro_batch: -1 outside the layers, or where several were joined.
+        count: how many operators, copies or waits were joined.
+        size_bytes: of copies.
+    """
+
+    lane: np.ndarray
+    kind: np.ndarray
+    start_ns: np.ndarray
+    end_ns: np.ndarray
+    busy_ns: np.ndarray
+    label: np.ndarray
+    layer: np.ndarray
+    micro_batch: np.ndarray
+    count: np.ndarray
+    size_bytes: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def list_bars(timeline: Timeline, stage: int) -> Bars:
+    """Every operator, copy and wait of a stage that takes time, one bar each."""
+    program = timeline.program
+    ops, copies = program.ops, program.copies
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    moved = np.flatnonzero(program.copies_stage == stage)
+    is_communication = ops.kind[own] >= OpKind.COLLECTIVE
+    stalled = own[(timeline.stall_ns[own] > 0) & ~is_communication]
+    parts = (
+        _part(
+            _translate(_LANE_OF_OP, ops.kind[own]),
+            _translate(_OF_OP, ops.kind[own]),
+            timeline.op_start_ns[own],
+            timeline.op_end_ns[own],
+            ops.label[own],
+            ops.layer[own],
+            ops.micro_batch[own],
+        ),
+        _stalls(timeline, stalled),
+        _part(
+            Lane.COPY_OUT,
+            BarKind.COPY_OUT,
+            timeline.out_start_ns[moved],
+            timeline.out_end_ns[moved],
+            copies.label[moved],
+            copies.layer[moved],
+            copies.micro_batch[moved],
+            copies.size_bytes[moved],
+        ),
+        _part(
+            Lane.COPY_IN,
+            BarKind.COPY_IN,
+            timeline.in_start_ns[moved],
+            timeline.in_end_ns[moved],
+            copies.label[moved],
+            copies.layer[moved],
+            copies.micro_batch[moved],
+            copies.size_bytes[moved],
+        ),
+        _idle_end(timeline, own[~is_communication]),
+    )
+    columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
+    lane, start_ns, end_ns = columns[0], columns[2], columns[3]
+    order = np.lexsort((start_ns, lane))
+    return Bars(*(column[order[(end_ns > start_ns)[order]]] for column in columns))
+
+
+def _stalls(timeline: Timeline, stalled: np.ndarray) -> list[np.ndarray]:
+    """Waits of the compute stream, named after what is waited for."""
+    program = timeline.program
+    copy, wait_op = timeline.stall_copy[stalled], program.ops.wait_op[stalled]
+    cause = timeline.stall_cause[stalled]
+    is_copy = (copy >= 0) & ((cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN))
+    is_from_stage = program.ops.kind[wait_op] == OpKind.RECEIVE
+    # Arrays may be empty: -1 stands for "none" and must not be looked up.
+    label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
+    layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
+    return _part(
+        Lane.COMPUTE,
+        np.where((cause == StallCause.COMMUNICATION) & is_from_stage, BarKind.BUBBLE, _translate(_OF_STALL, cause)),
+        timeline.op_start_ns[stalled] - timeline.stall_ns[stalled],
+        timeline.op_start_ns[stalled],
+        np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
+        np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
+        program.ops.micro_batch[stalled],
+    )
+
+
+def _idle_end(timeline: Timeline, compute: np.ndarray) -> list[np.ndarray]:
+    """A stage that is done before the others has a bubble at its end."""
+    end = timeline.op_end_ns[compute].max(initial=0)
+    return _part(Lane.COMPUTE, BarKind.BUBBLE, np.array([end]), np.array([timeline.step_time_ns]), -1, -1, -1)
+
+
+def _part(lane, kind, start_ns, end_ns, label, layer, micro_batch, size_bytes=0) -> list[np.ndarray]:
+    """Columns of `Bars`, single values as often as needed."""
+    columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
+    return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
+
+
+def _translate(table: dict, codes: np.ndarray) -> np.ndarray:
+    lookup = np.full(max(table) + 1, BarKind.BUBBLE, np.int64)
+    lookup[list(table)] = list(table.values())
+    return lookup[codes]
+
+
+def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:
+    """Kinds that occur, for the legend."""
+    present = {int(kind) for part in bars for kind in np.unique(part.kind)}
+    return [kind for kind in BarKind if kind in present or (kind is BarKind.TERM and report.terms)]

@@ -1,0 +1,164 @@
+"""A simulated step as one HTML file: no requests, light and dark, the picture can be zoomed."""
+
+import json
+from collections.abc import Iterable, Sequence
+from html import escape
+from pathlib import Path
+from string import Template
+
+from mindswap.errors import DataError
+from mindswap.report.html_parts import colours, read_part, table
+from mindswap.report.simulation.page_data import page_data
+from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
+from mindswap.report.simulation.text import (
+    LAYER_HEADER,
+    STAGE_HEADER,
+    group_stages,
+    layer_cells,
+    layer_unit,
+    stage_name,
+)
+from mindswap.report.simulation.words import (
+    describe_cause,
+    describe_moment,
+    describe_place,
+    format_share,
+    headline,
+)
+from mindswap.simulate.summary_layers import group_layer_rows
+from mindswap.simulate.summary_model import SimulationReport, StageReport
+from mindswap.units import format_bytes, format_time
+from mindswap.version import __version__
+
+__all__ = ["format_html", "write_html"]
+
+NUM_HOLDERS = 24
+NUM_CAUSES = 24
+
+
+def write_html(report: SimulationReport, path: Path) -> None:
+    """Writes the page.
+
+    Raises:
+        DataError: if the file cannot be written.
+    """
+    try:
+        path.write_text(format_html(report), encoding="utf-8")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error}") from None
+
+
+def format_html(report: SimulationReport) -> str:
+    """The page as text; whatever is from the user's files is escaped."""
+    stage = report.peak_stage
+    which = f"Stage {stage.stage}, at " if len(report.stages) > 1 else "At "
+    # A "<" in the data could end the script element; in JSON it may be written as its number.
+    data = json.dumps(page_data(report), separators=(",", ":")).replace("<", "\\u003c")
+    return Template(read_part("page.html")).substitute(
+        title=escape(report.title),
+        device=escape(report.device_title),
+        version=escape(__version__),
+        colours=colours(),
+        style=read_part("style.css"),
+        script=read_part("script.js"),
+        data=data,
+        cards="\n".join(_cards(report)),
+        stages=_stage_table(report),
+        moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
+        holders=_holder_table(stage),
+        layers=_layer_table(report),
+        causes=_cause_table(report),
+        figures=table(
+            ("figure", "value", "source"),
+            [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures],
+            text_columns=(1, 2),
+        ),
+        notes=_notes(report.notes),
+    )
+
+
+def _cards(report: SimulationReport) -> Iterable[str]:
+    for name, value, remark in headline(report):
+        if name == "peak is at":
+            continue  # stands with the table of what fills the memory
+        judged = "" if name != "peak memory" or report.fits is None else " good" if report.fits else " bad"
+        yield (
+            f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+            f'<div class="remark{judged}">{escape(remark)}</div></div>'
+        )
+
+
+def _stage_table(report: SimulationReport) -> str:
+    header = [STAGE_HEADER[0], "compute, waiting", *STAGE_HEADER[1:]]
+    rows = [
+        (escape(stage_name(stages)), _share_bar(stages[0], report.timeline.step_time_ns), *map(escape, cells))
+        for stages, cells in group_stages(report)
+    ]
+    return table(header, rows, text_columns=(1,))
+
+
+def _share_bar(stage: StageReport, step_ns: int) -> str:
+    parts = (
+        (BarKind.FORWARD, "compute", stage.compute_ns - stage.recompute_ns),
+        (BarKind.RECOMPUTE, "recompute", stage.recompute_ns),
+        (BarKind.WAIT_COPY_OUT, "waits for copies out", stage.copy_out_ns),
+        (BarKind.WAIT_COPY_IN, "waits for copies in", stage.copy_in_ns),
+        (BarKind.WAIT_COMMUNICATION, "waits for communication", stage.communication_ns),
+        (BarKind.BUBBLE, "bubble", stage.bubble_ns),
+    )
+    spans = "".join(
+        f'<i style="width:{100 * time_ns / max(1, step_ns):.2f}%;background:var(--bar-{kind:d})" '
+        f'title="{name}: {format_time(time_ns)}, {format_share(time_ns, step_ns)}"></i>'
+        for kind, name, time_ns in parts
+        if time_ns
+    )
+    return f'<div class="share">{spans}</div>'
+
+
+def _holder_table(stage: StageReport) -> str:
+    held = [(size_bytes, escape(name), "", "static", "var(--static)") for name, size_bytes in stage.static_parts]
+    for holder in stage.holders[:NUM_HOLDERS]:
+        colour = f"var(--memory-{holder.kind:d})"
+        kind = MEMORY_STYLES[holder.kind].title
+        held.append((holder.size_bytes, escape(holder.label), describe_place(holder.layers), kind, colour))
+    rest = stage.holders[NUM_HOLDERS:]
+    if rest:
+        held.append((sum(holder.size_bytes for holder in rest), f"{len(rest)} more", "", "", "var(--soft)"))
+    largest = max((size_bytes for size_bytes, *_ in held), default=0)
+    rows = [
+        (label, place, kind, _meter(size_bytes, largest, colour), format_bytes(size_bytes),
+         format_share(size_bytes, stage.peak_bytes))
+        for size_bytes, label, place, kind, colour in held
+        if size_bytes
+    ]  # fmt: skip
+    return table(("made by", "where", "what for", "", "size", "of the peak"), rows, text_columns=(0, 1, 2, 3))
+
+
+def _meter(part: int, whole: int, colour: str) -> str:
+    return f'<i class="meter" style="width:{160 * part / max(1, whole):.1f}px;background:{colour}"></i>'
+
+
+def _layer_table(report: SimulationReport) -> str:
+    groups = group_layer_rows(report.layers)
+    unit = layer_unit(groups)
+    return table(LAYER_HEADER, [(escape(group.name), *map(escape, layer_cells(group, unit))) for group in groups])
+
+
+def _cause_table(report: SimulationReport) -> str:
+    if not report.causes:
+        return "<p>Compute waits for no copy.</p>"
+    total = sum(cause.exposed_ns for cause in report.causes)
+    longest_ns, colour = report.causes[0].exposed_ns, f"var(--bar-{BarKind.WAIT_COPY_OUT:d})"
+    rows = [
+        (escape(describe_cause(cause)), _meter(cause.exposed_ns, longest_ns, colour),
+         format_time(cause.exposed_ns), format_share(cause.exposed_ns, total))
+        for cause in report.causes[:NUM_CAUSES]
+    ]  # fmt: skip
+    header = ("all stages and micro-batches, longest first", "", "exposed", "of all")
+    return table(header, rows, text_columns=(0, 1))
+
+
+def _notes(notes: Sequence[str]) -> str:
+    if not notes:
+        return ""
+    return "<section><h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul></section>"

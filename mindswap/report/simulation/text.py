@@ -1,0 +1,177 @@
+"""A simulated step as text and as JSON."""
+
+from collections.abc import Callable, Sequence
+
+from mindswap.report.problems import escape
+from mindswap.report.simulation.words import (
+    describe_cause,
+    describe_holder,
+    format_share,
+    headline,
+)
+from mindswap.report.tables import format_indices, format_table
+from mindswap.simulate.summary_layers import LayerGroup, group_layer_rows
+from mindswap.simulate.summary_model import SimulationReport, StageReport
+from mindswap.units import common_unit, format_bytes, format_time
+
+__all__ = [
+    "LAYER_HEADER",
+    "STAGE_HEADER",
+    "format_simulation",
+    "group_stages",
+    "layer_cells",
+    "layer_unit",
+    "simulation_to_json",
+    "stage_name",
+]
+
+NUM_CAUSES = 8
+NUM_HOLDERS = 8
+STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of it recompute", "bubble",
+                "waits: copy out", "waits: copy in", "waits: collective", "swapped", "link out", "link in")  # fmt: skip
+LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "forward", "backward", "recompute",
+                "waited for its copies")  # fmt: skip
+
+
+def format_simulation(report: SimulationReport) -> str:
+    """Headline figures, then stages, the peak, layers, who causes waiting, and the device, equal rows once."""
+    width = max(len(name) for name, *_ in headline(report))
+    lines = [f"simulated step of {report.title} on {report.device_title}", ""]
+    for name, value, remark in headline(report):
+        lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
+    rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
+    lines += ["", _table(STAGE_HEADER, rows), ""]
+    lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
+    groups = group_layer_rows(report.layers)
+    unit = layer_unit(groups)
+    lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups]), ""]
+    if report.causes:
+        lines.append("compute waits for, longest first (all stages and micro-batches):")
+        lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
+        lines += _rest([cause.exposed_ns for cause in report.causes[NUM_CAUSES:]], format_time) + [""]
+    lines.append("figures of the device that were used:")
+    width = max((len(figure.name) for figure in report.figures), default=0)
+    lines += [f"    {figure.name:<{width}}  {figure.value}  ({figure.source})" for figure in report.figures]
+    lines += [f"note: {note}" for note in report.notes]
+    lines.append("every figure above is simulated; no device was used")
+    return "\n".join(escape(line) for text in lines for line in text.split("\n"))
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table without the columns in which nothing stands."""
+    columns = [column for column in range(len(header)) if any(row[column] != "-" for row in rows)]
+    return format_table([header[column] for column in columns], [[row[column] for column in columns] for row in rows])
+
+
+def group_stages(report: SimulationReport) -> list[tuple[list[StageReport], tuple[str, ...]]]:
+    """Stages with equal cells for `STAGE_HEADER` together, and the cells behind the name."""
+    groups: dict[tuple[str, ...], list[StageReport]] = {}
+    for stage in report.stages:
+        groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage)
+    return [(stages, cells) for cells, stages in groups.items()]
+
+
+def stage_name(stages: Sequence[StageReport]) -> str:
+    """`stage 0`, `stages 1-3`."""
+    return format_indices("stage", [stage.stage for stage in stages])
+
+
+def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:
+    sizes = (stage.peak_bytes, stage.static_bytes, stage.memory.peak_bytes)
+    times = (stage.compute_ns, stage.recompute_ns, stage.bubble_ns)
+    waits = (stage.copy_out_ns, stage.copy_in_ns, stage.communication_ns)
+    return (
+        *map(format_bytes, sizes),
+        *(format_time(time_ns) if time_ns else "-" for time_ns in (*times, *waits)),
+        format_bytes(stage.swapped_bytes) if stage.swapped_bytes else "-",
+        format_share(stage.offload_busy_ns, step_ns),
+        format_share(stage.prefetch_busy_ns, step_ns),
+    )
+
+
+def layer_unit(groups: Sequence[LayerGroup]) -> str:
+    """One unit for all sizes of the table of layers."""
+    rows = [group.first for group in groups]
+    return common_unit(size for row in rows for size in (row.kept_bytes, row.swapped_bytes, row.recomputed_bytes))
+
+
+def layer_cells(group: LayerGroup, unit: str) -> tuple[str, ...]:
+    """Cells for `LAYER_HEADER` behind the name."""
+    row = group.first
+    sizes = (row.kept_bytes, row.swapped_bytes, row.recomputed_bytes)
+    times = (row.forward_ns, row.backward_ns, row.recompute_ns, group.exposed_ns)
+    return (
+        *(format_bytes(size, unit) if size else "-" for size in sizes),
+        str(row.num_copies or "-"),
+        *(format_time(time_ns) if time_ns else "-" for time_ns in times),
+    )
+
+
+def _peak_lines(stage: StageReport) -> list[str]:
+    """What is in the memory at the peak."""
+    parts = [(size_bytes, name) for name, size_bytes in stage.static_parts if size_bytes]
+    parts += [(holder.size_bytes, describe_holder(holder)) for holder in stage.holders[:NUM_HOLDERS]]
+    lines = [f"at the peak of stage {stage.stage} the device holds:"]
+    lines += [f"    {format_bytes(size_bytes):>10}  {what}" for size_bytes, what in parts]
+    return lines + _rest([holder.size_bytes for holder in stage.holders[NUM_HOLDERS:]], format_bytes)
+
+
+def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
+    return [f"    {form(sum(amounts)):>10}  {len(amounts)} more"] if amounts else []
+
+
+def simulation_to_json(report: SimulationReport) -> dict:
+    """The same as plain data: every stage and layer; bytes and ns."""
+    return {
+        "simulated": True,
+        "title": report.title,
+        "device": report.device_title,
+        "device_figures": [vars(figure) for figure in report.figures],
+        "step_time_ns": report.step_time_ns,
+        "terms": [vars(term) for term in report.terms],
+        "tokens_per_s": report.tokens_per_s,
+        "num_tokens": report.num_tokens,
+        "num_cards": report.num_cards,
+        "mfu": report.mfu,
+        "model_flops": report.model_flops,
+        "peak_flops": report.peak_flops,
+        "peak_bytes": report.peak_bytes,
+        "peak_stage": report.peak_stage.stage,
+        "budget_bytes": report.budget_bytes,
+        "fits": report.fits,
+        "outside_bytes": report.outside_bytes,
+        "exposed_copy_ns": report.exposed_copy_ns,
+        "host_bytes_per_node": report.host_bytes_per_node,
+        "stages": [_stage_to_json(stage, report.timeline.step_time_ns) for stage in report.stages],
+        "layers": [vars(row) for row in report.layers],
+        "causes": [
+            {**vars(cause), "cause": cause.cause.name.lower(), "layers": list(cause.layers)} for cause in report.causes
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def _stage_to_json(stage: StageReport, step_ns: int) -> dict:
+    whole = max(1, step_ns)
+    return {
+        "stage": stage.stage,
+        "peak_bytes": stage.peak_bytes,
+        "static_bytes": dict(stage.static_parts),
+        "activation_peak_bytes": stage.memory.peak_bytes,
+        "peak_moment": vars(stage.moment) if stage.moment else None,
+        "holders": [
+            {**vars(holder), "kind": holder.kind.name.lower(), "layers": list(holder.layers)}
+            for holder in stage.holders
+        ],
+        "compute_ns": stage.compute_ns,
+        "recompute_ns": stage.recompute_ns,
+        "bubble_ns": stage.bubble_ns,
+        "exposed_copy_out_ns": stage.copy_out_ns,
+        "exposed_copy_in_ns": stage.copy_in_ns,
+        "exposed_communication_ns": stage.communication_ns,
+        "copied_out_bytes": stage.swapped_bytes,
+        "copied_in_bytes": stage.swapped_bytes,
+        "link_out_use": stage.offload_busy_ns / whole,
+        "link_in_use": stage.prefetch_busy_ns / whole,
+        "host_bytes": stage.host_bytes,
+    }

@@ -1,0 +1,145 @@
+"""A simulated step as a trace that Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+Format: JSON object form of the Trace Event Format: slices `X`, flows `s` and `f`, counters `C`, names `M`;
+times are microseconds. A stage is a process, a stream is a thread.
+"""
+
+import gzip
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from mindswap.errors import DataError
+from mindswap.report.simulation.bars import Bars, list_bars
+from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
+from mindswap.simulate.summary_model import SimulationReport, StageReport
+
+__all__ = ["trace_events", "write_trace"]
+
+THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
+TERM_THREAD = len(Lane)
+
+
+def write_trace(report: SimulationReport, path: Path) -> None:
+    """Writes the trace, event by event; compressed if the path ends with `.gz`, which Perfetto opens too.
+
+    Raises:
+        DataError: if the file cannot be written.
+    """
+    facts = {
+        "simulated": True,
+        "title": report.title,
+        "device": report.device_title,
+        "figures": {figure.name: figure.value for figure in report.figures},
+        "step_time_ns": report.step_time_ns,
+    }
+    opener = gzip.open if path.suffix == ".gz" else open
+    try:
+        with opener(path, "wt", encoding="utf-8") as file:
+            file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":[\n')
+            separator = ""
+            for event in trace_events(report):
+                file.write(separator + json.dumps(event, separators=(",", ":")))
+                separator = ",\n"
+            file.write("\n]}\n")
+    except OSError as error:
+        raise DataError(f"cannot write {path}: {error}") from None
+
+
+def trace_events(report: SimulationReport) -> Iterator[dict]:
+    """Events of all stages: names, then per stage slices by stream and start, flows, and memory."""
+    for stage in report.stages:
+        yield from _names(report, stage.stage)
+    for stage in report.stages:
+        yield from _slices(report, stage.stage)
+        yield from _flows(report, stage.stage)
+        yield from _counters(report, stage)
+
+
+def _process(stage: int) -> int:
+    return stage + 1  # 0 is the idle process in Perfetto
+
+
+def _thread(stage: int, lane: int) -> int:
+    return _process(stage) * THREADS_PER_STAGE + lane
+
+
+def _names(report: SimulationReport, stage: int) -> Iterator[dict]:
+    process = _process(stage)
+
+    def name(event: str, key: str, value: str | int, thread: int = 0) -> dict:
+        return {"ph": "M", "name": event, "pid": process, "tid": thread, "args": {key: value}}
+
+    yield name("process_name", "name", f"stage {stage}, simulated: {report.title}")
+    yield name("process_sort_index", "sort_index", stage)
+    threads = [(lane, lane.title) for lane in Lane]
+    for lane, title in [*threads, *([(TERM_THREAD, "after the last operator")] if report.terms else [])]:
+        yield name("thread_name", "name", title, _thread(stage, lane))
+        yield name("thread_sort_index", "sort_index", lane, _thread(stage, lane))
+
+
+def _slices(report: SimulationReport, stage: int) -> Iterator[dict]:
+    labels = report.timeline.program.labels
+    bars = list_bars(report.timeline, stage)
+    titles = {int(kind): style.title for kind, style in BAR_STYLES.items()}
+    for lane, kind, start_ns, duration_ns, label, layer, micro_batch, size_bytes in _rows(bars):
+        title = titles[kind]
+        is_wait = BarKind(kind).is_wait
+        name = f"{title}: {labels[label]}" if is_wait and label >= 0 else title if label < 0 else labels[label]
+        arguments: dict[str, int] = {}
+        if layer >= 0:
+            arguments["layer"] = layer
+        if micro_batch >= 0:
+            arguments["micro_batch"] = micro_batch
+        if size_bytes:
+            arguments["bytes"] = size_bytes
+        yield {
+            "ph": "X",
+            "name": name,
+            "cat": f"stall,{title}" if is_wait else title,
+            "pid": _process(stage),
+            "tid": _thread(stage, lane),
+            "ts": start_ns / 1000,
+            "dur": duration_ns / 1000,
+            "args": arguments,
+        }
+    start_ns = report.timeline.step_time_ns
+    for term in (term for term in report.terms if term.duration_ns):
+        times = {"ts": start_ns / 1000, "dur": term.duration_ns / 1000}
+        thread = _thread(stage, TERM_THREAD)
+        yield {"ph": "X", "name": term.name, "cat": "term", "pid": _process(stage), "tid": thread, **times, "args": {}}
+        start_ns += term.duration_ns
+
+
+def _rows(bars: Bars) -> Iterator[tuple[int, ...]]:
+    duration_ns = bars.end_ns - bars.start_ns
+    columns = (
+        bars.lane, bars.kind, bars.start_ns, duration_ns, bars.label, bars.layer, bars.micro_batch, bars.size_bytes
+    )  # fmt: skip
+    return zip(*(column.tolist() for column in columns), strict=True)
+
+
+def _flows(report: SimulationReport, stage: int) -> Iterator[dict]:
+    """An arrow from each copy out to the copy in of the same tensor."""
+    timeline = report.timeline
+    takes_time = (timeline.out_end_ns > timeline.out_start_ns) & (timeline.in_end_ns > timeline.in_start_ns)
+    for copy in np.flatnonzero((timeline.program.copies_stage == stage) & takes_time).tolist():
+        flow = {"name": "swap", "cat": "swap", "id": copy + 1, "pid": _process(stage)}
+        start_us, end_us = int(timeline.out_start_ns[copy]) / 1000, int(timeline.in_start_ns[copy]) / 1000
+        yield {"ph": "s", **flow, "tid": _thread(stage, Lane.COPY_OUT), "ts": start_us}
+        yield {"ph": "f", "bp": "e", **flow, "tid": _thread(stage, Lane.COPY_IN), "ts": end_us}
+
+
+def _counters(report: SimulationReport, stage: StageReport) -> Iterator[dict]:
+    """Bytes on the device: by kind, what is static, and all together."""
+    memory = stage.memory
+    kinds = {kind: style.title for kind, style in MEMORY_STYLES.items() if memory.by_kind_bytes[kind].any()}
+    columns = memory.by_kind_bytes[list(kinds)].T.tolist()
+    process = _process(stage.stage)
+    for time_ns, sizes in zip(memory.time_ns.tolist(), columns, strict=True):
+        held = {"static": stage.static_bytes, **dict(zip(kinds.values(), sizes, strict=True))}
+        event = {"ph": "C", "pid": process, "tid": 0, "ts": time_ns / 1000}
+        yield {**event, "name": "memory by kind (bytes)", "args": held}
+        yield {**event, "name": "memory (bytes)", "args": {"all": sum(held.values())}}

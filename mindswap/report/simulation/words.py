@@ -1,0 +1,104 @@
+"""Words of the simulation reports, the same in every output."""
+
+from collections.abc import Sequence
+
+from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.report.tables import format_layers
+from mindswap.simulate.summary_model import Cause, Holder, Moment, SimulationReport
+from mindswap.simulate.timeline import StallCause
+from mindswap.units import format_bytes, format_time
+
+__all__ = [
+    "describe_budget",
+    "describe_cause",
+    "describe_holder",
+    "describe_moment",
+    "describe_place",
+    "device_line",
+    "format_share",
+    "headline",
+]
+
+MAX_PIECES = 4  # of a list of layers, in words
+
+
+def describe_place(layers: Sequence[int]) -> str:
+    """`layers 0-3`, `outside the layers`, `layer 1 and outside the layers`; -1 stands for outside.
+
+    A list of many pieces is only counted: `29 layers of 0-79`.
+    """
+    inside = [layer for layer in layers if layer >= 0]
+    parts = [format_layers(inside)] if inside else []
+    if parts and parts[0].count(",") >= MAX_PIECES:
+        parts = [f"{len(inside)} layers of {inside[0]}-{inside[-1]}"]
+    if len(inside) < len(layers):
+        parts.append("outside the layers")
+    return " and ".join(parts)
+
+
+def describe_moment(moment: Moment | None) -> str:
+    """`backward of layer 3, micro-batch 0: ffn Mul`."""
+    if moment is None:
+        return "no operator"
+    return f"{moment.phase}, {describe_place([moment.layer])}, micro-batch {moment.micro_batch}: {moment.label}"
+
+
+def describe_holder(holder: Holder) -> str:
+    """`attention.wq MatMul, layers 0-31, kept for backward`."""
+    return f"{holder.label}, {describe_place(holder.layers)}, {MEMORY_STYLES[holder.kind].title}"
+
+
+def describe_cause(cause: Cause) -> str:
+    """`copy in of ffn Mul, layers 3-5`."""
+    direction = "out" if cause.cause == StallCause.COPY_OUT else "in"
+    return f"copy {direction} of {cause.label}, {describe_place(cause.layers)}"
+
+
+def describe_budget(report: SimulationReport) -> str:
+    """`fits in 54.0 GiB with 6.9 GiB to spare`; empty without a budget."""
+    if report.budget_bytes is None:
+        return ""
+    budget, rest = format_bytes(report.budget_bytes), report.budget_bytes - report.peak_bytes
+    if rest >= 0:
+        return f"fits in {budget} with {format_bytes(rest)} to spare"
+    return f"does NOT fit: {format_bytes(-rest)} more than {budget}"
+
+
+def format_share(part: int, whole: int) -> str:
+    """`3.1 %`; `-` where there is nothing."""
+    return f"{100 * part / whole:.1f} %" if part and whole else "-"
+
+
+def device_line(report: SimulationReport) -> str:
+    """The device and its main figures in one line, for captions."""
+    main = (f"{figure.name} {figure.value}" for figure in report.figures if figure.is_main)
+    return f"{report.device_title}: " + ", ".join(main)
+
+
+def headline(report: SimulationReport) -> tuple[tuple[str, str, str], ...]:
+    """The figures that everybody asks for first: (what, value, remark)."""
+    stage = report.peak_stage
+    which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
+    exposed = report.exposed_copy_ns
+    return (
+        ("step time", format_time(report.step_time_ns), _terms(report)),
+        ("tokens/s per card", f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
+        ("MFU", f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
+        ("peak memory", format_bytes(stage.peak_bytes), describe_budget(report)),
+        (
+            "peak is at",
+            format_time(stage.moment.time_ns) if stage.moment else "-",
+            which + describe_moment(stage.moment),
+        ),
+        ("exposed copy time", format_time(exposed), f"{format_share(exposed, report.step_time_ns)} of the step"),
+        (
+            "host memory",
+            format_bytes(max(stage.host_bytes for stage in report.stages)),
+            f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node",
+        ),
+    )
+
+
+def _terms(report: SimulationReport) -> str:
+    parts = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
+    return f"of it {', '.join(parts)}" if parts else ""

@@ -1,0 +1,177 @@
+"""Timeline -> SimulationReport: who waited for whom, what each layer costs, what fills the memory at its peak."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.cost.static_memory import StaticMemory
+from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
+from mindswap.simulate.program import MemoryKind, OpKind
+from mindswap.simulate.summary_layers import measure_layers
+from mindswap.simulate.summary_model import (
+    Cause,
+    DeviceFigure,
+    Holder,
+    Moment,
+    SimulationReport,
+    StageReport,
+)
+from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
+
+__all__ = ["build_report"]
+
+COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
+
+
+def build_report(
+    timeline: Timeline,
+    memory: Sequence[MemoryProfile],
+    static: Sequence[StaticMemory],
+    *,
+    title: str,
+    device_title: str,
+    figures: Sequence[DeviceFigure],
+    num_tokens: int,
+    model_flops: int,
+    peak_flops: int,
+    num_cards: int = 1,
+    num_cards_per_node: int = 8,
+    budget_bytes: int | None = None,
+    terms: Sequence[StepTerm] = (),
+    notes: Sequence[str] = (),
+    outside_bytes: int = 0,
+    outside: str = "",
+) -> SimulationReport:
+    """Everything that is said about a simulated step.
+
+    Args:
+        timeline: of all stages.
+        memory: activations of each stage.
+        static: memory of each stage that is there all the time.
+        title: name of the configuration.
+        device_title: name of the device.
+        figures: of the device, as used.
+        num_tokens: of one step, all cards.
+        model_flops: of one step without recompute, all cards.
+        peak_flops: of one card, for the MFU.
+        num_cards: that work on the step; each stage has the same number.
+        num_cards_per_node: that share host memory.
+        budget_bytes: device memory that may be used.
+        terms: parts of the step that come after the timeline.
+        notes: what the reader must know.
+        outside_bytes, outside: device memory beside what MindSpore may use, as a number and in words.
+    """
+    stages = tuple(
+        _build_stage(timeline, profile, _static_parts(parts)) for profile, parts in zip(memory, static, strict=True)
+    )
+    return SimulationReport(
+        title=title,
+        device_title=device_title,
+        figures=tuple(figures),
+        timeline=timeline,
+        stages=stages,
+        layers=measure_layers(timeline),
+        causes=_find_causes(timeline),
+        terms=tuple(terms),
+        num_tokens=num_tokens,
+        num_cards=num_cards,
+        model_flops=model_flops,
+        peak_flops=peak_flops,
+        budget_bytes=budget_bytes,
+        host_bytes_per_node=host_bytes_per_node([stage.host_bytes for stage in stages], num_cards, num_cards_per_node),
+        notes=tuple(notes),
+        outside_bytes=outside_bytes,
+        outside=outside,
+    )
+
+
+def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
+    return (
+        ("parameters", static.parameter_bytes),
+        ("sums of gradients", static.gradient_bytes),
+        ("optimizer state", static.optimizer_bytes),
+        ("workspace", static.workspace_bytes),
+        ("constants", static.constant_bytes),
+    )
+
+
+def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[tuple[str, int], ...]) -> StageReport:
+    program, stage = timeline.program, memory.stage
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
+    duration_ns = program.ops.duration_ns[compute]
+    stall_ns, cause = timeline.stall_ns[compute], timeline.stall_cause[compute]
+    is_from_stage = program.ops.kind[program.ops.wait_op[compute]] == OpKind.RECEIVE
+    compute_ns = int(duration_ns.sum())
+    copy_out_ns = int(stall_ns[cause == StallCause.COPY_OUT].sum())
+    copy_in_ns = int(stall_ns[cause == StallCause.COPY_IN].sum())
+    communication_ns = int(stall_ns[(cause == StallCause.COMMUNICATION) & ~is_from_stage].sum())
+    copies = np.flatnonzero(program.copies_stage == stage)
+    return StageReport(
+        stage=stage,
+        static_parts=static_parts,
+        memory=memory,
+        moment=_find_moment(timeline, compute, memory.peak_ns),
+        holders=_find_holders(timeline, memory),
+        compute_ns=compute_ns,
+        recompute_ns=int(duration_ns[program.ops.kind[compute] == OpKind.RECOMPUTE].sum()),
+        # What is left, so that the parts always make the whole.
+        bubble_ns=timeline.step_time_ns - compute_ns - copy_out_ns - copy_in_ns - communication_ns,
+        copy_out_ns=copy_out_ns,
+        copy_in_ns=copy_in_ns,
+        communication_ns=communication_ns,
+        swapped_bytes=int(program.copies.size_bytes[copies].sum()),
+        offload_busy_ns=int((timeline.out_end_ns[copies] - timeline.out_start_ns[copies]).sum()),
+        prefetch_busy_ns=int((timeline.in_end_ns[copies] - timeline.in_start_ns[copies]).sum()),
+        host_bytes=peak_host_bytes(timeline, copies),
+    )
+
+
+def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment | None:
+    """The operator that runs, or ran last, on the compute stream at the peak."""
+    if not len(compute):
+        return None
+    ops = timeline.program.ops
+    op = compute[max(0, int(np.searchsorted(timeline.op_start_ns[compute], peak_ns, side="right")) - 1)]
+    return Moment(
+        time_ns=peak_ns,
+        phase=OpKind(ops.kind[op]).name.lower(),
+        layer=int(ops.layer[op]),
+        micro_batch=int(ops.micro_batch[op]),
+        label=timeline.program.labels[ops.label[op]],
+    )
+
+
+def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ...]:
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    groups: dict[tuple[int, int], list[int]] = {}
+    for position in memory.holders.tolist():
+        groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
+    holders = [
+        Holder(
+            label=labels[label],
+            kind=MemoryKind(kind),
+            size_bytes=int(intervals.size_bytes[positions].sum()),
+            num_tensors=len(positions),
+            layers=tuple(np.unique(intervals.layer[positions]).tolist()),
+        )
+        for (label, kind), positions in groups.items()
+    ]
+    return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
+
+
+def _find_causes(timeline: Timeline) -> tuple[Cause, ...]:
+    program, copies = timeline.program, timeline.program.copies
+    waited: dict[tuple[int, int], tuple[int, set[int]]] = {}
+    is_compute = program.ops.kind < OpKind.COLLECTIVE
+    is_copy = is_compute & np.isin(timeline.stall_cause, COPY_CAUSES) & (timeline.stall_ns > 0)
+    for op in np.flatnonzero(is_copy).tolist():
+        copy = timeline.stall_copy[op]
+        key = int(copies.label[copy]), int(timeline.stall_cause[op])
+        exposed_ns, layers = waited.get(key, (0, set()))
+        waited[key] = exposed_ns + int(timeline.stall_ns[op]), layers | {int(copies.layer[copy])}
+    causes = [
+        Cause(program.labels[label], StallCause(cause), tuple(sorted(layers)), exposed_ns)
+        for (label, cause), (exposed_ns, layers) in waited.items()
+    ]
+    return tuple(sorted(causes, key=lambda cause: -cause.exposed_ns))

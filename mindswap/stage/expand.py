@@ -1,0 +1,282 @@
+r"""`recompute_config` with swap off: what MindFormers makes of it, in exact layer indices.
+
+mindswap does nothing then; this says what MindFormers does by itself, and where it would stop or
+leave something out.
+
+Source: `LayerSetting` of mindformers 1.9.0. One thing is written otherwise: its log doubles the
+backslashes of `'feed_forward\\.mul'`, the specification does not, and neither do we.
+"""
+
+from dataclasses import dataclass, field
+
+from mindswap.config.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
+from mindswap.document.nodes import Document, Node, expanded_size, key_text, show
+from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.policy.match import PatternError, compile_part, split_pattern
+from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.schema import (
+    MAX_SECTION_VALUES,
+    RECOMPUTE_FLAGS,
+    RECOMPUTE_KEYS,
+    SELECT_OPTIONS,
+    Expect,
+    default_operators,
+)
+from mindswap.policy.settings import Statement
+from mindswap.policy.words import last_key
+from mindswap.stage.counts import ALLOWED, Counts, CountsError, read_counts
+
+__all__ = ["RULE", "StageRecompute", "expand_stage_recompute"]
+
+RULE = "stage-recompute"
+EXCLUDE = "_exclude"
+
+
+@dataclass(frozen=True)
+class StageRecompute:
+    """What MindFormers recomputes with swap off.
+
+    Attributes:
+        policy: the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a
+            layer goes before select recompute in it: the layers of the select options are those that
+            were counted, also where the layer is recomputed whole.
+        formative_lines: the lines that MindFormers logs, without time and level, as the specification
+            has them; those of the exclude options only where these are written. Empty with an error.
+        problems: where MindFormers would stop (errors), and what it leaves out (warnings).
+        layout: the layers of each stage and chunk; None where they cannot be spread.
+        statements: each operator name with its place and its layers.
+    """
+
+    policy: Policy
+    formative_lines: tuple[str, ...]
+    problems: tuple[Problem, ...]
+    layout: Layout | None = None
+    statements: tuple[Statement, ...] = ()
+
+
+def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:
+    """Read `recompute_config` as MindFormers does with swap off.
+
+    Args:
+        document: the configuration.
+        num_layers: layers of the model.
+    """
+    expansion = _Expansion(document, num_layers)
+    try:
+        expansion.read()
+    except LayoutError as error:
+        node = document.get("model", "model_config", "offset") or document.get("parallel_config", "pipeline_stage")
+        is_offset = document.get("model", "model_config", "offset") is not None
+        path = "model.model_config.offset" if is_offset else "parallel_config.pipeline_stage"
+        location = node.location if node is not None else Location(document.file)
+        expansion.report(location, f"{path}: {error}", Level.ERROR, "extra layers, one number for each stage")
+    return expansion.result()
+
+
+@dataclass
+class _Entry:
+    """One operator name with its counts."""
+
+    path: str
+    location: Location
+    pattern: str
+    counts: Counts
+    is_default: bool = False
+
+
+@dataclass
+class _Expansion:
+    document: Document
+    num_layers: int
+    problems: list[Problem] = field(default_factory=list)
+    layout: Layout | None = None
+    layer_counts: Counts | None = None
+    entries: dict[str, dict[str, _Entry]] = field(default_factory=dict)
+    flags: dict[str, bool] = field(default_factory=dict)
+
+    def read(self) -> None:
+        pipeline = read_pipeline(self.document)
+        self.layout = pipeline.layout(self.num_layers)
+        self._check_pipeline(pipeline.num_chunks)
+        section = self.document.get("recompute_config")
+        if section is not None and not section.is_null and section.entries is None:
+            self._refuse(section, "recompute_config", Expect.MAPPING.value)
+            section = None
+        if section is not None and expanded_size(section) > MAX_SECTION_VALUES:
+            message, allowed = "recompute_config: the section is too large", Expect.SMALL_SECTION.value
+            self.report(section.location, message, Level.ERROR, allowed)
+            section = None
+        values = {entry.key: entry for entry in section.unique_entries()} if section is not None else {}
+        for key, entry in values.items():
+            if key not in RECOMPUTE_KEYS:
+                path = f"recompute_config.{key_text(key)}"
+                self.report(entry.location, f"{path}: unknown key", Level.ERROR, ", ".join(RECOMPUTE_KEYS))
+        off = Node(Location(self.document.file), False)
+        nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
+        self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute", self.layout)
+        for option in SELECT_OPTIONS:
+            self._read_select(option, nodes[option], self.layout)
+        for option in ("select_recompute", "select_comm_recompute"):
+            self._take_out(option)
+        for key in RECOMPUTE_FLAGS:
+            if key in values:
+                self._read_flag(key, values[key].value, nodes["recompute"])
+
+    def _read_select(self, option: str, node: Node, layout: Layout) -> None:
+        path = f"recompute_config.{option}"
+        found = self.entries[option] = {}
+        if node.entries is not None:
+            for named in node.unique_entries():
+                name_path = f"{path}['{key_text(named.key)}']"
+                if not isinstance(named.key, str):
+                    message = f"{name_path}: {show(named.key)} is no operator name"
+                    self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
+                    continue
+                counts = self._counts(named.value, name_path, layout)
+                if counts is not None:
+                    found[named.key] = _Entry(name_path, named.location, named.key, counts)
+        elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
+            everywhere = read_counts(Node(node.location, True), layout)
+            for index, item in enumerate(node.items):
+                found[item.value] = _Entry(f"{path}[{index}]", item.location, item.value, everywhere)
+            if len(node.items) == 1 and layout.is_zero_bubble_v:
+                message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
+                fix = f"{option}: {{'{key_text(node.items[0].value)}': True}}"
+                self.report(node.location, message, Level.ERROR, "two names or more, or a mapping", fix)
+        elif option.endswith(EXCLUDE):
+            if node.value is not False:
+                message = f"{path}: {show(node)} names no operator, so nothing is excluded"
+                self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
+        else:
+            counts = self._counts(node, path, layout)
+            if counts is not None:
+                names = default_operators(option, self.document.is_legacy)
+                if counts.is_rewritten and len(names) > 1:
+                    message = f"{path}: MindFormers stops at True or a number too large here, for the second operator"
+                    self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
+                found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
+
+    def _counts(self, node: Node, path: str, layout: Layout) -> Counts | None:
+        try:
+            counts = read_counts(node, layout)
+        except CountsError as error:
+            fix = f"{last_key(path)}: {error.fix}" if error.fix else ""
+            self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
+            return None
+        for warning in counts.warnings:
+            self.report(node.location, f"{path}: {warning}", Level.WARNING)
+        return counts
+
+    def _take_out(self, option: str) -> None:
+        """Each name of the exclude option removes one like it from the select option, in every layer."""
+        selected = self.entries[option]
+        for excluded in self.entries[option + EXCLUDE].values():
+            pattern = next((name for name in selected if _is_alike(excluded.pattern, name)), None)
+            if pattern is not None:
+                entry = selected.pop(pattern)
+                if not any(map(any, entry.counts.rows)):
+                    continue  # nothing was selected, so nothing is lost
+                message = (
+                    f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
+                    "whatever layers it names itself"
+                )
+                self.report(excluded.location, message, Level.WARNING, fix="delete one of the two")
+
+    def _read_flag(self, key: str, node: Node, recompute: Node) -> None:
+        path = f"recompute_config.{key}"
+        if not isinstance(node.value, bool):
+            self._refuse(node, path, Expect.BOOL.value)
+            return
+        self.flags[key] = node.value
+        if node.value == RECOMPUTE_FLAGS[key]:
+            return
+        if key != "recompute_slice_activation":
+            self.report(node.location, f"{path}: MindFormers 1.9.0 does not pass it on with swap off", Level.WARNING)
+        elif not self.document.is_legacy:
+            self.report(node.location, f"{path}: not supported with use_legacy: False", Level.ERROR, "False")
+        elif recompute.value is not True:
+            self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)
+
+    def _check_pipeline(self, num_chunks: int) -> None:
+        """Where sizes add up to too much, and where a number of chunks is not what counts."""
+        assert self.layout is not None
+        total = sum(map(sum, self.layout.sizes))
+        offset = self.document.get("model", "model_config", "offset")
+        if total > self.num_layers and offset is not None:
+            message = (
+                f"model.model_config.offset: {show(offset)} is added to every cell it is not written for, which makes "
+                f"{total} layers of {self.num_layers}; the last stages get fewer"
+            )
+            self.report(offset.location, message, Level.WARNING, "one number for each stage of each chunk")
+        is_on = self.document.get("parallel", "pipeline_config", "pipeline_interleave")
+        written = read_num_chunks(self.document)
+        if written > 1 and (is_on is None or is_on.value is not True):
+            node = self.document.get("model", "model_config", "pp_interleave_num")
+            place = node.location if node is not None else Location(self.document.file)
+            effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
+            message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"
+            fix = "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}"
+            self.report(place, message, Level.WARNING, fix=fix)
+
+    def _refuse(self, node: Node, path: str, allowed: str) -> None:
+        self.report(node.location, f"{path}: {show(node)} is {node.kind}", Level.ERROR, allowed)
+
+    def report(self, location: Location, message: str, level: Level, allowed: str = "", fix: str = "") -> None:
+        self.problems.append(Problem(location, RULE, level, message, allowed, fix))
+
+    def result(self) -> StageRecompute:
+        layout = self.layout
+        problems = sort_problems(self.problems)
+        if layout is None or self.layer_counts is None:
+            return StageRecompute(Policy(), (), problems, layout)
+        statements = tuple(self._statements())
+        selects = {
+            option: tuple(OpRecompute(s.pattern, s.layers) for s in statements if s.option == option and s.layers)
+            for option in SELECT_OPTIONS
+        }
+        policy = Policy(layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
+        has_errors = any(problem.level is Level.ERROR for problem in problems)
+        lines = () if has_errors else self._formative_lines(self.layer_counts)
+        return StageRecompute(policy, lines, problems, layout, statements)
+
+    def _layers(self, counts: Counts) -> Layers:
+        assert self.layout is not None
+        return Layers(self.layout.first_layers(counts.rows))
+
+    def _formative_lines(self, layer_counts: Counts) -> tuple[str, ...]:
+        lines = [f"Formative layer_recompute: {layer_counts.text}"]
+        for option, found in self.entries.items():
+            if found or not option.endswith(EXCLUDE):
+                pairs = (f"{repr(e.pattern).replace(2 * chr(92), chr(92))}: {e.counts.text}" for e in found.values())
+                lines.append(f"Formative {option}: {{{', '.join(pairs)}}}")
+        return tuple(lines)
+
+    def _statements(self):
+        for option, found in self.entries.items():
+            for entry in found.values():
+                yield Statement(
+                    option,
+                    entry.path,
+                    entry.location,
+                    entry.pattern,
+                    entry.path,
+                    entry.location,
+                    self._layers(entry.counts),
+                    entry.path,
+                    is_default=entry.is_default,
+                )
+
+
+def _is_alike(left: str, right: str) -> bool:
+    """Whether each part of one pattern, as a regular expression, matches that of the other."""
+    left_parts, right_parts = split_pattern(left), split_pattern(right)
+    if len(left_parts) != len(right_parts):
+        return False
+    return all(_matches(a, b) or _matches(b, a) for a, b in zip(left_parts, right_parts, strict=True))
+
+
+def _matches(pattern: str, text: str) -> bool:
+    try:
+        return compile_part(pattern).fullmatch(text, timeout=0.2) is not None
+    except (PatternError, TimeoutError):
+        return False

@@ -1,0 +1,125 @@
+import time
+from pathlib import Path
+
+import pytest
+
+from mindswap.check import check as check_module
+from mindswap.check.check import check_document, load_policy
+from mindswap.check.rules import find_rules
+from mindswap.document.source import document_from_data, load_document
+from mindswap.errors import PolicyError
+from mindswap.policy.model import Policy
+from tests.builders import document, found, layer, trees
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+
+def test_all_problems_come_at_once_in_file_order():
+    text = """
+        context: {mode: 1, memory_optimize_level: O1}
+        recompute_config:
+          recompute: [9]
+          typo: 1
+        swap_config:
+          swap: True
+          default_prefetch: 0
+          op_swap:
+            - {op_name: none, backward_prefetch: x, layers: [7, '1']}
+    """
+    assert found(text) == [
+        (1, 17, "graph-mode"),
+        (1, 43, "memory-optimize-level"),
+        (3, 15, "layer-out-of-range"),
+        (4, 3, "unknown-key"),
+        (7, 21, "bad-prefetch"),
+        (7, 21, "unused-default-prefetch"),
+        (9, 42, "bad-prefetch"),
+        (9, 54, "layer-out-of-range"),
+        (9, 57, "wrong-type"),
+    ]
+
+
+def test_warnings_leave_a_policy():
+    result = check_document(document("swap_config: {swap: True, op_swap: []}"))
+    assert [p.level.value for p in result.problems] == ["warning"]
+    assert result.policy == Policy(is_swap_enabled=True)
+
+
+def test_an_error_leaves_none():
+    result = check_document(document("swap_config: {swap: 3}"))
+    assert result.policy is None and len(result.errors) == 1
+
+
+def test_the_number_of_layers_comes_from_the_option_then_the_file_then_the_trees():
+    text = document("{model: {model_config: {num_layers: 6}}, swap_config: {swap: True}}")
+    assert check_document(text, num_layers=3).num_layers == 3
+    assert check_document(text, trees=trees(5)).num_layers == 6
+    assert check_document(document("swap_config: {swap: True}"), trees=trees(5)).num_layers == 5
+    assert check_document(document("swap_config: {swap: True}")).num_layers is None
+
+
+def test_the_table_of_the_family_is_taken_without_trees(monkeypatch):
+    monkeypatch.setattr(check_module, "load_layer_trees", lambda section, num_layers: trees(num_layers))
+    text = """
+        model: {model_config: {num_layers: 2}}
+        swap_config: {swap: True, op_swap: {none: {layers: True, backward_prefetch: 1}}}
+    """
+    assert [p.rule for p in check_document(document(text)).problems] == ["unmatched-pattern"]
+
+
+def test_load_policy(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("swap_config: {swap: True, default_prefetch: 7}")
+    assert load_policy(path).default_prefetch == 7
+    path.write_text("swap_config: {swap: True, default_prefetch: 0, op_swap: [3]}")
+    with pytest.raises(PolicyError) as caught:
+        load_policy(path)
+    assert [p.rule for p in caught.value.problems] == ["bad-prefetch", "unused-default-prefetch", "wrong-type"]
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.rglob("*.yaml")), ids=lambda path: str(path.relative_to(CONFIGS)))
+def test_shipped_configurations_have_no_errors(path):
+    result = check_document(load_document(path))
+    assert [p for p in result.problems if p.rule != "device-target"] == []
+    assert result.trees is not None
+
+
+def test_every_rule_is_named_as_its_file_and_documented():
+    for rule_id, rule in find_rules().items():
+        assert rule_id == rule.__name__.rpartition(".")[2].replace("_", "-")
+        assert rule.LEVEL.value in ("error", "warning")
+        assert "PASS" in rule.__doc__ and "FAIL" in rule.__doc__, rule_id
+        assert rule.check.__doc__
+
+
+def test_every_rule_has_a_test_file():
+    folder = Path(__file__).parent / "rules"
+    assert {path.stem for path in folder.glob("test_*.py")} == {f"test_{i.replace('-', '_')}" for i in find_rules()}
+
+
+def test_a_configuration_from_python_points_at_what_is_wrong():
+    result = check_document(document_from_data({"swap_config": {"swap": True, "default_prefetch": 0}}, "my.py"))
+    assert [str(p.location) for p in result.problems] == ["my.py"]
+
+
+def test_eighty_layers_take_well_under_a_second():
+    attention = "attention\n" + "".join(f"  cell{i}\n    op{i}*\n" for i in range(100))
+    model = trees(80, attention)
+    entries = [{"op_name": rf"attention\.cell{i}", "backward_prefetch": i + 1, "layers": "0-79"} for i in range(40)]
+    recompute = {rf"attention\.cell{i}": list(range(0, 80, 2)) for i in range(40, 80)}
+    data = {
+        "swap_config": {"swap": True, "op_swap": entries, "layer_swap": [{"backward_prefetch": 1, "layers": [3]}]},
+        "recompute_config": {"select_recompute": recompute},
+    }
+    start = time.perf_counter()
+    result = check_document(document_from_data(data, "data"), trees=model)
+    assert time.perf_counter() - start < 1
+    assert result.policy is not None and len(result.policy.op_swap) == 40
+
+
+def test_layers_that_differ_are_told_apart():
+    mixed = trees(2)
+    mixed = type(mixed)((layer("mlp\n  mul*"), layer("moe\n  mul*")), {}, "mixed")
+    text = "swap_config: {swap: True, op_swap: [{op_name: moe, backward_prefetch: 1, layers: [0]}]}"
+    assert found(text, mixed) == [(1, 47, "unmatched-pattern")]
+    assert found(text.replace("[0]", "[1]"), mixed) == []

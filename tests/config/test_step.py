@@ -1,0 +1,142 @@
+"""What a configuration says about a step."""
+
+import pytest
+
+from mindswap.config.step import read_step_settings
+from mindswap.config.weight_sharding import WeightSharding
+from tests.builders import document
+
+
+def read(text=""):
+    return read_step_settings(document(text))
+
+
+def test_what_is_missing_is_as_mindformers_takes_it():
+    settings = read("{}")
+    assert (settings.batch_size, settings.num_micro_batches, settings.num_cards) == (1, 1, 1)
+    assert (settings.optimizer, settings.compute_dtype, settings.is_fused) == ("AdamW", "float16", False)
+    assert settings.num_optimizer_shards == 1
+
+
+def test_micro_batches_of_a_pipeline():
+    # 4 micro-batches, each in 2 interleaved parts; a pipeline takes no accumulation beside them (base_trainer.py).
+    text = """
+    parallel_config: {pipeline_stage: 2, micro_batch_num: 4, data_parallel: 2, model_parallel: 2}
+    runner_config: {batch_size: 5, gradient_accumulation_steps: 3}
+    micro_batch_interleave_num: 2
+    model: {model_config: {seq_length: 10}}
+    """
+    settings = read(text)
+    assert settings.num_micro_batches == 8
+    assert settings.num_cards == 8
+    assert settings.num_tokens == 5 * 10 * 8 * 2
+
+
+@pytest.mark.parametrize(
+    "text,shares",
+    [
+        ("{enable_parallel_optimizer: True}", True),
+        ("{enable_parallel_optimizer: False}", False),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_level: level3}}", False),
+    ],
+)
+def test_micro_batches_share_casts_with_the_parallel_optimizer(text, shares):
+    assert read(f"{{parallel: {text}, runner_config: {{gradient_accumulation_steps: 2}}}}").shares_casts is shares
+    assert not read(f"parallel: {text}").shares_casts
+
+
+def test_without_pipeline_there_is_no_micro_batch_num():
+    assert read("parallel_config: {micro_batch_num: 4}").num_micro_batches == 1
+
+
+def test_without_use_parallel_one_rank_trains():
+    assert read("{use_parallel: False, parallel_config: {data_parallel: 8}}").data_parallel == 1
+
+
+@pytest.mark.parametrize(
+    "parallel,shards",
+    [
+        ("{}", 1),
+        ("{enable_parallel_optimizer: True}", 8),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 4),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: -1}}", 8),
+        ("{enable_parallel_optimizer: False, parallel_optimizer_config: {optimizer_weight_shard_size: 4}}", 1),
+        # A size that does not divide the ranks, or of one rank, has no effect.
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 3}}", 8),
+        ("{enable_parallel_optimizer: True, parallel_optimizer_config: {optimizer_weight_shard_size: 1}}", 8),
+        # In the data parallel mode weights are not cut.
+        ("{enable_parallel_optimizer: True, parallel_mode: 0}", 1),
+        ("{enable_parallel_optimizer: True, parallel_mode: 1}", 8),
+    ],
+)
+def test_ranks_that_share_the_optimizer(parallel, shards):
+    assert read(f"{{parallel: {parallel}, parallel_config: {{data_parallel: 8}}}}").num_optimizer_shards == shards
+
+
+def test_ranks_of_context_parallelism_have_the_same_weights():
+    text = "parallel: {enable_parallel_optimizer: True}\nparallel_config: {data_parallel: 4, context_parallel: 2}"
+    assert read(text).sharding.num_ranks == 8
+
+
+@pytest.mark.parametrize(
+    "level,is_accumulator_sharded,is_released",
+    [("level1", False, False), ("level2", True, False), ("level3", True, True)],
+)
+def test_optimizer_levels(level, is_accumulator_sharded, is_released):
+    config = f"{{optimizer_level: {level}, parallel_optimizer_threshold: 24}}"
+    settings = read(
+        f"{{parallel: {{enable_parallel_optimizer: True, parallel_optimizer_config: {config}}},"
+        " parallel_config: {data_parallel: 2}}"
+    )
+    assert settings.is_accumulator_sharded == is_accumulator_sharded
+    assert settings.sharding == WeightSharding(2, 24 * 1024, is_released)
+
+
+def test_other_settings():
+    text = """
+    optimizer: {type: Adam, swap: True}
+    parallel: {parallel_optimizer_config: {gradient_accumulation_shard: True}}
+    context: {jit_config: {jit_level: O1}}
+    model: {model_config: {compute_dtype: BFloat16}}
+    """
+    settings = read(text)
+    assert (settings.optimizer, settings.is_state_offloaded, settings.is_accumulator_sharded) == ("Adam", True, True)
+    assert (settings.is_fused, settings.compute_dtype) == (True, "bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("text", "optimizer"),
+    [
+        ("optimizer: {type: AdamW, use_fused: True}", "FusedAdamW"),
+        ("optimizer: {type: PmaAdamW, use_fused: True}", "FusedPmaAdamW"),
+        ("optimizer: {type: AdamW, use_fused: False}", "AdamW"),
+        ("optimizer: {type: Adam, use_fused: True}", "Adam"),
+    ],
+)
+def test_a_fused_optimizer_is_a_class_of_its_own(text, optimizer):
+    assert read(text).optimizer == optimizer
+
+
+@pytest.mark.parametrize(
+    ("text", "is_clipping"),
+    [
+        ("{}", False),
+        ("runner_config: {gradient_accumulation_steps: 2}", True),
+        ("parallel_config: {pipeline_stage: 2, micro_batch_num: 2}", True),
+        ("micro_batch_interleave_num: 2", False),
+        ("runner_wrapper: {use_clip_grad: True}", True),
+        ("{runner_wrapper: {use_clip_grad: False}, runner_config: {gradient_accumulation_steps: 2}}", False),
+    ],
+)
+def test_the_cell_for_several_micro_batches_clips_by_default(text, is_clipping):
+    assert read(text).is_clipping is is_clipping
+
+
+def test_sums_of_gradients_are_those_of_pipelines_and_accumulation():
+    assert read("runner_config: {gradient_accumulation_steps: 2}").is_accumulating
+    assert not read("micro_batch_interleave_num: 2").is_accumulating
+
+
+def test_distance_of_data_parallel_ranks():
+    assert read("parallel_config: {model_parallel: 4, context_parallel: 2}").data_parallel_stride == 8
+    assert read("{}").data_parallel_stride == 1

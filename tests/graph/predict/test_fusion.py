@@ -1,0 +1,84 @@
+"""Bytes that element-wise operators do not move when they are fused; every tensor has 1 KiB."""
+
+from mindswap.graph.predict.fusion import fuse_work, least_work_again
+from mindswap.graph.work import measure_work
+from tests.graph.builders import KIB, graph, node
+
+
+def moved(forward, saved=""):
+    """(read, written, is fused into the one before it) of each operator of forward, in KiB."""
+    step = graph(forward, saved=saved)
+    return [
+        (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
+        for work in fuse_work(step, measure_work(step))[0]
+    ]
+
+
+START = node("start", "MatMul", "x w")
+
+
+def test_a_value_that_only_the_next_one_reads_is_neither_written_nor_read():
+    assert moved([START, node("cast", "Cast", "start"), node("mul", "Mul", "cast start")]) == [
+        (0, 1, False),
+        (1, 0, False),
+        (1, 1, True),
+    ]
+
+
+def test_a_value_that_backward_needs_is_written():
+    assert moved([START, node("cast", "Cast", "start"), node("mul", "Mul", "cast")], saved="cast")[1:] == [
+        (1, 1, False),
+        (0, 1, True),
+    ]
+
+
+def test_the_same_behind_a_view():
+    steps = [START, node("cast", "Cast", "start"), node("view", "Reshape", "cast"), node("mul", "Mul", "view")]
+    assert moved(steps) == [(0, 1, False), (1, 0, False), (0, 0, False), (0, 1, True)]
+    assert moved(steps, saved="view")[1] == (1, 1, False)
+
+
+def test_a_value_that_two_read_is_not_fused():
+    steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast"), node("add", "Add", "cast")]
+    assert moved(steps) == [(0, 1, False), (1, 1, False), (1, 1, False), (1, 1, False)]
+
+
+def test_matrix_products_end_a_cluster():
+    assert moved([START, node("cast", "Cast", "start"), node("end", "MatMul", "cast w")])[1:] == [
+        (1, 1, False),
+        (1, 1, False),
+    ]
+
+
+def again(forward, backward, saved):
+    """(read, written, is fused) of each operator of forward if it runs again, in KiB."""
+    step = graph(forward, backward, saved)
+    return [
+        (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
+        for work in least_work_again(step, measure_work(step)[0])
+    ]
+
+
+def test_a_copy_that_is_fused_with_its_only_reader_moves_what_it_reads_less_what_that_one_reads():
+    silu = node("silu", "SiLU", "start")
+    assert again([START, silu], [node("g", "SiLUGrad", "silu_b")], "silu")[1] == (0, 0, True)
+    wide = node("silu", "SiLU", "start start2")
+    steps = [START, node("start2", "MatMul", "x w"), wide]
+    assert again(steps, [node("g", "SiLUGrad", "silu_b")], "silu")[2] == (1, 0, True)
+
+
+def test_a_copy_for_a_matrix_product_or_for_two_readers_is_written():
+    cast = node("cast", "Cast", "start")
+    assert again([START, cast], [node("g", "MatMul", "cast_b")], "cast")[1] == (2, 0, False)  # moved altogether
+    two = [node("g", "Mul", "cast_b"), node("h", "Mul", "cast_b")]
+    assert again([START, cast], two, "cast")[1] == (2, 0, False)
+
+
+def test_a_copy_may_get_what_it_reads_from_another_copy():
+    steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast start")]
+    # The cast is read by nobody in backward: its copy writes nothing. The product reads only `start`.
+    assert again(steps, [node("g", "MatMul", "mul_b")], "mul")[1:] == [(1, 0, True), (2, 0, True)]
+
+
+def test_what_is_not_element_wise_takes_what_it_takes():
+    assert again([START], [node("g", "Mul", "start_b")], "start") == [(0, 1, False)]  # its inputs have no types here

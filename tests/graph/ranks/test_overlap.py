@@ -1,0 +1,38 @@
+"""The order of the two halves of a layer."""
+
+from mindswap.graph.ranks.overlap import order_halves
+from tests.graph.builders import graph, node
+
+
+def step():
+    """Each half: cut, product that communicates, activation, product; casts of weights when they are first needed."""
+    forward = []
+    for half in "01":
+        forward.append(node(f"x{half}", "StridedSlice", "x", cell_path=f"interleave2_inputs.{half}"))
+        forward += [node("w", "Cast", "weight")] if half == "0" else []
+        forward += [node(f"y{half}", "MatMul", f"x{half} w"), node(f"g{half}", "Gelu", f"y{half}")]
+        forward += [node("v", "Cast", "other_weight")] if half == "0" else []
+        forward.append(node(f"z{half}", "MatMul", f"g{half} v"))
+    return graph([*forward, node("z", "Concat", "z0 z1")])
+
+
+def names(nodes):
+    return " ".join(node.name for node in nodes)
+
+
+def test_a_half_computes_while_the_other_communicates():
+    ordered = order_halves(step(), set(), {"y0", "y1"})
+    # What y0 sends is on its way while x1 and y1 are computed, what y1 sends while g0 and z0 are.
+    assert names(ordered.forward) == "x0 w y0 x1 y1 g0 v z0 g1 z1 z"
+
+
+def test_communication_before_an_operator():
+    ordered = order_halves(step(), {"z0", "z1"}, set())
+    assert names(ordered.forward) == "x0 w y0 g0 x1 y1 g1 v z0 z1 z"
+
+
+def test_without_communication_or_halves_all_stays():
+    plain = step()
+    assert order_halves(plain, set(), set()).forward == plain.forward
+    other = graph([node("a", "MatMul", "x w"), node("b", "Gelu", "a")])
+    assert order_halves(other, set(), {"a"}) is other
