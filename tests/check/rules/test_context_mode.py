@@ -5,7 +5,7 @@ from tests.builders import found
 
 @pytest.mark.parametrize("value", ["1", "PYNATIVE_MODE", "True", "False", "null"])
 def test_other_values_are_reported(value):
-    assert found(f"{{swap_config: {{swap: True}}, context: {{mode: {value}}}}}") == [(1, 45, "graph-mode")]
+    assert found(f"{{swap_config: {{swap: True}}, context: {{mode: {value}}}}}") == [(1, 45, "context-mode")]
 
 
 @pytest.mark.parametrize("value", ["0", "GRAPH_MODE"])
