@@ -12,7 +12,7 @@ from mindswap.adaptive.exclusions import find_exclusions, without_excluded_optio
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
-from mindswap.commands.adaptive_planner import planner_in_child
+from mindswap.commands.planner_child import planner_in_child
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
