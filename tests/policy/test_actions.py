@@ -42,7 +42,7 @@ def prefetch_of(actions):
 
 
 def test_a_disabled_policy_asks_for_nothing():
-    policy = Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("add", 1),), layer_recompute=ALL_LAYERS)
+    policy = Policy(False, layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("add", 1),), layer_recompute=ALL_LAYERS)
     assert plan_layer(policy, 0, LAYER) == LayerActions(0)
 
 
