@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.commands.stepping import load_step
 from mindswap.errors import MindswapError
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
+from mindswap.session.step import load_step
 from mindswap.simulate.bounds import lower_bound_ns
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate

@@ -10,6 +10,7 @@ PACKAGE = Path(__file__).parents[1] / "mindswap"
 # From what everything builds on to what builds on everything. A part imports itself and those before it.
 ORDER = (
     "errors",
+    "files",
     "units",
     "version",
     "document",
@@ -22,7 +23,7 @@ ORDER = (
     "megatron",
     "logs",
     "graph",
-    "verify",
+    "effect",
     "execute",
     "cost",
     "simulate",
@@ -32,9 +33,9 @@ ORDER = (
     "prove",
     "report",
     "adapters",
+    "session",
     "launch",
     "adaptive",
-    "api",
     "__init__",
     "commands",
     "cli",

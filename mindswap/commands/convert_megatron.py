@@ -5,7 +5,6 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.check import has_mindformers, read_real_trees
 from mindswap.config.pipeline import LayoutError, read_pipeline
 from mindswap.convert.stage_form import policy_sections
 from mindswap.document.nodes import Document, to_data
@@ -20,6 +19,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]

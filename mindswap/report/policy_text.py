@@ -150,9 +150,7 @@ def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
     if distance is not None:
         steps.append(Step(Action.OFFLOAD, "", num_prefetch_ops=distance))
     steps += [
-        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.prefetch)
-        for e in policy.op_swap
-        if layer_index in e.layers
+        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.prefetch) for e in policy.op_swap if layer_index in e.layers
     ]
     return tuple(steps)
 
