@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mindswap.cli import main
-from mindswap.commands import verify
+from mindswap.session import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
