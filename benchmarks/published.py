@@ -233,7 +233,7 @@ def compare_mindspeed() -> int:
     for file, published in MINDSPEED.items():
         for card in CARDS:
             loaded = load_step(str(FOLDER / "models" / f"{file}.yaml"), card)
-            everything = baseline_policy("full-recompute", use_legacy=False)
+            everything = baseline_policy("full-recompute", loaded.model.captured.trees)
             one = Policy(is_swap_enabled=True, layer_recompute=first_layers(loaded))
             cells = [f"{tflops(loaded, policy):.1f}" for policy in (everything, one)]
             full = f"{tflops(loaded, everything) * full_pairs(loaded):.1f}"
