@@ -202,6 +202,7 @@ class Graph:
 
     def owner(self, node: Node) -> Node:
         """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
-        while node.op == "TupleGetItem" and node.inputs[0] in self.forward_nodes:
-            node = self.forward_nodes[node.inputs[0]]
+        nodes = self.index.forward_nodes
+        while node.op == "TupleGetItem" and node.inputs[0] in nodes:
+            node = nodes[node.inputs[0]]
         return node
