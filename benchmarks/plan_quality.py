@@ -18,8 +18,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from other_systems import STRATEGIES
+
 from mindswap.commands.stepping import LoadedStep, load_step
-from mindswap.plan.baselines import STRATEGIES
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.planner import make_plan
 from mindswap.plan.problem import Allow, Problem

@@ -20,7 +20,7 @@ EXAMPLES = f"""\
   mindswap compare --json llama2_7b.yaml select-recompute | jq '.[].step_time_ns'
 
 Baselines are tried on the network of the first configuration:
-{chr(10).join(f"  {name:<17} {meaning}" for name, meaning in BASELINES.items())}
+{chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
 """
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     steps: list[tuple[str, LoadedStep, SimulatedStep]] = []
     for name in args.configs:
         if name in BASELINES and first is not None:
-            steps.append((name, first, first.model.simulate(baseline_policy(name, first.document.is_legacy))))
+            steps.append((name, first, first.model.simulate(baseline_policy(name, first.model.captured.trees))))
             continue
         loaded = load_step(name, args.device, device_overrides(args), not args.no_cache)
         first = first or loaded
