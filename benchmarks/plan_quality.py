@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.plan.baselines import STRATEGIES
+from other_systems import STRATEGIES
+
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.planner import make_plan
 from mindswap.plan.problem import Allow, Problem

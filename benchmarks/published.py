@@ -21,8 +21,8 @@ from pathlib import Path
 
 from published_memory import as_published
 
-from mindswap.cost.roofline import OpClass, classify
 from mindswap.errors import MindswapError
+from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.baselines import baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table
@@ -233,7 +233,7 @@ def compare_mindspeed() -> int:
     for file, published in MINDSPEED.items():
         for card in CARDS:
             loaded = load_step(str(FOLDER / "models" / f"{file}.yaml"), card)
-            everything = baseline_policy("full-recompute", use_legacy=False)
+            everything = baseline_policy("full-recompute", loaded.model.captured.trees)
             one = Policy(is_swap_enabled=True, layer_recompute=first_layers(loaded))
             cells = [f"{tflops(loaded, policy):.1f}" for policy in (everything, one)]
             full = f"{tflops(loaded, everything) * full_pairs(loaded):.1f}"

@@ -21,7 +21,7 @@ EXAMPLES = f"""\
   mindswap compare --json llama2_7b.yaml select-recompute | jq '.[].step_time_ns'
 
 Baselines are tried on the network of the first configuration:
-{chr(10).join(f"  {name:<17} {meaning}" for name, meaning in BASELINES.items())}
+{chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
 """
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
@@ -47,7 +47,7 @@ def run(args: argparse.Namespace) -> int:
     runs: list[tuple[str, Run]] = []
     for name in args.configs:
         if name in BASELINES and first is not None:
-            runs.append((name, first.simulate(baseline_policy(name, first.document.is_legacy))))
+            runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
             continue
         step = load_step(name, args.device, device_overrides(args), not args.no_cache)
         first = first or step

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document
+from mindswap.config.pipeline import SCHEDULER_PATH, Pipeline
 from mindswap.config.rank import place_rank
 from mindswap.config.step import read_step_settings
 from mindswap.cost.calibration_file import load_measured
@@ -27,6 +28,7 @@ from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.layout import require_schedule
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
@@ -135,9 +137,17 @@ def load_step(
     figures = load_device(device, overrides)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
+    _require_schedule(document, settings.pipeline)
     captured = _capture(config, document, checked.num_layers, rank, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
+
+
+def _require_schedule(document: Document, pipeline: Pipeline) -> None:
+    """Refuses a schedule that is not simulated before anything is compiled."""
+    node = document.get(*SCHEDULER_PATH)
+    path = ".".join(SCHEDULER_PATH)
+    require_schedule(pipeline, f"{node.location}: {path}" if node is not None else path)
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:

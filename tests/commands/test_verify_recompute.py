@@ -45,7 +45,7 @@ def answers(tmp_path, monkeypatch, capsys):
 
     def answer(*arguments):
         calls.append(arguments)
-        return verify.Answer(False, "the graph", {"ok": False, "layers": [{"layer": 0}]})
+        return verify.Verification(False, "the graph", {"ok": False, "layers": [{"layer": 0}]})
 
     monkeypatch.setattr(verify, "_answer_recompute", answer)
 

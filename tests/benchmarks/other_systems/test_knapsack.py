@@ -1,13 +1,13 @@
 from dataclasses import replace
 
 import pytest
+from other_systems.knapsack import fill_knapsack, knapsack
+from other_systems.layer_profile import LayerSetting, list_settings, lossless_modules
 
 from mindswap.cost.hardware import Link
-from mindswap.plan.baselines.knapsack import fill_knapsack, knapsack
-from mindswap.plan.baselines.layer_profile import LayerSetting, list_settings, lossless_modules
 from mindswap.policy.model import NO_LAYERS, Layers, OpSwap
 from tests.cost.builders import GENERIC
-from tests.plan.baselines.models import MB, small_model
+from tests.plan.models import MB, small_model
 
 WHOLE = LayerSetting(1, 8, is_whole=True)
 NOTHING = LayerSetting(3)

@@ -1,4 +1,4 @@
-"""What others do, as policies: the strategies that a plan is compared with. Pure.
+"""What others do, as policies: usual settings, and strategies written from public descriptions of other systems. Pure.
 
 Each is a function of a model and a budget in bytes; those that know no budget ignore it.
 """
@@ -6,24 +6,24 @@ Each is a function of a model and a budget in bytes; those that know no budget i
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from mindswap.plan.baselines.hyper_offload import DistanceOptions, hyper_offload
-from mindswap.plan.baselines.knapsack import knapsack
-from mindswap.plan.baselines.longest_gap import longest_gap
-from mindswap.plan.baselines.uniform import default_swap, full_recompute, keep_all, select_recompute, swap_everything
+from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
+from other_systems.hyper_offload import DistanceOptions, hyper_offload
+from other_systems.knapsack import knapsack
+from other_systems.longest_gap import longest_gap
 
 __all__ = ["STRATEGIES", "Strategy"]
 
 Strategy = Callable[[StepModel, int], Policy]
 
+
+def _uniform(name: str) -> Strategy:
+    return lambda model, budget_bytes: baseline_policy(name, model.captured.trees)
+
+
 STRATEGIES: Mapping[str, Strategy] = {
-    "keep all": keep_all,
-    "full recompute": full_recompute,
-    "select recompute": select_recompute,
-    "default SWAP, prefetch 1": partial(default_swap, 1),
-    "default SWAP, prefetch 10": partial(default_swap, 10),
-    "swap everything": partial(swap_everything, 10),
+    **{baseline.title: _uniform(name) for name, baseline in BASELINES.items()},
     "HyperOffload, distance": partial(hyper_offload, DistanceOptions()),
     "HyperOffload, adaptive": partial(hyper_offload, DistanceOptions(is_adaptive=True)),
     "longest gap, prefetch 1": partial(longest_gap, 1),

@@ -1,6 +1,7 @@
 """Lower bounds worked out by hand."""
 
-from mindswap.simulate.bounds import compute_only_ns, link_bound_ns, lower_bound_ns
+from reference.program_bounds import compute_only_ns, link_bound_ns, lower_bound_ns
+
 from tests.simulate.builders import Copy, program_of
 
 

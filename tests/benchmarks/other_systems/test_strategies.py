@@ -1,14 +1,14 @@
 """All strategies on one model: what they give can be simulated, written, and read again."""
 
 import pytest
+from other_systems import STRATEGIES
+from other_systems.saved import saved_tensors, swap_policy
 
 from mindswap.check.normalize import normalize
 from mindswap.document.source import document_from_data
-from mindswap.plan.baselines import STRATEGIES
-from mindswap.plan.baselines.saved import saved_tensors, swap_policy
 from tests.adapters.graphs import ROOT
-from tests.plan.baselines.models import MB, small_model
 from tests.plan.loading import capture_apart
+from tests.plan.models import MB, small_model
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -8,12 +8,12 @@ Source:
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mindswap.plan.baselines.layer_profile import LayerSetting, list_settings, tensors_of
-from mindswap.plan.baselines.saved import saved_tensors, swap_policy
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.simulate.build import StageLayout
 from mindswap.simulate.step_model import StepModel
+from other_systems.layer_profile import LayerSetting, list_settings, tensors_of
+from other_systems.saved import saved_tensors, swap_policy
 
 __all__ = ["knapsack"]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mindswap.plan.baselines.saved import SavedTensor, saved_tensors
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulate.blocks import Block
 from mindswap.simulate.step_model import StepModel
+from other_systems.saved import SavedTensor, saved_tensors
 
 __all__ = ["LayerSetting", "list_settings", "lossless_modules", "tensors_of"]
 
