@@ -17,7 +17,7 @@ from mindswap.launch.lifeline import tie_to_parent
 __all__ = ["planner_in_child"]
 
 _CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
-_MODULE = "mindswap.commands.adaptive_planner"
+_MODULE = "mindswap.adaptive.planner"
 # Of what a child prints before it crashes.
 NUM_LAST_LINES = 5
 
