@@ -21,7 +21,7 @@ from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
 from mindswap.adapters.apply import read_tree
-from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
@@ -145,7 +145,8 @@ def _replace_build_context(session: Session) -> None:
     original = mindformers.core.context.build_context
 
     def build_context(config):
-        session.prepare(config)
+        if has_swap_sections(config):  # else it is none of a training, and MindFormers gives its own answer
+            session.prepare(config)
         return original(config)
 
     for module in (mindformers, mindformers.core, mindformers.core.context):

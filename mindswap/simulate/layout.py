@@ -4,7 +4,10 @@ from mindswap.config.pipeline import LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulate.build import StageLayout
 
-__all__ = ["lay_out_stages"]
+__all__ = ["SIMULATED", "lay_out_stages", "require_schedule"]
+
+# Schedules whose order is known here.
+SIMULATED = ("1f1b",)
 
 
 def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) -> StageLayout:
@@ -18,8 +21,7 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
     """
-    if pipeline.is_zero_bubble_v:
-        raise SimulationError("pipeline_scheduler zero_bubble_v is not simulated; known: 1f1b")
+    require_schedule(pipeline)
     try:
         cells = list(pipeline.layout(num_layers).cells())
     except LayoutError as error:
@@ -35,3 +37,20 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
             raise SimulationError(f"pipeline: chunk {cell.chunk} of stage {cell.stage} has no layers")
         chunks[cell.stage].append(sections)
     return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches)
+
+
+def require_schedule(pipeline: Pipeline, place: str = "pipeline_scheduler") -> None:
+    """Refuses a schedule whose order is not known; without a pipeline none acts.
+
+    Args:
+        pipeline: pipeline settings of the configuration.
+        place: where the schedule is set, for the message.
+
+    Raises:
+        SimulationError: if the step would run in an order that is not simulated.
+    """
+    if pipeline.num_stages > 1 and pipeline.scheduler not in SIMULATED:
+        raise SimulationError(
+            f"{place}: {pipeline.scheduler!r} is not simulated\n    allowed: {', '.join(SIMULATED)}\n"
+            f"    fix: pipeline_scheduler: {SIMULATED[0]}"
+        )

@@ -39,7 +39,7 @@ def test_an_offset_for_each_chunk():
     "settings,words",
     [
         ({"num_stages": 3}, "leave a rest of 1"),
-        ({"num_stages": 2, "num_chunks": 2, "is_zero_bubble_v": True}, "zero_bubble_v is not simulated"),
+        ({"num_stages": 2, "num_chunks": 2, "scheduler": "zero_bubble_v"}, "'zero_bubble_v' is not simulated"),
     ],
 )
 def test_what_cannot_be_laid_out_is_an_error(settings, words):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference.program_bounds import compute_only_ns, lower_bound_ns
 
 from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulate.bounds import compute_only_ns, lower_bound_ns
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory

@@ -1,0 +1,194 @@
+"""A training step that can be simulated and planned, without a device: of a configuration, or of any network."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.check.check import CheckResult, check_document
+from mindswap.config.pipeline import SCHEDULER_PATH, Pipeline
+from mindswap.config.rank import place_rank
+from mindswap.config.step import read_step_settings
+from mindswap.cost.calibration_file import load_measured
+from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
+from mindswap.cost.hardware import Device
+from mindswap.cost.settings import read_cost_settings
+from mindswap.cost.table import CostTable
+from mindswap.document.nodes import Document
+from mindswap.document.problem import Level
+from mindswap.document.source import load_document
+from mindswap.errors import GraphError, PolicyError, SimulationError
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import Policy
+from mindswap.session.cache import cached_result
+from mindswap.session.run import Run
+from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.layout import require_schedule
+from mindswap.simulate.step_model import StepModel
+from mindswap.stage.expand import expand_stage_recompute
+
+__all__ = ["POLICY_SECTIONS", "Step", "load_step", "policy_of"]
+
+if TYPE_CHECKING:
+    from mindswap.session.plan import StepPlan
+
+# What a captured step is made of, for the cache.
+STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
+POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
+
+
+@dataclass(frozen=True, eq=False)
+class Step:
+    """A training step ready to be simulated.
+
+    Attributes:
+        document: the configuration; empty for a network without one.
+        policy: what it asks for, in layer indices.
+        model: the step under any policy.
+        device: on what.
+        known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
+        path: the file of the configuration; None for a network without one.
+    """
+
+    document: Document
+    policy: Policy
+    model: StepModel
+    device: Device
+    known_layers: tuple[CellNode, ...] | None
+    path: Path | None = None
+
+    @property
+    def title(self) -> str:
+        """Name for reports."""
+        return self.path.stem if self.path is not None else "network"
+
+    def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
+        """One step under a policy.
+
+        Args:
+            policy: in layer indices; default is that of the configuration.
+            title: name for reports.
+
+        Raises:
+            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
+        """
+        chosen = self.policy if policy is None else policy
+        try:
+            simulated = self.model.simulate(chosen)
+        except SimulationError as error:
+            section = self.document.get("recompute_config", "select_recompute") if policy is None else None
+            raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
+        return Run(self.model, self.device, chosen, simulated, title or self.title)
+
+    def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
+        """The swap and recompute settings that train fastest within a memory budget.
+
+        Args:
+            memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
+            options: as of `mindswap.session.plan.make_plan`.
+
+        Raises:
+            PlanError: if the memory cannot be read.
+        """
+        from mindswap.session.plan import make_plan  # takes a step itself
+
+        return make_plan(self, memory, **options)
+
+
+def load_step(
+    config: str,
+    device: str | None = None,
+    overrides: dict[str, str] | None = None,
+    use_cache: bool = True,
+    *,
+    memory: str | None = None,
+    rank: int | None = None,
+) -> Step:
+    """Capture the network of a configuration without its policy.
+
+    Args:
+        config: MindFormers YAML.
+        device: name or file; default is what `mindswap:` of the configuration says.
+        overrides: figures of the device to replace; they go before those of the configuration.
+        use_cache: False compiles again and keeps nothing.
+        memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
+        rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+        CostError: if the device is not known.
+    """
+    document = load_document(config)
+    checked = check_document(document, environ=dict(os.environ))
+    policy = policy_of(document, checked)
+    assert checked.num_layers is not None
+    asked = read_cost_settings(document)
+    if asked.problems:
+        raise PolicyError(asked.problems)
+    device = device or asked.device or DEFAULT_DEVICE
+    overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
+    figures = load_device(device, overrides)
+    costs = CostTable(figures, load_measured(device))
+    settings = read_step_settings(document)
+    _require_schedule(document, settings.pipeline)
+    captured = _capture(config, document, checked.num_layers, rank, use_cache)
+    known_layers = checked.trees.layers if checked.trees is not None else None
+    return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
+
+
+def _require_schedule(document: Document, pipeline: Pipeline) -> None:
+    """Refuses a schedule that is not simulated before anything is compiled."""
+    node = document.get(*SCHEDULER_PATH)
+    path = ".".join(SCHEDULER_PATH)
+    require_schedule(pipeline, f"{node.location}: {path}" if node is not None else path)
+
+
+def policy_of(document: Document, checked: CheckResult) -> Policy:
+    """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
+
+    Raises:
+        PolicyError: if it is wrong.
+    """
+    if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
+        raise PolicyError(checked.problems)
+    if checked.num_layers is None:
+        raise GraphError("the configuration does not say how many layers the model has")
+    if checked.policy.is_swap_enabled:
+        return checked.policy
+    return expand_stage_recompute(document, checked.num_layers).policy
+
+
+def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
+    path = str(Path(config).resolve())
+    settings = read_step_settings(document)
+    placement = None
+    if rank is not None or settings.model_parallel * settings.context_parallel > 1:
+        placement = place_rank(document, rank or 0, num_layers)
+    if settings.model_parallel * settings.context_parallel == 1:
+        placement = None  # every rank of a stage is like one that has the whole model
+
+    def make() -> CapturedStep:
+        require_mindformers()
+        with quiet():
+            from mindswap.adapters.step import capture_step
+
+            return capture_step(path, num_layers, placement)
+
+    stand_ins = document.get("mindswap", "cpu_stand_ins")
+    return cached_result(
+        document,
+        Policy(),
+        STEP_CLASSES,
+        make,
+        use_cache,
+        without=POLICY_SECTIONS,
+        ask="step",
+        stand_ins=stand_ins is not None and stand_ins.value is True,
+    )
