@@ -25,8 +25,8 @@ from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
-from mindswap.adapters.step_report import register_step_report
 from mindswap.adapters.pynative.training import end_swap, network_building, start_swap
+from mindswap.adapters.step_report import register_step_report
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.config.mode import is_pynative
 from mindswap.document.source import Document, document_from_data
@@ -123,7 +123,6 @@ class Session:
         else:
             enable_lazy_inline(find_lazy_inline_cell(network))
             logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
-
 
     def building(self) -> contextlib.AbstractContextManager:
         """Around the building of the network."""

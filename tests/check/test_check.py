@@ -16,7 +16,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_all_problems_come_at_once_in_file_order():
     text = """
-        context: {mode: 1, memory_optimize_level: O1}
+        context: {mode: 2, memory_optimize_level: O1}
         recompute_config:
           recompute: [9]
           typo: 1

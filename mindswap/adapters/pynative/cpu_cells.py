@@ -23,7 +23,9 @@ class CpuFlashAttentionScore(CpuFlashAttention):
     def __init__(self, head_num, scale_value=1.0, input_layout="BNSD", **_):
         super().__init__(head_num, scale_value, input_layout)
 
-    def construct(self, query, key, value, real_shift=None, drop_mask=None, padding_mask=None, attn_mask=None, *_):
+    def construct(  # type: ignore[override]
+        self, query, key, value, real_shift=None, drop_mask=None, padding_mask=None, attn_mask=None, *_
+    ):
         """In float32, as a CPU has no other; maxima, sums and the empty output are None."""
         wide = [ops.cast(x, ms.float32) for x in (query, key, value)]
         return None, None, None, ops.cast(super().construct(*wide, attn_mask), query.dtype)
