@@ -28,6 +28,7 @@ __all__ = [
     "Setting",
     "Treatment",
     "acting_entries",
+    "matches_of",
     "resolve_layer",
 ]
 
@@ -245,6 +246,11 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
         # Of two entries for the whole layer, or with one pattern, the first acts.
         acting.setdefault((entry.setting, entry.pattern), entry)
     return tuple(acting.values())
+
+
+def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:
+    """What claims name below the layer, each part once."""
+    return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
 
 
 def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
