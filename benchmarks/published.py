@@ -22,8 +22,8 @@ from pathlib import Path
 from published_memory import as_published
 
 from mindswap.commands.stepping import LoadedStep, load_step
-from mindswap.cost.roofline import OpClass, classify
 from mindswap.errors import MindswapError
+from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.baselines import baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table

@@ -31,8 +31,9 @@ from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
+from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
-from mindswap.graph.ranks.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
+from mindswap.graph.ranks.sharding import Unresolved, shard_graph
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.uses import graph_uses
@@ -205,7 +206,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     collectives = find_collectives(sharding)
     unresolved = (*sharding.unresolved, *collectives.unresolved)
     graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(unresolved)]
-    if any(node.op in COMMUNICATION_OPS and node.layer_index is not None for node in graph.forward):
+    if any(node.op in REDISTRIBUTION_OPS and node.layer_index is not None for node in graph.forward):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.commands.check import positive_int
-from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron
+from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.writing import write_new
 from mindswap.convert.stage_form import to_index_form, to_stage_form
@@ -152,14 +152,15 @@ def _num_layers(args: argparse.Namespace, document: Document) -> int:
 
 def _between_forms(args: argparse.Namespace, request: Request) -> Result:
     num_layers = _num_layers(args, request.document)
+    checked = check_document(request.document, num_layers)
+    trees = known_trees(args.config, request.document, checked)
     if args.to == "index":
-        converted = to_index_form(request.document, num_layers)
+        converted = to_index_form(request.document, num_layers, trees)
         comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
     else:
-        checked = check_document(request.document, num_layers)
         if checked.errors:
             raise PolicyError(checked.problems)
-        converted = to_stage_form(request.document, num_layers)
+        converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
     if converted.sections is None:
         raise PolicyError(converted.problems)

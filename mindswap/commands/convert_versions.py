@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from mindswap.check.check import check_document
 from mindswap.check.normalize import normalize
-from mindswap.commands.convert_megatron import Request
+from mindswap.commands.convert_megatron import Request, known_trees
 from mindswap.commands.writing import write_new
+from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
@@ -26,7 +27,6 @@ from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import format_problems, problem_to_data
-from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = ["VERSIONS", "convert_versions"]
 
@@ -116,11 +116,15 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Con
     result = normalize(document, num_layers)
     if result.policy is None:
         raise PolicyError(result.problems)
-    if find_form(document) is Form.GRAPH and (checked := check_document(document, num_layers)).errors:
+    checked = check_document(document, num_layers)
+    if find_form(document) is Form.GRAPH and checked.errors:
         raise PolicyError(checked.problems)
     policy: Policy = result.policy
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
-        policy = expand_stage_recompute(document, num_layers).policy
+        index_form = to_index_form(document, num_layers, known_trees(args.config, document, checked))
+        if index_form.policy is None:
+            raise PolicyError(index_form.problems)
+        policy = replace(index_form.policy, is_swap_enabled=False)
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )

@@ -28,8 +28,8 @@ from mindswap.policy.model import Policy
 from mindswap.report.effect import effect_to_json, format_effect
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
-from mindswap.report.recompute import as_applied
 from mindswap.report.recompute_effect import format_recompute_effect, recompute_effect_to_json
+from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import expand_stage_recompute
 from mindswap.verify.effect import LayerEffect, compare_effect
 from mindswap.verify.recompute_effect import RecomputeEffect, compare_recompute

@@ -55,7 +55,7 @@ class Device:
         attention_permille, attention_grad_permille: share of the matrix peak of flash attention and its gradient.
         memory_bandwidth_bytes_per_s, memory_permille: device memory, and the share that kernels reach.
         cache_bytes, cache_bandwidth_bytes_per_s: of the cache all cores share; what kernels reach within it.
-        vector_rates: elements per second of kernels that the vector units bound, by kind (`roofline.VECTOR_RATES`);
+        vector_rates: elements per second of kernels that the vector units bound, by kind (`graph.ops`);
             0 where only memory bounds them.
         op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
         memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.ops import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
 

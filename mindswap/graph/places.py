@@ -1,7 +1,8 @@
 """Operators of the model by place, cell and type: all that a compiled graph says of most of them. Pure."""
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS, resolve_storage
+from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.storage import resolve_storage
 from mindswap.policy.actions import LayerActions
 from mindswap.policy.cell_tree import CellNode
 

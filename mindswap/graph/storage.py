@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.graph.model import Graph, Node, SwapPair, TensorType
+from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
-__all__ = ["VIEW_OPS", "Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
-
-# Operators whose output is the memory of their first input.
-VIEW_OPS = frozenset({"Reshape", "Depend", "ExpandDims", "Squeeze", "Flatten"})
-# A weight is read through these; the copy that TensorMove makes is gone before backward.
-WEIGHT_OPS = frozenset({"Load", "TensorMove"})
+__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
 
 
 class StorageKind(Enum):

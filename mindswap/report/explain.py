@@ -11,8 +11,8 @@ from mindswap.policy.model import Layers, Policy
 from mindswap.policy.words import format_indices
 from mindswap.report.policy_text import LayerGroup, Step, format_steps, group_layers
 from mindswap.report.problems import escape
-from mindswap.report.recompute import as_applied
 from mindswap.report.tables import format_table
+from mindswap.stage.applied import as_applied
 
 __all__ = ["Explanation", "explain", "explanation_to_json", "format_explanation", "format_paths", "paths_to_json"]
 

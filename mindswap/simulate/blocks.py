@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
 from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import OpKind

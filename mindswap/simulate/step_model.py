@@ -13,7 +13,6 @@ import numpy as np
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
-from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
     StaticMemory,
@@ -34,6 +33,7 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import Unit, classify
 from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.predict.settle import settle_layers
@@ -248,7 +248,7 @@ class StepModel:
         total = 0
         for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
             for node, work in zip(nodes, works, strict=True):
-                if classify(node.op) in ON_MATRIX_UNITS:
+                if classify(node.op).unit is Unit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
         return total * self.settings.num_micro_batches * per_stage_rank

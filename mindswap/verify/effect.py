@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.graph.model import Graph, Node, SwapPair
+from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, asked_prefetch, places_below, places_of, value_key
 from mindswap.graph.ranks.gather import is_gathering
-from mindswap.graph.storage import VIEW_OPS, Fate, SavedStorage, classify_saved, resolve_storage
+from mindswap.graph.storage import Fate, SavedStorage, classify_saved, resolve_storage
 from mindswap.policy.actions import LayerActions
 from mindswap.policy.cell_tree import CellNode
 

@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS, classify_saved
+from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.storage import classify_saved
 from mindswap.policy.actions import LayerActions
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match

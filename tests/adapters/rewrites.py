@@ -13,9 +13,9 @@ from pathlib import Path
 from mindswap.adapters.quiet import quiet
 from mindswap.config.step import read_step_settings
 from mindswap.cost.device_file import load_device
-from mindswap.cost.roofline import is_kernel
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
+from mindswap.graph.ops import is_kernel
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.sample import LayerSample

@@ -11,11 +11,11 @@ from dataclasses import dataclass, field, replace
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.ops import BOOKKEEPING_OPS, COMM_PASSING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.predict.merge import merge_equal
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS, has_scope
+from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering, is_released
-from mindswap.graph.ranks.sharding import COMMUNICATION_OPS
-from mindswap.graph.storage import VIEW_OPS, StorageKind, resolve_storage
+from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.policy.actions import LayerActions
 
 __all__ = ["NodeSettings", "rewrite_graph", "settings_of_actions"]
@@ -66,7 +66,7 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
         is_covered = _is_recompute_set(paths, action)
         if is_covered and _runs_again(_Outside(graph, names, readers), node, paths, action):
             recomputed.add(node.name)
-        if node.op in COMMUNICATION_OPS and _is_communicated_again(node, graph, names, action):
+        if node.op in REDISTRIBUTION_OPS and _is_communicated_again(node, graph, names, action):
             recomputed.add(node.name)
         distance = _prefetch(paths, action) if node is owner and names.can_name(node) else None
         if distance is not None and not is_covered:
@@ -144,7 +144,7 @@ def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, actio
         node = graph.forward_nodes[node.inputs[0]]
         if node.layer_index is None or any(path in chosen for path in _paths(names, graph, node)):
             return node.layer_index is not None
-        if node.op not in PASSING_OPS:
+        if node.op not in COMM_PASSING_OPS:
             return False
     return False
 
@@ -160,10 +160,6 @@ def _prefetch(paths, action: LayerActions) -> int | None:
         if any(_covers(swap.match.path, path) for path in paths):
             distance = swap.num_prefetch_ops
     return distance
-
-
-# Behind these a value is what it was before them.
-PASSING_OPS = frozenset({*VIEW_OPS, *COMMUNICATION_OPS, "Cast", "TupleGetItem"})
 
 
 def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
@@ -230,7 +226,7 @@ class _Rewriter:
         )
 
     def _can_recompute(self, node: Node) -> bool:
-        return (node.op not in BOOKKEEPING_OPS or node.op == "MakeTuple") and not self._is_weight(node.name)
+        return node.op not in TYING_OPS and not self._is_weight(node.name)
 
     def _fetch(self, name: str, gradient_of: str) -> str:
         """The name under which backward has a value of forward, made available here if need be.
@@ -297,4 +293,4 @@ class _Rewriter:
 
     def _is_weight(self, name: str) -> bool:
         node = self.nodes[name]
-        return node.op in ("Load", "TensorMove") and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT
+        return node.op in WEIGHT_OPS and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT

@@ -4,12 +4,9 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import WEIGHT_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
 
-__all__ = ["BOOKKEEPING_OPS", "has_scope", "settle_layers"]
-
-# Tie values together for the compiler; nothing is computed with them.
-BOOKKEEPING_OPS = frozenset({"MakeTuple", "UpdateState", "Partial", "Return"})
+__all__ = ["has_scope", "settle_layers"]
 
 
 def has_scope(node: Node) -> bool:

@@ -19,21 +19,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
 from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
 from mindswap.graph.ranks.splits import num_parts
-from mindswap.graph.storage import VIEW_OPS
-from mindswap.graph.work import NO_WORK_OPS
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
-
-GRADIENTS = {
-    "AllReduce": "AllReduce",
-    "AllGather": "ReduceScatter",
-    "ReduceScatter": "AllGather",
-    "AllToAll": "AllToAll",
-}
-# Between a sum and the communication that a model itself has for it.
-BETWEEN_OPS = frozenset({*VIEW_OPS, "Cast", "Add", "AddExt", "BiasAdd"})
 
 
 @dataclass(frozen=True)
@@ -112,7 +102,7 @@ class _Finder:
             if node.op not in ("AllReduce", "ReduceScatter"):
                 continue
             source = self.nodes.get(node.inputs[0])
-            while source is not None and source.name not in self.sharding.sums and source.op in BETWEEN_OPS:
+            while source is not None and source.name not in self.sharding.sums and source.op in SUM_PASSING_OPS:
                 source = self.nodes.get(source.inputs[0])
             if source is not None and source.name in self.sharding.sums:
                 yield node.name, source.name
@@ -121,7 +111,7 @@ class _Finder:
         collective = _sum_of(node.op, node.size_bytes, num_ranks)
         self._add(node.name, collective)
         for gradient in self.gradients.get(node.name, ()):
-            if gradient.op == GRADIENTS[node.op]:
+            if gradient.op == gradient_of_collective(node.op):
                 self._add(gradient.name, _gradient_of(collective))
                 return
         self._note_missing(node)
@@ -131,11 +121,11 @@ class _Finder:
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         collective = _sum_of(kind, node.size_bytes, partial.num_ranks)
         self._add(node.name, collective)
-        first = next((gradient for gradient in self.gradients.get(node.name, ()) if _is_kernel(gradient)), None)
+        first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         if first is None:
             self._note_missing(node)
         else:
-            self._add(first.name, _gradient_of(collective, is_before=first.op != GRADIENTS[kind]))
+            self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
 
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)
@@ -173,7 +163,7 @@ class _Finder:
             is_tuple = node.op == "MakeTuple" and any(name in names for name in node.inputs)
             if is_same or is_tuple:
                 names.add(node.name)
-            elif node.name not in own and _is_kernel(node) and any(name in names for name in node.inputs):
+            elif node.name not in own and is_kernel(node.op) and any(name in names for name in node.inputs):
                 return node
         return None
 
@@ -205,7 +195,7 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
 
 
 def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
-    return Collective(GRADIENTS[collective.kind], collective.size_bytes, collective.num_ranks, is_before)
+    return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
 
 
 def _num_exchanging(moved: Redistribution) -> int:
@@ -213,7 +203,3 @@ def _num_exchanging(moved: Redistribution) -> int:
     if len(moved.before) != len(moved.after):
         return num_parts(moved.before)
     return math.prod(before // math.gcd(before, after) for before, after in zip(moved.before, moved.after, strict=True))
-
-
-def _is_kernel(node: Node) -> bool:
-    return node.op not in NO_WORK_OPS

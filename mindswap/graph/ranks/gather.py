@@ -24,9 +24,8 @@ from dataclasses import dataclass, field, replace
 
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.storage import VIEW_OPS
 
 __all__ = ["WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
 
