@@ -9,9 +9,9 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document
 from mindswap.commands.caching import cached_result
-from mindswap.config.pipeline import SCHEDULER_PATH, Pipeline
+from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
-from mindswap.config.step import read_step_settings
+from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.figures import EXAMPLES, OPTIONS
@@ -130,17 +130,19 @@ def load_step(
     figures = load_device(device, {**asked.overrides, **(overrides or {})})
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
-    _require_schedule(document, settings.pipeline)
+    _require_schedule(document, settings)
     captured = _capture(config, document, checked.num_layers, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return LoadedStep(document, policy, StepModel(captured, costs, settings), figures, known_layers)
 
 
-def _require_schedule(document: Document, pipeline: Pipeline) -> None:
+def _require_schedule(document: Document, settings: StepSettings) -> None:
     """Refuses a schedule that is not simulated before anything is compiled."""
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
-    require_schedule(pipeline, f"{node.location}: {path}" if node is not None else path)
+    require_schedule(
+        settings.pipeline, settings.num_micro_batches, f"{node.location}: {path}" if node is not None else path
+    )
 
 
 def outside_line(loaded: LoadedStep) -> str:

@@ -8,7 +8,7 @@ gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder` (mindspore-a
 
 from mindswap.simulate.schedules.passes import Pass, Shape, Work
 
-__all__ = ["order", "refusal", "round_size"]
+__all__ = ["order", "refusal", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -24,6 +24,6 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def round_size(shape: Shape) -> int:
-    """Every further micro-batch is held until backward begins."""
-    return 0
+def short_step(shape: Shape, at_least: int) -> int:
+    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    return shape.num_micro_batches  # every further micro-batch is held until backward begins

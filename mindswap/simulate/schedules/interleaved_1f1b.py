@@ -9,9 +9,9 @@ Source: `InterleavedScheduler::Reorder`, mindspore/ccsrc/frontend/parallel/pipel
     F0a F1a F0b F1b  F2a B0b F3a B1b F2b B0a F3b B1a  B2b B3b B2a B3a
 """
 
-from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate
+from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate, whole_rounds
 
-__all__ = ["order", "refusal", "round_size", "rounds_in_order"]
+__all__ = ["order", "refusal", "short_step", "rounds_in_order"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -29,11 +29,6 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def round_size(shape: Shape) -> int:
-    """Micro-batches after which a full pipeline does the same again."""
-    return shape.num_stages
-
-
 def rounds_in_order(shape: Shape) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
     """(chunk, micro-batch) of all forwards, and of all backwards, in order."""
     num_stages, total = shape.num_stages, shape.num_micro_batches
@@ -44,3 +39,8 @@ def rounds_in_order(shape: Shape) -> tuple[list[tuple[int, int]], list[tuple[int
     forward = [(chunk, micro_batch) for own in rounds for chunk in chunks for micro_batch in own]
     backward = [(chunk, micro_batch) for own in rounds for chunk in reversed(chunks) for micro_batch in own]
     return forward, backward
+
+
+def short_step(shape: Shape, at_least: int) -> int:
+    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    return whole_rounds(shape.num_micro_batches, shape.num_stages, at_least)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "Schedule", "Shape", "Work", "warm_up_then_alternate"]
+__all__ = ["Pass", "Schedule", "Shape", "Work", "warm_up_then_alternate", "whole_rounds"]
 
 
 class Work(IntEnum):
@@ -65,8 +65,8 @@ class Schedule(Protocol):
     def refusal(self, shape: Shape) -> str:
         """Why MindSpore refuses this shape; "" if it takes it."""
 
-    def round_size(self, shape: Shape) -> int:
-        """Micro-batches after which a full pipeline does the same again; 0 where it never does."""
+    def short_step(self, shape: Shape, at_least: int) -> int:
+        """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
 
 
 def warm_up_then_alternate(
@@ -85,3 +85,8 @@ def warm_up_then_alternate(
         passes += [Pass(*forward[i], Work.FORWARD), Pass(*backward[i - warm_up], Work.BACKWARD)]
     passes += [Pass(*backward[i], Work.BACKWARD) for i in range(total - warm_up, total)]
     return tuple(passes)
+
+
+def whole_rounds(total: int, size: int, at_least: int) -> int:
+    """A number from `at_least` on that leaves the same rest in rounds of a size; at most the total."""
+    return total - max(0, total - at_least) // size * size

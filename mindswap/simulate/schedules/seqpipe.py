@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 from mindswap.simulate.schedules.passes import Pass, Shape, Work
 
-__all__ = ["order", "order_rounds", "refusal", "round_size", "spread_rest"]
+__all__ = ["order", "order_rounds", "refusal", "short_step", "spread_rest", "spread_rounds"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -31,11 +31,6 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def round_size(shape: Shape) -> int:
-    """Micro-batches after which a full pipeline does the same again."""
-    return shape.num_stages if shape.num_chunks > 1 else 1
-
-
 def spread_rest(num_micro_batches: int, size: int) -> list[int]:
     """Sizes of the rounds: `size` each, and one more in the first ones until all are in a round."""
     num_rounds = num_micro_batches // size
@@ -43,6 +38,15 @@ def spread_rest(num_micro_batches: int, size: int) -> list[int]:
         return [num_micro_batches]
     rest = num_micro_batches - num_rounds * size
     return [size + rest // num_rounds + (position < rest % num_rounds) for position in range(num_rounds)]
+
+
+def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
+    """`short_step` where the first rounds take what makes no whole round: the first one stays as large."""
+    total = shape.num_micro_batches
+    num_rounds, rest = divmod(total, size)
+    if rest > num_rounds:
+        return total
+    return min(total, max(1, -(-at_least // size)) * size + (rest > 0))
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
@@ -88,3 +92,8 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
     while waiting:
         go_back()
     return tuple(passes)
+
+
+def short_step(shape: Shape, at_least: int) -> int:
+    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    return spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, at_least)

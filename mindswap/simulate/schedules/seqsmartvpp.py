@@ -4,14 +4,15 @@ Source: `SeqsmartvppScheduler::ComputeBias`, mindspore/ccsrc/frontend/parallel/p
 seqpipe_scheduler.cc (mindspore-ai/mindspore_test, 7115566). That the stages must be an even number is said in
 mindspore/context.py of 2.9.0.
 
-    stage 0 of 2, 2 chunks a and b, 2 micro-batches:  F0a F1a F0b F1b B0b B1b B0a B1a
+    stage 0 of 2, 2 chunks a and b, 4 micro-batches:
+    F0a F1a F0b  F1b B0b F2a B1b F3a B0a F2b B1a F3b B2b  B3b B2a B3a
 """
 
 from mindswap.simulate.schedules import seqpipe, seqvpp
 from mindswap.simulate.schedules.passes import Pass, Shape
-from mindswap.simulate.schedules.seqvpp import round_size, rounds_of
+from mindswap.simulate.schedules.seqvpp import rounds_of, short_step
 
-__all__ = ["order", "refusal", "round_size"]
+__all__ = ["order", "refusal", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:

@@ -10,7 +10,7 @@ seqpipe_scheduler.cc (mindspore-ai/mindspore_test, 7115566).
 from mindswap.simulate.schedules import seqpipe
 from mindswap.simulate.schedules.passes import Pass, Shape
 
-__all__ = ["order", "refusal", "round_size", "rounds_of"]
+__all__ = ["order", "refusal", "rounds_of", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -29,10 +29,15 @@ def refusal(shape: Shape) -> str:
 
 
 def round_size(shape: Shape) -> int:
-    """Micro-batches after which a full pipeline does the same again."""
+    """Micro-batches of a round, as long as all are in one."""
     return max(1, shape.num_stages // shape.num_sequences)
 
 
 def rounds_of(shape: Shape) -> list[int]:
     """Micro-batches of each round."""
     return seqpipe.spread_rest(shape.num_micro_batches, round_size(shape))
+
+
+def short_step(shape: Shape, at_least: int) -> int:
+    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    return seqpipe.spread_rounds(shape, round_size(shape), at_least)

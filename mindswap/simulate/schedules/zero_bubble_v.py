@@ -12,59 +12,46 @@ the overlapped middle as in DualPipeV.
     F0a F1a  F2a F0b  I0b W0b F1b  B1b F3a B0a F2b  B2b B1a F3b  B3b I2a  I3a  W2a W3a
 """
 
-from collections.abc import Iterator
-
 from mindswap.simulate.schedules.passes import Pass, Shape, Work
 
-__all__ = ["order", "refusal", "round_size"]
+__all__ = ["order", "refusal", "short_step"]
 
-DOWN, UP = 0, 1  # the chunks
+KINDS = {"F": Work.FORWARD, "B": Work.BACKWARD, "W": Work.WEIGHT_GRADIENT}
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     """What a stage does in one step."""
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
-    cut = {(UP, i) for i in range(behind)}
-    cut |= {(UP, num_micro_batches - 1 - i) for i in range((stage + 1) // 2)}
-    cut |= {(DOWN, num_micro_batches - 1 - i) for i in range(shape.num_stages - (stage + 1) // 2)}
-    passes: list[Pass] = []
-    forward = {chunk: iter(range(num_micro_batches)) for chunk in (DOWN, UP)}
-    backward = {chunk: iter(range(num_micro_batches)) for chunk in (DOWN, UP)}
-    weights = {chunk: iter(sorted(i for own, i in cut if own == chunk)) for chunk in (DOWN, UP)}
-
-    def go(chunk: int) -> None:
-        passes.append(Pass(chunk, next(forward[chunk]), Work.FORWARD))
-
-    def back(chunk: int) -> None:
-        micro_batch = next(backward[chunk])
-        work = Work.INPUT_GRADIENT if (chunk, micro_batch) in cut else Work.BACKWARD
-        passes.append(Pass(chunk, micro_batch, work))
-
-    def finish(chunk: int, which: Iterator[int]) -> None:
-        passes.extend(Pass(chunk, micro_batch, Work.WEIGHT_GRADIENT) for micro_batch in which)
-
-    def finish_one(chunk: int) -> None:
-        finish(chunk, iter([next(weights[chunk])]))
-
-    for _ in range(2 * behind):  # step 1
-        go(DOWN)
-    for _ in range(stage + 1):  # step 2
-        go(DOWN), go(UP)
-    for _ in range(behind):  # step 3
-        back(UP), finish_one(UP), go(UP)
-    for _ in range(num_micro_batches - 2 * shape.num_stages + stage + 1):  # step 4
-        back(UP), go(DOWN), back(DOWN), go(UP)
-    for _ in range(behind):  # step 5
-        back(UP), back(DOWN), go(UP)
-    for _ in range(stage + 1):  # step 6
-        back(UP), back(DOWN)
-    for _ in range(behind):  # step 7
-        if stage:
-            finish_one(DOWN)
-        back(DOWN)
-    finish(DOWN, weights[DOWN])  # step 8
-    finish(UP, weights[UP])
+    cut = cut_micro_batches(stage, shape)
+    steps = (  # how often, and what: kind of work and chunk
+        (2 * behind, "F0"),
+        (stage + 1, "F0 F1"),
+        (behind, "B1 W1 F1"),
+        (num_micro_batches - 2 * shape.num_stages + stage + 1, "B1 F0 B0 F1"),
+        (behind, "B1 B0 F1"),
+        (stage + 1, "B1 B0"),
+        (behind, "W0 B0" if stage else "B0"),
+        (len(cut[0]) - (behind if stage else 0), "W0"),
+        (len(cut[1]) - behind, "W1"),
+    )
+    left = {name: iter(range(num_micro_batches)) for name in ("F0", "F1", "B0", "B1")}
+    left |= {f"W{chunk}": iter(micro_batches) for chunk, micro_batches in enumerate(cut)}
+    passes = []
+    for times, names in steps:
+        for name in names.split() * times:
+            kind, chunk, micro_batch = KINDS[name[0]], int(name[1]), next(left[name])
+            is_cut = kind is Work.BACKWARD and micro_batch in cut[chunk]
+            passes.append(Pass(chunk, micro_batch, Work.INPUT_GRADIENT if is_cut else kind))
     return tuple(passes)
+
+
+def cut_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
+    """Of each chunk, the micro-batches whose backward is cut: the first ones of the warm-up, the last of the step."""
+    behind, last = shape.num_stages - stage - 1, shape.num_micro_batches - 1
+    half = (stage + 1) // 2
+    down = {last - i for i in range(shape.num_stages - half)}
+    up = {*range(behind), *(last - i for i in range(half))}
+    return sorted(down), sorted(up)
 
 
 def refusal(shape: Shape) -> str:
@@ -78,6 +65,6 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def round_size(shape: Shape) -> int:
-    """Micro-batches after which a full pipeline does the same again."""
-    return 1
+def short_step(shape: Shape, at_least: int) -> int:
+    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+    return min(shape.num_micro_batches, max(at_least, 2 * shape.num_stages))
