@@ -71,7 +71,6 @@ def test_the_comment_replaces_the_last_one_with_our_mark_and_no_other():
         ("s:\r\n    y: 2\r\n    x: 3\r\nb: 4\r\n", "s:\r\n    x: 1\r\nb: 4\r\n"),
         ("b:\r\n    y: 2\r\n", "b:\r\n    y: 2\r\ns:\r\n    x: 1\r\n"),
         ("\ufeffs:\n  x: 2\n", "\ufeffs:\n  x: 1\n"),
-        ("s:\n  x:\t3\t# tab\n", "s:\n  x:\t1\t# tab\n"),
         ("größe: 'ü'\ns:\n  x: 'ä'\n", "größe: 'ü'\ns:\n  x: 1\n"),
         ("s:\n  x: |\n    text\n\n    more\n\nb: 2\n", "s:\n  x: 1\n\nb: 2\n"),
         ("s:\n  x:\n    - 1\n    - 2  # two\nb: 2\n", "s:\n  x: 1  # two\nb: 2\n"),
