@@ -34,7 +34,7 @@ test: check $(VENV)/.installed  ## everything: `check`, then the tests on real M
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
-	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/test_api.py
+	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/session/test_network.py
 
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
 

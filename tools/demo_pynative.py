@@ -72,7 +72,7 @@ def main() -> int:
     return 1 if failures else 0
 
 
-def train(config: Path, policy: Policy) -> tuple[list[float], "mindswap.api.Swap | None"]:
+def train(config: Path, policy: Policy) -> tuple[list[float], "mindswap.session.network.Swap | None"]:
     """Losses of some steps, and the swap that ran in them."""
     ms.set_seed(0)
     network, _ = build_network(str(config), Policy(is_swap_enabled=True))

@@ -18,7 +18,8 @@ from mindswap.policy.model import Policy
 from mindswap.policy.read import read_settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
-__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy"]
+__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy",
+           "policy_of_document"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -112,7 +113,17 @@ def load_policy(
         PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
             recompute_config is left to MindFormers.
     """
-    result = check_document(load_document(path), num_layers, trees, environ, ignore={STAGE_RULE})
+    return policy_of_document(load_document(path), num_layers, trees, environ)
+
+
+def policy_of_document(
+    document: Document,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Policy:
+    """As `load_policy`, of what was read."""
+    result = check_document(document, num_layers, trees, environ, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy

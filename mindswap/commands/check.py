@@ -1,23 +1,22 @@
 """`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from dataclasses import dataclass, replace
 
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
+from mindswap.commands.options import positive_int
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
 from mindswap.mindformers_2x.form import Form, find_form
-from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_counts, format_problems, problem_to_data
+from mindswap.session.trees import has_mindformers, read_real_trees
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
 EXAMPLES = """\
@@ -97,20 +96,6 @@ def _with_device_problems(result: CheckResult, document: Document) -> CheckResul
     return replace(result, problems=sort_problems([*result.problems, *found]))
 
 
-def has_mindformers() -> bool:
-    """Whether the real network can be asked."""
-    return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
-
-
-def read_real_trees(path: str, num_layers: int) -> LayerTrees:
-    """The layers as MindFormers builds them from a YAML file."""
-    absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
-    with quiet():
-        from mindswap.adapters.mindformers import read_layer_trees
-
-        return read_layer_trees(absolute_path, num_layers)
-
-
 def _as_text(outcome: _Outcome, colour: bool) -> str:
     result = outcome.result
     parts = [format_problems(result.problems, colour)] if result.problems else []
@@ -140,10 +125,3 @@ def _as_json(outcome: _Outcome) -> str:
 
 def _has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def positive_int(text: str) -> int:
-    """A number of layers, for argparse."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
-    return int(text)

@@ -6,10 +6,9 @@ import sys
 from pathlib import Path
 
 from mindswap.check.check import check_document
-from mindswap.commands.check import positive_int
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.writing import write_new
+from mindswap.commands.options import positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
@@ -17,6 +16,7 @@ from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.files import write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers

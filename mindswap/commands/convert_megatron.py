@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.check.check import CheckResult
-from mindswap.commands.check import has_mindformers, read_real_trees
 from mindswap.config.pipeline import LayoutError, read_pipeline
 from mindswap.convert.stage_form import policy_sections, to_index_form
 from mindswap.document.nodes import Document, to_data
@@ -21,6 +20,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers, is_empty
+from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.applied import EXCLUDE
 
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]

@@ -8,13 +8,13 @@ from dataclasses import replace
 from mindswap.check.check import check_document
 from mindswap.check.normalize import normalize
 from mindswap.commands.convert_megatron import Request, known_trees
-from mindswap.commands.writing import write_new
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.files import write_new
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
 from mindswap.mindformers_2x.form import Form, find_form

@@ -5,7 +5,7 @@ import json
 import os
 
 from mindswap.check.check import CheckResult, check_document
-from mindswap.commands.check import has_mindformers, positive_int, read_real_trees
+from mindswap.commands.options import positive_int
 from mindswap.commands.pynative_text import explain_2x
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
@@ -13,6 +13,7 @@ from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
 from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.expand import expand_stage_recompute
 
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."

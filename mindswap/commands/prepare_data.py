@@ -15,10 +15,10 @@ from tqdm import tqdm
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.datasets.load_tokenizer import load_tokenizer
 from mindswap.datasets.samples import Counts, read_samples
-from mindswap.datasets.staged_file import refuse_existing, staged
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
+from mindswap.files import refuse_existing, staged
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."

@@ -94,7 +94,7 @@ class _Run:
         self.instructions: dict[str, Instruction] = {}
         for function in (code.main, code.forward, code.backward):
             self.instructions |= {i.name: i for i in function.instructions if isinstance(i, Instruction)}
-        self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
+        self.nodes = graph.index.nodes
         self.fetched = {fetch.node.name: fetch for at in timetable.fetches for fetch in at}
         self.host: dict[str, np.ndarray] = {}
         self.curve: list[int] = []

@@ -156,8 +156,9 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
         name: name of a forward node, or of a parameter of forward.
     """
     index: int | None = None  # output wanted of the node at hand, set by TupleGetItem
-    while name in graph.forward_nodes:
-        node = graph.forward_nodes[name]
+    nodes = graph.forward_nodes
+    while name in nodes:
+        node = nodes[name]
         if node.op in WEIGHT_OPS and _is_weight(graph, node):
             return Storage(None, node.inputs[0], 0, StorageKind.WEIGHT, node.outputs[0] if node.outputs else None)
         if node.op == "TupleGetItem" and index is None:

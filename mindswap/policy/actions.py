@@ -86,7 +86,7 @@ def plan_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerAction
         comm_recomputes=comm_recomputes,
         recompute_excludes=excludes,
         comm_recompute_excludes=comm_excludes,
-        layer_prefetch=next((e.num_prefetch_ops for e in policy.layer_swap if layer_index in e.layers), None),
+        layer_prefetch=next((e.prefetch for e in policy.layer_swap if layer_index in e.layers), None),
         op_swaps=_match_swaps(policy, layer_index, layer),
     )
 
@@ -120,7 +120,7 @@ def _match_swaps(policy: Policy, layer_index: int, layer: CellNode) -> tuple[OpS
         for match in match_pattern(entry.pattern, layer):
             for path in [path for path in swaps if path[: len(match.path)] == match.path]:
                 del swaps[path]  # a later pattern overrides an earlier one on all that it covers
-            swaps[match.path] = OpSwapAction(match, entry.num_prefetch_ops, entry.pattern)
+            swaps[match.path] = OpSwapAction(match, entry.prefetch, entry.pattern)
     return tuple(swaps.values())
 
 

@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
+from mindswap.effect.swap import Idle, LayerEffect
 from mindswap.graph.model import SwapPair
 from mindswap.graph.storage import SavedStorage
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
-from mindswap.verify.effect import Idle, LayerEffect
 
 __all__ = ["effect_to_json", "format_effect"]
 

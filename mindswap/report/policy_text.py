@@ -146,13 +146,11 @@ def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
         steps += [
             Step(Action.RECOMPUTE_COMM, e.pattern) for e in policy.select_comm_recompute if layer_index in e.layers
         ]
-    distance = next((e.num_prefetch_ops for e in policy.layer_swap if layer_index in e.layers), None)
+    distance = next((e.prefetch for e in policy.layer_swap if layer_index in e.layers), None)
     if distance is not None:
         steps.append(Step(Action.OFFLOAD, "", num_prefetch_ops=distance))
     steps += [
-        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.num_prefetch_ops)
-        for e in policy.op_swap
-        if layer_index in e.layers
+        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.prefetch) for e in policy.op_swap if layer_index in e.layers
     ]
     return tuple(steps)
 

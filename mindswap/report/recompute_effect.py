@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import asdict
 
+from mindswap.effect.recompute import RecomputeEffect
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
-from mindswap.verify.recompute_effect import RecomputeEffect
 
 __all__ = ["format_recompute_effect", "recompute_effect_to_json"]
 

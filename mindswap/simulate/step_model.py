@@ -499,6 +499,6 @@ def _signature(policy: Policy, layer_index: int) -> Hashable:
         tuple(entry.pattern for entry in policy.select_comm_recompute if layer_index in entry.layers),
         tuple(entry.pattern for entry in policy.select_comm_recompute_exclude if layer_index in entry.layers),
     )
-    layer_swap = next((entry.num_prefetch_ops for entry in policy.layer_swap if layer_index in entry.layers), None)
-    swaps = tuple((e.pattern, e.num_prefetch_ops) for e in policy.op_swap if layer_index in e.layers)
+    layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
+    swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
     return recompute, layer_swap, swaps

@@ -8,10 +8,10 @@ from mindswap import cli
 from mindswap.check.check import check_document, load_policy
 from mindswap.commands import convert_megatron
 from mindswap.commands.convert import EXAMPLES
-from mindswap.commands.writing import write_new
 from mindswap.convert.stage_form import resolve_policy
 from mindswap.document.source import load_document
 from mindswap.errors import DataError
+from mindswap.files import write_new
 
 STAGE_TEXT = """\
 # my run
@@ -152,7 +152,7 @@ def test_offloading_keeps_the_recompute_of_the_file(run, write, tmp_path):
     assert run("--from", "megatron", *options, "-o", tmp_path / "new.yaml", "--", write(STAGE_TEXT))[0] == 0
     policy = load_policy(tmp_path / "new.yaml")
     assert policy.layer_recompute.indices == (0, 4, 5)
-    assert [(swap.pattern, swap.num_prefetch_ops) for swap in policy.op_swap] == [
+    assert [(swap.pattern, swap.prefetch) for swap in policy.op_swap] == [
         (r"attention\.apply_rotary_emb\.add", 10),
         (r"attention\.transpose", 10),
     ]

@@ -50,7 +50,7 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
         names: operator paths of its nodes.
         actions: for each compiled layer, what is set.
     """
-    readers = _forward_readers(graph)
+    readers = graph.index.forward_readers
     recomputed: set[str] = set()
     prefetch: dict[str, int] = {}
     for node in graph.forward:
@@ -116,7 +116,7 @@ class _Outside:
 
     graph: Graph
     names: OperatorNames
-    readers: Mapping[str, list[Node]]
+    readers: Mapping[str, Sequence[Node]]
 
     def reads(self, node: Node, cell: tuple[str, ...]) -> bool:
         """Whether a value is read outside a cell; members of a tuple are values of their own."""
@@ -160,14 +160,6 @@ def _prefetch(paths, action: LayerActions) -> int | None:
         if any(_covers(swap.match.path, path) for path in paths):
             distance = swap.num_prefetch_ops
     return distance
-
-
-def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
-    readers: dict[str, list[Node]] = {}
-    for node in graph.forward:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
-    return readers
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:

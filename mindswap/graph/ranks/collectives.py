@@ -173,11 +173,11 @@ class _Finder:
         if gradients:
             return gradients
         size_bytes = self.nodes[consumer.name].size_bytes
-        readers = [node for node in self.graph.forward if consumer.name in node.inputs]
+        readers = self.graph.index.forward_readers.get(consumer.name, ())
         return [
             gradient
-            for reader in readers
-            for gradient in self.gradients.get(reader.name, ())
+            for name in dict.fromkeys(reader.name for reader in readers)
+            for gradient in self.gradients.get(name, ())
             if gradient.size_bytes == size_bytes
         ]
 

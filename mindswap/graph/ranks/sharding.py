@@ -134,14 +134,11 @@ class _Tracer:
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
         self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
-        self.users: dict[str, list[Node]] = {}
+        self.users, self.nodes = graph.index.readers, graph.index.nodes
         # Backward reads what forward saved under the name of a parameter of its own.
         self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
         for node in (*graph.forward, *graph.backward):
             self.types[node.name] = node.outputs
-            for name in node.inputs:
-                self.users.setdefault(name, []).append(node)
-        self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
 
     def trace(self) -> Graph:

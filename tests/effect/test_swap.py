@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
+from mindswap.effect.swap import IdleReason, compare_effect
 from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.verify.effect import IdleReason, compare_effect
 from tests.builders import layer
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 

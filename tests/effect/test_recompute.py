@@ -2,9 +2,9 @@
 
 from dataclasses import replace
 
+from mindswap.effect.recompute import compare_recompute
 from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.verify.recompute_effect import compare_recompute
 from tests.builders import layer
 from tests.graph.builders import KIB, graph, node
 

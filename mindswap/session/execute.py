@@ -8,8 +8,6 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.commands.caching import cached_result
-from mindswap.commands.stepping import POLICY_SECTIONS, load_step
 from mindswap.document.nodes import Document, to_data
 from mindswap.execute.compare import (
     Execution,
@@ -25,6 +23,8 @@ from mindswap.execute.small_copy import small_copy
 from mindswap.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
 from mindswap.policy.model import Policy
+from mindswap.session.cache import cached_result
+from mindswap.session.step import POLICY_SECTIONS, load_step
 from mindswap.simulate.instant import simulate_instant
 
 __all__ = ["execute_config"]

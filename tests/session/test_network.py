@@ -95,7 +95,7 @@ def test_lazy_inline_can_be_left_alone(cells):
 
 def test_a_disabled_policy_changes_nothing(cells):
     network = cells.network()
-    off = Policy(op_swap=(OpSwap("tanh", ALL_LAYERS, 6),))
+    off = Policy(False, op_swap=(OpSwap("tanh", ALL_LAYERS, 6),))
     assert mindswap.apply(network, off, layers="backbone.stages") == ()
     assert offloaded(network, "stages") == {}
     assert not is_lazy_inline(network)

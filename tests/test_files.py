@@ -1,7 +1,7 @@
 import pytest
 
-from mindswap.datasets.staged_file import staged
 from mindswap.errors import DataError
+from mindswap.files import staged
 
 
 def write_pair(path, text):

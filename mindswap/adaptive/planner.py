@@ -1,72 +1,36 @@
 """The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
 
-Plans are made in a child process: it takes the memory of MindSpore with it when it ends, and a compiler that
-crashes does not end the run.
+`planner_child` starts it in a process of its own.
 """
 
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
-from mindswap.commands.planning import planned_text
-from mindswap.commands.stepping import LoadedStep, load_step
+from mindswap.adaptive.model import Corrections, NothingFits, Plan
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
-from mindswap.errors import MindswapError, PlanError
+from mindswap.errors import MindswapError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner as Solver
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan as FoundPlan
-from mindswap.plan.write import compact_policy
 from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.session.plan import compact, planned_text, problem_of
+from mindswap.session.step import Step, load_step
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["corrected_device", "make_plan", "planner_in_child"]
+__all__ = ["corrected_device", "make_plan"]
 
 _CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
-_MODULE = "mindswap.commands.adaptive_planner"
 CPU_DEVICE = "cpu"
-# Of what a child prints before it crashes.
-NUM_LAST_LINES = 5
-
-
-def planner_in_child(environment: dict[str, str]) -> Planner:
-    """`make_plan` in a process of its own.
-
-    Args:
-        environment: of that process.
-    """
-
-    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
-        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        try:
-            # A session of its own: Ctrl-C is for this process, which then ends the child.
-            done = subprocess.run(
-                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
-        lines = done.stdout.splitlines()
-        if done.returncode == 1 and lines:
-            raise PlanError(json.loads(lines[-1])["error"])
-        if done.returncode != 0:
-            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
-            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
-        answer = from_plain(json.loads(lines[-1]), _CLASSES)
-        assert isinstance(answer, Plan | NothingFits)
-        return answer
-
-    return plan
 
 
 def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
@@ -81,29 +45,21 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
         MindswapError: the step cannot be captured, or the plan not be written.
     """
     loaded = _corrected(load_step(str(config_path), _device(config_path)), corrections)
-    device, offset = loaded.device, corrections.static_offset_bytes
-    problem = Problem(
-        loaded.model,
-        max(budget_bytes - offset, 1),
-        device.host_memory_bytes,
-        device.num_cards_per_node,
-        settings=loaded.policy,
-    )
+    offset = corrections.static_offset_bytes
+    problem = problem_of(loaded, max(budget_bytes - offset, 1))
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
     found = Solver(loaded.model, known=loaded.known_layers).plan(problem)
     if not found.fits:
         # Within the memory of the device, it is the host's that is too small.
         return NothingFits(found.smallest_budget_bytes + offset if found.peak_bytes > problem.budget_bytes else None)
-    policy = compact_policy(found.policy, loaded.model.captured.trees)
     found = replace(
-        found,
-        policy=policy,
+        compact(loaded, found),
         budget_bytes=budget_bytes,
         stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
     )
     return Plan(
-        _key(policy),
-        planned_text(config_path, loaded, found, str(config_path)),
+        _key(found.policy),
+        planned_text(loaded, found, str(config_path)),
         budget_bytes,
         found.peak_bytes,
         found.step_time_ns,
@@ -154,7 +110,7 @@ def _device(config_path: Path) -> str | None:
     return CPU_DEVICE if target is not None and target.value == "CPU" else DEFAULT_DEVICE
 
 
-def _corrected(loaded: LoadedStep, corrections: Corrections) -> LoadedStep:
+def _corrected(loaded: Step, corrections: Corrections) -> Step:
     if corrections.compute_permille == corrections.link_permille == 1000:
         return loaded
     device = corrected_device(loaded.device, corrections)

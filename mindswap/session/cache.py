@@ -5,7 +5,6 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
-import mindswap
 from mindswap.document.nodes import Document, to_data
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.policy.model import Policy
@@ -59,6 +58,6 @@ def _versions() -> dict[str, str]:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "none"
-    files = sorted(Path(mindswap.__file__).parent.rglob("*.py"))
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
     stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return {**found, "mindswap": make_key(files=stamps)}

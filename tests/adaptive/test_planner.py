@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan
+from mindswap.adaptive.planner import corrected_device
+from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
 from mindswap.check.check import check_document
-from mindswap.commands.adaptive_planner import corrected_device, planner_in_child
 from mindswap.cost.device_file import load_device
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document

@@ -1,20 +1,18 @@
-"""From a configuration to a model that can be simulated: shared by the commands that simulate."""
+"""A training step that can be simulated and planned, without a device: of a configuration, or of any network."""
 
-import argparse
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document
-from mindswap.commands.caching import cached_result
 from mindswap.config.pipeline import SCHEDULER_PATH, Pipeline
 from mindswap.config.rank import place_rank
 from mindswap.config.step import read_step_settings
 from mindswap.cost.calibration_file import load_measured
-from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
-from mindswap.cost.figures import EXAMPLES, OPTIONS
+from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
 from mindswap.cost.hardware import Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
@@ -27,41 +25,35 @@ from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-from mindswap.report.outside import describe_outside
+from mindswap.session.cache import cached_result
+from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
-from mindswap.simulate.step_model import SimulatedStep, StepModel
+from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = [
-    "POLICY_SECTIONS",
-    "LoadedStep",
-    "add_device_arguments",
-    "device_overrides",
-    "load_step",
-    "outside_line",
-    "policy_of",
-]
+__all__ = ["POLICY_SECTIONS", "Step", "load_step", "policy_of"]
+
+if TYPE_CHECKING:
+    from mindswap.session.plan import StepPlan
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
-# Options of the device that `--help` lists; the others are there all the same.
-COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
-FIGURE_PREFIX = "figure_"
 # Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
 @dataclass(frozen=True, eq=False)
-class LoadedStep:
-    """A configuration ready to be simulated.
+class Step:
+    """A training step ready to be simulated.
 
     Attributes:
-        document: the configuration.
+        document: the configuration; empty for a network without one.
         policy: what it asks for, in layer indices.
         model: the step under any policy.
         device: on what.
         known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
+        path: the file of the configuration; None for a network without one.
     """
 
     document: Document
@@ -69,43 +61,55 @@ class LoadedStep:
     model: StepModel
     device: Device
     known_layers: tuple[CellNode, ...] | None
+    path: Path | None = None
 
-    def simulate(self) -> SimulatedStep:
-        """One step under the policy of the configuration.
+    @property
+    def title(self) -> str:
+        """Name for reports."""
+        return self.path.stem if self.path is not None else "network"
+
+    def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
+        """One step under a policy.
+
+        Args:
+            policy: in layer indices; default is that of the configuration.
+            title: name for reports.
 
         Raises:
-            SimulationError: if it cannot be simulated, with the place of its recompute.
+            SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
         """
+        chosen = self.policy if policy is None else policy
         try:
-            return self.model.simulate(self.policy)
+            simulated = self.model.simulate(chosen)
         except SimulationError as error:
-            section = self.document.get("recompute_config", "select_recompute")
+            section = self.document.get("recompute_config", "select_recompute") if policy is None else None
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
+        return Run(self.model, self.device, chosen, simulated, title or self.title)
 
+    def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
+        """The swap and recompute settings that train fastest within a memory budget.
 
-def add_device_arguments(parser: argparse.ArgumentParser) -> None:
-    """`--device` and an option for each figure of it."""
-    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
-    group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
-    for name, figure in OPTIONS.items():
-        meaning = f"most that may be used: {figure.meaning}" if name == "memory" else figure.meaning
-        group.add_argument(
-            f"--{name.replace('_', '-')}",
-            dest=f"{FIGURE_PREFIX}{name}",
-            metavar=EXAMPLES[figure.kind],
-            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
-        )
+        Args:
+            memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
+            options: as of `mindswap.session.plan.make_plan`.
 
+        Raises:
+            PlanError: if the memory cannot be read.
+        """
+        from mindswap.session.plan import make_plan  # takes a step itself
 
-def device_overrides(args: argparse.Namespace) -> dict[str, str]:
-    """The figures that options replace."""
-    found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
-    return {name: text for name, text in found.items() if text is not None}
+        return make_plan(self, memory, **options)
 
 
 def load_step(
-    config: str, device: str | None = None, overrides: dict[str, str] | None = None, use_cache: bool = True
-) -> LoadedStep:
+    config: str,
+    device: str | None = None,
+    overrides: dict[str, str] | None = None,
+    use_cache: bool = True,
+    *,
+    memory: str | None = None,
+    rank: int | None = None,
+) -> Step:
     """Capture the network of a configuration without its policy.
 
     Args:
@@ -113,6 +117,8 @@ def load_step(
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
+        memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
+        rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -127,13 +133,14 @@ def load_step(
     if asked.problems:
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
-    figures = load_device(device, {**asked.overrides, **(overrides or {})})
+    overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
+    figures = load_device(device, overrides)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     _require_schedule(document, settings.pipeline)
-    captured = _capture(config, document, checked.num_layers, use_cache)
+    captured = _capture(config, document, checked.num_layers, rank, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
-    return LoadedStep(document, policy, StepModel(captured, costs, settings), figures, known_layers)
+    return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
 
 
 def _require_schedule(document: Document, pipeline: Pipeline) -> None:
@@ -141,13 +148,6 @@ def _require_schedule(document: Document, pipeline: Pipeline) -> None:
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
     require_schedule(pipeline, f"{node.location}: {path}" if node is not None else path)
-
-
-def outside_line(loaded: LoadedStep) -> str:
-    """Device memory beside what MindSpore may use, in words; "" for none."""
-    model, device = loaded.model, loaded.device
-    left_bytes = device.memory_bytes - device.usable_memory_bytes
-    return describe_outside(model.outside_bytes, model.communicators, left_bytes)
 
 
 def policy_of(document: Document, checked: CheckResult) -> Policy:
@@ -165,12 +165,14 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     return expand_stage_recompute(document, checked.num_layers).policy
 
 
-def _capture(config: str, document: Document, num_layers: int, use_cache: bool) -> CapturedStep:
+def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
-    if settings.model_parallel * settings.context_parallel > 1:
-        placement = place_rank(document, 0, num_layers)
+    if rank is not None or settings.model_parallel * settings.context_parallel > 1:
+        placement = place_rank(document, rank or 0, num_layers)
+    if settings.model_parallel * settings.context_parallel == 1:
+        placement = None  # every rank of a stage is like one that has the whole model
 
     def make() -> CapturedStep:
         require_mindformers()
