@@ -11,8 +11,8 @@ from mindswap.document.problem import Level, Location, Problem
 __all__ = ["LOADER", "MAX_MAPPING_DEPTH", "find_load_problem", "loader_for"]
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-# PyYAML's own loader, which MindFormers uses, is stricter (about tabs, say) and takes 1 s for 500 KB.
-MAX_CHARS_OF_SLOW_LOADER = 256 * 1024
+# PyYAML's own loader, which MindFormers uses, is stricter (about tabs, say) and takes a second for 200 KB.
+MAX_CHARS_OF_SLOW_LOADER = 64 * 1024
 MAX_MAPPING_DEPTH = 10
 
 
@@ -28,7 +28,7 @@ def find_load_problem(text: str, file: str) -> Problem | None:
         text: read without a problem by `parse_document`, so nesting and merging have their limits.
         file: name for messages.
     """
-    loader = loader_for(text)(text)
+    loader = LOADER(text)  # its grammar is good: that was read before
     try:
         node = loader.get_single_node()
         too_deep = _deepest(node)
@@ -43,6 +43,7 @@ def find_load_problem(text: str, file: str) -> Problem | None:
         reason = error.problem or error.context
         return _problem(file, mark, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {reason}")
     except TypeError:
+        assert node is not None
         first = node.value[0][0]
         key = next((key for key, _ in node.value if key.tag != first.tag), first)
         message = "keys of the top level are of different types, and MindFormers sorts them"
