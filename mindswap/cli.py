@@ -31,6 +31,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "doctor",
 )
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
