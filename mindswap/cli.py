@@ -32,6 +32,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "doctor",
 )
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
