@@ -321,7 +321,7 @@ class StepModel:
             )
             for parameters in self.parameters
         ]
-        if len(stages) > 1:
+        if not self.layout.are_ends_together:
             # A weight of the first stage that the last one reads is there a second time, as what it receives and as
             # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
             # InsertReceive). The optimizer has it on the first stage only.
