@@ -33,7 +33,7 @@ from mindswap.stage.applied import recomputed_operators
 from tests.pynative.builders import chain
 
 NUM_LAYERS = 3
-QUICK = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 ONE = TensorType((256,), "float32", 1024)
 
 
@@ -64,13 +64,10 @@ def cases(draw):
     patterns = st.sampled_from([*map(exact_pattern, paths), ".*", r".*\..*", r"[ab]", r"[ab]\..*", "none"])
     layers = st.one_of(
         st.just(ALL_LAYERS),
-        st.lists(st.integers(0, NUM_LAYERS - 1), unique=True, min_size=1).map(
-            lambda found: Layers(tuple(sorted(found)))
-        ),
+        st.sets(st.integers(0, NUM_LAYERS - 1), min_size=1).map(lambda found: Layers(tuple(sorted(found)))),
     )
-    recomputes = st.lists(st.builds(OpRecompute, patterns, layers), max_size=3, unique_by=lambda e: e.pattern).map(
-        tuple
-    )
+    entries = st.lists(st.builds(OpRecompute, patterns, layers), max_size=3, unique_by=lambda entry: entry.pattern)
+    recomputes = entries.map(tuple)
     no_layers = st.just(Layers(()))
     swaps = draw(st.lists(st.builds(OpSwap, patterns, layers, st.integers(1, 9)), max_size=4))
     policy = Policy(
@@ -147,9 +144,8 @@ def test_what_is_set_and_what_is_logged(case):
         prefetch = dict.fromkeys(decided, actions.layer_prefetch)
         logged = dict(prefetch)
         for swap in actions.op_swaps:
-            prefetch |= {
-                path: swap.num_prefetch_ops for path in decided if path[: len(swap.match.path)] == swap.match.path
-            }
+            cell = swap.match.path
+            prefetch |= {path: swap.num_prefetch_ops for path in decided if path[: len(cell)] == cell}
         for line in format_log_lines(actions):
             if line.startswith("Set op_swap"):
                 for name, value in re.findall(r"(\S+), value=(\d+)", line):
@@ -190,7 +186,8 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     assert (swapped.missing, swapped.unasked, swapped.wrong_prefetch, swapped.one_way) == ((), (), (), ())
     assert len(swapped.pairs) == len(found.prefetch)
     (again,) = compare_recompute([decided], plain, baseline)
-    assert (again.missing, again.unasked, again.idle) == ((), (), ())
+    assert (again.missing, again.unasked) == ((), ())
+    assert again.idle == () or policy.select_recompute_exclude  # an entry all of whose operators are excluded is idle
     assert len(again.operators) == len(found.recomputed)
     # Backward of a step without the policy runs nothing again: what is asked for is missed, and nothing else.
     (none,) = compare_effect([decided], plain, plain)
@@ -213,10 +210,8 @@ def test_what_explain_and_check_show(case):
     for group in group_layers(policy, NUM_LAYERS, model):
         for index in group.layers.indices:
             for entry in group.steps:
-                what = entry.action, entry.num_prefetch_ops
-                shown |= {
-                    (index, path, entry.action is Action.RECOMPUTE_COMM): what for path in below(entry.name, tree)
-                }
+                what, is_comm = (entry.action, entry.num_prefetch_ops), entry.action is Action.RECOMPUTE_COMM
+                shown |= {(index, path, is_comm): what for path in below(entry.name, tree)}
     wanted = {}
     for index in range(NUM_LAYERS):
         for path, found in resolve_layer(policy, index, tree).operators().items():
@@ -266,10 +261,8 @@ def test_what_a_planner_leaves_and_explains(case, data):
     result = without_idle_swaps(model, (uses,), policy)
     assert (result is None) == (num_idle == 0)
     if result is not None:
-        entries = {
-            (e.pattern.replace(r"\.", "."), index, e.prefetch) for e in result.op_swap for index in e.layers.indices
-        }
-        assert entries == left
+        swaps = result.op_swap
+        assert {(e.pattern.replace(r"\.", "."), index, e.prefetch) for e in swaps for index in e.layers.indices} == left
 
 
 @QUICK
