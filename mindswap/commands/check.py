@@ -15,7 +15,7 @@ from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.report.policy_text import format_policy, group_layers
-from mindswap.report.problems import format_counts, format_problems, problem_to_data
+from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
@@ -99,7 +99,7 @@ def _with_device_problems(result: CheckResult, document: Document) -> CheckResul
 def _as_text(outcome: _Outcome, colour: bool) -> str:
     result = outcome.result
     parts = [format_problems(result.problems, colour)] if result.problems else []
-    parts += [f"note: {note}" for note in outcome.notes]
+    parts += [escape(f"note: {note}") for note in outcome.notes]
     parts.append(f"{format_counts(result.problems)}; read as {Form.GRAPH.value}")
     if result.policy is not None:
         parts += ["", format_policy(result.policy, result.num_layers, result.trees)]
@@ -113,7 +113,7 @@ def _as_json(outcome: _Outcome) -> str:
     data = {
         "ok": not result.errors,
         "form": "1.9",
-        "problems": [problem_to_data(problem) for problem in result.problems],
+        **problems_to_data(result.problems),
         "notes": list(outcome.notes),
         "num_layers": result.num_layers,
         "operators_from": result.trees.source if result.trees is not None else None,

@@ -1,7 +1,9 @@
 import io
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -206,3 +208,33 @@ print([name for name in ("mindspore", "mindformers") if name in sys.modules])
 """
     done = start("-c", program, "check", "--table", str(CASE_4))
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("swap_config:\n  swap: True\n", "  k{}: 1\n"),
+        ("swap_config:\n  swap: True\n", "  default_prefetch: {}\n"),
+        ("swap_config: {swap: True}\nmindswap:\n", "  k{}: 1\n"),
+        ("swap_config:\n  swap: True\n  op_swap:\n", "    - {}\n"),
+    ],
+)
+def test_work_grows_with_the_file_and_output_does_not(tmp_path, run, section, line):
+    """5000 problems in one section; before, what they cost grew with their square, or megabytes came out."""
+    path = tmp_path / "x.yaml"
+    text = "context: {mode: 0}\nmodel: {model_config: {num_layers: 4}}\n"
+    path.write_text(text + section + "".join(map(line.format, range(5000))))
+    start = time.process_time()
+    code, out = run(str(path))
+    assert code == 1 and len(out) < 120_000
+    assert re.search(r"\.\.\. 100 of (49|50)\d\d problems are shown", out) and re.search(r"\b(49|50)\d\d errors", out)
+    assert time.process_time() - start < 5
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
+    path = tmp_path / "c\x1b[31m.yaml"
+    path.write_text('swap_config: {swap: True, "\\e[31m\\a": 1, op_swap: "\\x9b"}')
+    for arguments in (["check"], ["explain"], ["convert", "--to", "1.9"], ["check", "--\x1b[31m"]):
+        code = cli.main([*arguments, str(path)])
+        captured = capsys.readouterr()
+        assert code == 1 and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", captured.out + captured.err), arguments

@@ -11,11 +11,13 @@ import mindspore as ms
 from mindformers.core.context.build_context import Context
 from mindspore import nn
 
+from mindswap.adapters.apply import read_tree
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import find_layers
 from mindswap.adapters.pynative.copies import StreamCopies, ThreadCopies
 from mindswap.adapters.pynative.swap import Swap
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
 from mindswap.report.swap_run import format_swap_report
 
 __all__ = ["end_swap", "network_building", "start_swap"]
@@ -51,10 +53,11 @@ def start_swap(network: nn.Cell, policy: Policy, logger: logging.Logger, is_audi
         logger: gets the lines of the specification.
         is_audited: count layers without swap, too, and fill memory with NaN before it is given back.
     """
-    actions = set_policy(network, policy, logger)
+    set_policy(network, policy, logger)
     layers = list(find_layers(network))
+    decisions = [resolve_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
     copies = ThreadCopies() if ms.get_context("device_target") == "CPU" else StreamCopies()
-    return Swap(network, layers, actions[: len(layers)], copies=copies, poison=is_audited, watch_all=is_audited)
+    return Swap(network, layers, decisions, copies=copies, poison=is_audited, watch_all=is_audited)
 
 
 def end_swap(swap: Swap, output_dir: str, logger: logging.Logger) -> None:
