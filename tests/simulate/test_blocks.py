@@ -6,9 +6,9 @@ import pytest
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import OperatorNames
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
-from mindswap.policy.actions import LayerActions, plan_layer
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.blocks import Source, Uses, cut_blocks
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.placing import TransferCosts
@@ -26,8 +26,8 @@ def cut(step=GRAPH, **options):
 
 
 def under(**policy):
-    actions = [plan_layer(Policy(True, **policy), 0, TREE)] * 3
-    return cut(rewrite_graph(GRAPH, settings_of_actions(GRAPH, NAMES, actions)))
+    actions = [resolve_layer(Policy(True, **policy), 0, TREE)] * 3
+    return cut(rewrite_graph(GRAPH, settings_of_policy(GRAPH, NAMES, actions)))
 
 
 def labels(ops):
@@ -168,4 +168,4 @@ def test_two_stages_hand_over_hidden_states_and_gradients():
 
 
 def test_actions_that_set_nothing():
-    assert settings_of_actions(GRAPH, NAMES, [LayerActions(0)] * 3).recomputed == frozenset()
+    assert settings_of_policy(GRAPH, NAMES, [LayerDecisions(0, TREE)] * 3).recomputed == frozenset()

@@ -11,7 +11,7 @@ from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.policy.actions import LayerActions
+from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.decide import decide
 from mindswap.pynative.ledger import Totals, predict
 from mindswap.pynative.schedule import Schedule, Unit, make_schedule
@@ -31,7 +31,7 @@ class Swap:
     Args:
         network: the cell that is called.
         layers: its transformer layers.
-        actions: what the policy does to each of them.
+        decisions: what the policy decides for each of them.
         unit: what its prefetch distances count.
         copies: how bytes move; default is a thread, which is right for a CPU.
         poison: fill memory with NaN before it is given back, for tests.
@@ -46,14 +46,14 @@ class Swap:
     """
 
     def __init__(
-        self, network: nn.Cell, layers: Sequence[nn.Cell], actions: Sequence[LayerActions],
+        self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions],
         unit: Unit = Unit.OPERATORS, copies: Copies | None = None, poison: bool = False, watch_all: bool = False,
     ):  # fmt: skip
         if network in _running:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
         self.network = network
         self.layers = list(layers)
-        self.actions = tuple(actions)
+        self.decisions = tuple(decisions)
         self.unit = unit
         self.copies = copies or ThreadCopies()
         self.poison = poison
@@ -110,7 +110,7 @@ class Swap:
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
         watched = range(len(self.layers)) if self.watch_all else ()
-        self.schedule = make_schedule(trace, decide(trace, self.actions, self.unit), watched)
+        self.schedule = make_schedule(trace, decide(trace, self.decisions, self.unit), watched)
         self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison)
         self.watch.choose(self.schedule.hooked_layers)
 
