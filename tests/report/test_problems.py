@@ -33,6 +33,7 @@ def test_control_characters_of_the_file_are_shown_not_sent():
 def test_counts():
     assert format_counts([]) == "no problems"
     assert format_counts([ERROR, WARNING, WARNING]) == "1 error, 2 warnings"
+    assert format_counts([], [WARNING, WARNING]) == "no problems, 2 warnings ignored (overlap)"
 
 
 def many(num_warnings, num_errors):
