@@ -32,6 +32,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "trace",
     "doctor",
 )
 

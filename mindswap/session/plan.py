@@ -151,8 +151,7 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     Raises:
         PlanError: what is read back is another policy, or has errors.
     """
-    text = step.path.read_bytes().decode("utf-8", "surrogatepass") if step.path is not None else ""
-    text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
+    text = write_plan(step.config_text(), step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
     errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
