@@ -4,13 +4,13 @@ The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_st
 insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import PassArrays, TensorArrays, arrays_of
-from mindswap.simulate.blocks import Block, Read, Role, Source, Uses
+from mindswap.simulate.block_arrays import NONE, PassArrays, arrays_of, links_of, neighbour_reads
+from mindswap.simulate.blocks import Block, Role, Uses
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulate.schedule import Turn, order_turns
@@ -61,8 +61,6 @@ TENSOR_COLUMNS = (
     "micro_batch", "prefetch", "num_copies", "is_held",
 )  # fmt: skip
 OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
-# "No use" where positions count from the begin of a pass: those before it are negative.
-NONE = -(2**40)
 
 
 @dataclass(frozen=True, eq=False)
@@ -176,7 +174,8 @@ class _Builder:
                 self._laid_down(chunk.first.own, chunk.first, 0),
                 self._laid_down(chunk.later.own, chunk.later, 1),
             ]
-            tables += [self._shared(section, chunk) for section in chunk.sections if self.blocks[section].once]
+            once = [section for section in chunk.sections if self.blocks[section].once]
+            tables += [self._shared(once, chunk)] if once else []
         for chunk in found:
             tables += [
                 self._laid_down(chunk.first.others, chunk.first, 0),
@@ -224,15 +223,16 @@ class _Builder:
                 self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
         backward = self._pass(sections, False, {})
         first = self._pass(sections, True, None)
-        later = self._pass(sections, True, first.once) if first.once else first
+        is_alone = self.layout.num_micro_batches == 1
+        later = self._pass(sections, True, first.once) if first.once and not is_alone else first
         found = [self._turns(sections, forward, backward) for forward in dict.fromkeys((first, later))]
         return _Chunk(sections, found[0], replace(found[-1], forward_begin=[], backward_begin=[]))
 
     def _turns(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> _Turns:
-        rows = list(self._others(sections, forward, backward))
-        others = np.array(rows, np.int64).reshape(-1, len(TENSOR_COLUMNS))
-        own = self._own(sections, forward, backward)
-        return _Turns(forward, backward, own, dict(zip(TENSOR_COLUMNS, others.T, strict=True)))
+        rows = np.array(self._others(sections, forward, backward), np.int64).reshape(-1, len(TENSOR_COLUMNS))
+        handed = self._handed(sections, forward, backward)
+        others = {name: np.concatenate([handed[name], rows[:, at]]) for at, name in enumerate(TENSOR_COLUMNS)}
+        return _Turns(forward, backward, self._own(sections, forward, backward), others)
 
     def _pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> _Pass:
         """The operators of one pass; the first of them waits for what another stage sends.
@@ -318,7 +318,7 @@ class _Builder:
 
         Copies of it in another type (for a norm) are made on the other side.
         """
-        return min((read.size_bytes for read in _neighbour_reads(self.blocks[section], is_forward)), default=0)
+        return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
 
     def _label(self, name: str) -> int:
         return self.labels.setdefault(name, len(self.labels))
@@ -355,35 +355,37 @@ class _Builder:
             "is_final": joined("is_final"),
         }
 
-    def _shared(self, section: int, chunk: _Chunk) -> dict[str, np.ndarray]:
-        """Tensors that are made once and read by all micro-batches."""
-        block = self.blocks[section]
-        shared: TensorArrays = arrays_of(block).shared
-        once = chunk.first.forward.once[section] + chunk.first.forward_begin[0]
-        forward, backward = (
-            [
-                base + (turns.forward if is_forward else turns.backward).starts[section]
+    def _shared(self, sections: Sequence[int], chunk: _Chunk) -> dict[str, np.ndarray]:
+        """Tensors that are made once and read by all micro-batches, of sections that make some."""
+        shared = [arrays_of(self.blocks[section]).shared for section in sections]
+        sizes = [len(tensors.size_bytes) for tensors in shared]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(tensors, name) for tensors in shared])
+
+        def starts(is_forward: bool, base: Callable[[Sequence[int]], int]) -> np.ndarray:
+            """Where the first or the last pass of any micro-batch begins."""
+            parts = [
+                (base(begins), (turns.forward if is_forward else turns.backward).starts)
                 for turns in (chunk.first, chunk.later)
-                for base in (turns.forward_begin if is_forward else turns.backward_begin)
+                if (begins := turns.forward_begin if is_forward else turns.backward_begin)
             ]
-            for is_forward in (True, False)
-        )
-        num = len(shared.size_bytes)
-        last_forward = _shift(shared.last_forward, max(forward), NO_OP)
+            return np.repeat([base([begin + at[section] for begin, at in parts]) for section in sections], sizes)
+
+        once = np.repeat([chunk.first.forward.once[section] for section in sections], sizes)
+        once = once + chunk.first.forward_begin[0]
+        last_forward = _shift(joined("last_forward"), starts(True, max), NO_OP)
+        names = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
+        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
         return {
-            "size_bytes": shared.size_bytes,
-            "is_forward": shared.is_forward,
-            "begin": shared.made_at + once,
-            "last_forward": np.maximum(last_forward, _shift(shared.last_once, once, NO_OP)),
-            "first_backward": _shift(shared.first_backward, min(backward), NO_OP),
-            "last_backward": _shift(shared.last_backward, max(backward), NO_OP),
-            "kind": shared.kind,
-            "label": self.label_maps[id(block)][shared.label],
-            "layer": np.full(num, self.layers[section]),
-            "micro_batch": np.zeros(num, np.int64),
-            "prefetch": shared.prefetch,
-            "num_copies": shared.num_copies,
-            "is_held": shared.is_held,
+            **{name: joined(name) for name in names},
+            "begin": joined("made_at") + once,
+            "last_forward": np.maximum(last_forward, _shift(joined("last_once"), once, NO_OP)),
+            "first_backward": _shift(joined("first_backward"), starts(False, min), NO_OP),
+            "last_backward": _shift(joined("last_backward"), starts(False, max), NO_OP),
+            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, shared, strict=True)]),
+            "layer": np.repeat([self.layers[section] for section in sections], sizes),
+            "micro_batch": np.zeros(sum(sizes), np.int64),
         }
 
     def _laid_down(
@@ -407,12 +409,64 @@ class _Builder:
         table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
         return table | {name: column.ravel() for name, column in placed.items()}
 
-    def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
-        """Rows of what blocks hand on, what other stages send, and what the layers share."""
+    def _handed(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> dict[str, np.ndarray]:
+        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
+        links, own, others, is_forward = [], [], [], []
+        for index, section in enumerate(sections):
+            for part, position in ((forward, index + 1), (backward, index - 1)):
+                other = sections[position] if 0 <= position < len(sections) else None
+                neighbour = None if other is None else self.blocks[other]
+                links.append(links_of(self.blocks[section], neighbour, part is forward))
+                own.append(section)
+                others.append(section if other is None else other)
+                is_forward.append(part is forward)
+        sizes = [len(found) for found in links]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(found, name) for found in links], axis=-1)
+
+        def starts(of: list[int], part: _Pass) -> np.ndarray:
+            return np.repeat([part.starts[section] for section in of], sizes)
+
+        passes = np.repeat(is_forward, sizes)
+        uses = joined("uses")
+        # What another stage reads is read when it is sent.
+        for turn, part, rows in ((True, forward, (0,)), (False, backward, (1, 2))):
+            if part.send is not None:
+                is_sent = joined("is_sent") & (passes == turn)
+                for row in rows:
+                    send = part.num_ops - 1 - part.starts[sections[-1] if turn else sections[0]]
+                    uses[1, row, is_sent] = send
+        last_forward, *in_backward = (
+            np.stack([_shift(uses[0, row], starts(own, part), NONE, NONE),
+                      _shift(uses[1, row], starts(others, part), NONE, NONE)])
+            for row, part in enumerate((forward, backward, backward))
+        )  # fmt: skip
+        first_backward, last_backward = in_backward
+        first = np.where(first_backward == NONE, -NONE, first_backward).min(axis=0)
+        maps = [self.label_maps[id(self.blocks[section])] for section in own]
+        return {
+            "size_bytes": joined("size_bytes"),
+            "is_forward": passes.astype(np.int64),
+            "begin": joined("made_at") + np.where(passes, starts(own, forward), starts(own, backward)),
+            "last_forward": last_forward.max(axis=0),
+            "first_backward": np.where(first == -NONE, NONE, first),
+            "last_backward": last_backward.max(axis=0),
+            "kind": joined("kind"),
+            "label": np.concatenate([labels[found.label] for labels, found in zip(maps, links, strict=True)]),
+            "layer": np.repeat([self.layers[section] for section in own], sizes),
+            "micro_batch": np.zeros(sum(sizes), np.int64),
+            "prefetch": joined("prefetch"),
+            "num_copies": joined("num_copies"),
+            "is_held": joined("is_held"),
+        }
+
+    def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> list[tuple[int, ...]]:
+        """Rows of what other stages send, and what the layers share."""
         sizes: dict[Role, int] = {}  # of what layers share
         made: dict[Role, int] = {}  # where it is made, if that is on this stage
         shared_uses: dict[Role, list[_Positions]] = {}
-        for index, section in enumerate(sections):
+        for section in sections:
             starts = forward.starts[section], backward.starts[section]
             for tensor in arrays_of(self.blocks[section]).handed:
                 if tensor.role is not None and tensor.role.is_shared:
@@ -423,50 +477,25 @@ class _Builder:
                 if read.role.is_shared:
                     sizes[read.role] = read.size_bytes
                     shared_uses.setdefault(read.role, []).append(_relative(read.uses, *starts))
-            for part, position in ((forward, index + 1), (backward, index - 1)):
-                other = sections[position] if 0 <= position < len(sections) else None
-                yield from self._handed(section, other, part is forward, forward, backward)
+        rows = []
         for part, section in ((forward, sections[0]), (backward, sections[-1])):
             if part.receive is not None:
                 is_forward = part is forward
-                for read in _neighbour_reads(self.blocks[section], is_forward):
+                for read in neighbour_reads(self.blocks[section], is_forward):
                     uses = _relative(read.uses, forward.starts[section], backward.starts[section])
-                    yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section])
+                    rows.append(self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section]))
         first = {True: forward.starts[sections[0]], False: backward.starts[sections[-1]]}
         for role, size_bytes in sizes.items():
             begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
-            yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
-
-    def _handed(
-        self, section: int, other: int | None, is_forward: bool, forward: _Pass, backward: _Pass
-    ) -> Iterator[tuple[int, ...]]:
-        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
-        own, part = self.blocks[section], forward if is_forward else backward
-        reads = {}
-        if other is not None:
-            reads = {read.role: read for read in _neighbour_reads(self.blocks[other], is_forward)}
-        send = part.num_ops - 1
-        for tensor in arrays_of(own).handed:
-            assert tensor.role is not None
-            if tensor.role.is_shared or tensor.is_forward != is_forward:
-                continue
-            uses = [_relative(tensor.uses, forward.starts[section], backward.starts[section])]
-            if tensor.role in reads:
-                assert other is not None
-                uses.append(_relative(reads[tensor.role].uses, forward.starts[other], backward.starts[other]))
-            elif other is None and part.send is not None:
-                uses.append((send, NONE, NONE) if is_forward else (NONE, send, send))
-            yield self._row(
-                tensor.size_bytes, is_forward, tensor.made_at + part.starts[section], _merge(uses), tensor.label,
-                self.layers[section], (tensor.prefetch, tensor.num_copies, tensor.is_held), tensor.is_again,
-            )  # fmt: skip
+            uses = _merge(shared_uses[role])
+            rows.append(self._row(size_bytes, role.is_forward, begin, uses, "shared by layers", NO_OP))
+        return rows
 
     def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int,
-        copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
-    ) -> tuple[int, ...]:  # fmt: skip
-        kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
-        return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, *copies)
+        self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int
+    ) -> tuple[int, ...]:
+        kind = MemoryKind.TRANSIENT
+        return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, 0, 0, False)
 
 
 # Last use in forward, first and last use in backward.
@@ -488,9 +517,3 @@ def _relative(uses: Uses, forward: int, backward: int) -> _Positions:
 def _merge(uses: Sequence[_Positions]) -> _Positions:
     firsts = [first for _, first, _ in uses if first != NONE]
     return max(last for last, _, _ in uses), min(firsts, default=NONE), max(last for _, _, last in uses)
-
-
-def _neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
-    """What a block reads that the neighbour makes from which a pass comes to it."""
-    source = Source.BEFORE if is_forward else Source.BEHIND
-    return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
