@@ -13,5 +13,5 @@ def is_nightly() -> bool:
 
 
 def examples(quick: int, nightly: int) -> int:
-    """A number of examples, for `settings(max_examples=...)` and for loops over seeds."""
+    """How many examples, for `settings(max_examples=...)` and for loops over seeds."""
     return nightly if is_nightly() else quick

@@ -152,7 +152,7 @@ def test_no_choice_beats_the_bound():
     num_binding = 0
     for seed in range(examples(150, 1200)):
         case = random_space(seed)
-        if count_choices(case.figures, DISTANCES) > 300:
+        if count_choices(case.figures, DISTANCES) > examples(120, 300):
             continue
         exact = enumerate_all(case, distances=DISTANCES).best_score
         known = toy_facts(case)
