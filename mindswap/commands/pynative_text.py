@@ -20,15 +20,15 @@ def check_2x(args: argparse.Namespace, document: Document, colour: bool) -> int:
     Returns:
         0, or 1 if there is an error.
     """
-    checked = check_pynative(document, args.num_layers)
+    checked = check_pynative(document, args.num_layers, silence=args.ignore)
     problems, notes = checked.problems, pynative_notes(checked.effect)
     if args.json:
-        data = {"ok": not checked.errors, **problems_to_data(problems)}
+        data = {"ok": not checked.errors, **problems_to_data(problems), "num_ignored": len(checked.ignored)}
         print(json.dumps({**data, "notes": notes, **effect_to_json(checked.effect, problems)}, indent=2))
     else:
         lines = [format_problems(problems, colour)] if problems else []
         lines += [escape(f"note: {note}") for note in notes]
-        lines.append(f"{format_counts(problems)}; read as {Form.PYNATIVE.value}")
+        lines.append(f"{format_counts(problems, checked.ignored)}; read as {Form.PYNATIVE.value}")
         if not checked.errors and checked.effect.layers:
             lines += ["", format_layers_2x(checked.effect)]
         print("\n".join(lines))

@@ -53,11 +53,19 @@ def _to_data(problem: Problem) -> dict:
     }
 
 
-def format_counts(problems: Iterable[Problem]) -> str:
-    """How many there are of each level: `1 error, 2 warnings`."""
+def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:
+    """How many there are of each level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
-    return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count) or "no problems"
+    parts = [_count(count, name) for count, name in counts if count] or ["no problems"]
+    rules = [problem.rule for problem in ignored]
+    if rules:
+        parts.append(f"{_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
+    return ", ".join(parts)
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def escape(text: str) -> str:

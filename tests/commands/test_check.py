@@ -108,11 +108,13 @@ def test_swap_off_needs_no_note(run, write):
     )
 
 
-def test_the_real_network_goes_before_the_table(run, write, monkeypatch):
+def test_the_real_network_is_asked_where_no_table_has_the_model(run, write, monkeypatch):
     monkeypatch.setattr(check, "has_mindformers", lambda: True)
     monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
     assert "operators of the test model" in run(write(GOOD))[1]
-    assert "operators of" not in run(write(GOOD), "--table")[1]
+    assert "to check them: leave out --table" in run(write(GOOD), "--table")[1]
+    assert "operators of table llama" in run(str(CASE_4))[1]
+    assert "operators of the test model" in run(str(CASE_4), "--network")[1]
 
 
 def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
@@ -120,13 +122,13 @@ def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
     seen = []
     real = check.check_document
 
-    def spy(document, num_layers=None, model=None, environ=None):
+    def spy(document, num_layers=None, model=None, environ=None, **options):
         seen.append(model)
-        return real(document, num_layers, model, environ)
+        return real(document, num_layers, model, environ, **options)
 
     monkeypatch.setattr(check, "check_document", lambda *args, **options: spy(*args, **options))
     monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
-    run(str(CASE_4))
+    run(str(CASE_4), "--network")
     assert seen[-1].source == "the test model" and seen[-1].uses
 
 
@@ -137,7 +139,7 @@ def test_a_network_that_cannot_be_built_falls_back_to_the_table(run, monkeypatch
 
     monkeypatch.setattr(check, "has_mindformers", lambda: True)
     monkeypatch.setattr(check, "read_real_trees", fail)
-    code, out = run(str(CASE_4))
+    code, out = run(str(CASE_4), "--network")
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note:")]
     assert "could not be built" in notes[0] and "second line" not in out

@@ -15,8 +15,8 @@ def test_the_format_of_the_style_guide_in_file_order():
 
 
 def test_a_place_without_text_has_no_line():
-    problem = Problem(Location("command line"), "graph-mode", Level.ERROR, "m")
-    assert format_problems([problem]) == "command line: error: m [graph-mode]"
+    problem = Problem(Location("command line"), "context-mode", Level.ERROR, "m")
+    assert format_problems([problem]) == "command line: error: m [context-mode]"
 
 
 def test_colour_is_for_terminals():
@@ -33,6 +33,7 @@ def test_control_characters_of_the_file_are_shown_not_sent():
 def test_counts():
     assert format_counts([]) == "no problems"
     assert format_counts([ERROR, WARNING, WARNING]) == "1 error, 2 warnings"
+    assert format_counts([], [WARNING, WARNING]) == "no problems, 2 warnings ignored (overlap)"
 
 
 def many(num_warnings, num_errors):
