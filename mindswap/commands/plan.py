@@ -21,7 +21,7 @@ from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import bound_curve, sweep_budgets
 from mindswap.report.plan_text import plan_to_json
-from mindswap.session.plan import compact, make_plan, problem_of
+from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of
 from mindswap.session.run import outside_line
 from mindswap.session.step import Step, load_step
 
@@ -101,7 +101,8 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(data, indent=1))
     else:
         outside = outside_line(step.model, step.device)
-        beside = [line for line in (outside, *(f"note: {n}" for n in step.model.doubts)) if line]
+        notes = [note for note in (budget_doubt(step, found.problem.budget_bytes), *step.model.doubts) if note]
+        beside = [line for line in (outside, *(f"note: {note}" for note in notes)) if line]
         print("\n".join([str(found), *([""] if beside else []), *beside, *([""] if explanation else []), *explanation]))
     if plan.fits and (args.html or args.plot):
         run = found.run()

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document
+from mindswap.config.device_memory import read_device_memory
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
 from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import SET_BY_USER, Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document, show
@@ -33,7 +34,7 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "load_step", "policy_of"]
+__all__ = ["POLICY_SECTIONS", "Step", "load_step", "policy_of", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -135,13 +136,23 @@ def load_step(
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
     overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = load_device(device, overrides)
+    figures = within_configuration(load_device(device, overrides), document)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
     captured = _capture(config, document, checked.num_layers, rank, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
+
+
+def within_configuration(device: Device, document: Document) -> Device:
+    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
+    limit = read_device_memory(document)
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
+        return device
+    sources = {**device.sources, "usable_memory": limit.source}
+    return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
 
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
