@@ -36,6 +36,7 @@ ORDER = (
     "session",
     "launch",
     "adaptive",
+    "doctor",
     "__init__",
     "commands",
     "cli",

@@ -267,6 +267,7 @@ def _build(config_path, policy, layers, placement):
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
+    config.context.mode = ms.GRAPH_MODE  # in PyNative the newer models ask for hyper_parallel; the cells are the same
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)

@@ -1,24 +1,22 @@
 """The planner of an adaptive run: one answer for a configuration, a budget, and what was measured so far.
 
-Plans are made in a child process: it takes the memory of MindSpore with it when it ends, and a compiler that
-crashes does not end the run.
+`planner_child` starts it in a process of its own.
 """
 
 import hashlib
 import json
 import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
+from mindswap.adaptive.model import Corrections, NothingFits, Plan
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
-from mindswap.errors import MindswapError, PlanError
+from mindswap.errors import MindswapError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner as Solver
@@ -29,43 +27,10 @@ from mindswap.session.plan import compact, planned_text, problem_of
 from mindswap.session.step import Step, load_step
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["corrected_device", "make_plan", "planner_in_child"]
+__all__ = ["corrected_device", "make_plan"]
 
 _CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
-_MODULE = "mindswap.adaptive.planner"
 CPU_DEVICE = "cpu"
-# Of what a child prints before it crashes.
-NUM_LAST_LINES = 5
-
-
-def planner_in_child(environment: dict[str, str]) -> Planner:
-    """`make_plan` in a process of its own.
-
-    Args:
-        environment: of that process.
-    """
-
-    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
-        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
-        try:
-            # A session of its own: Ctrl-C is for this process, which then ends the child.
-            done = subprocess.run(
-                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
-            )  # fmt: skip
-        except OSError as error:
-            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
-        lines = done.stdout.splitlines()
-        if done.returncode == 1 and lines:
-            raise PlanError(json.loads(lines[-1])["error"])
-        if done.returncode != 0:
-            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
-            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
-        answer = from_plain(json.loads(lines[-1]), _CLASSES)
-        assert isinstance(answer, Plan | NothingFits)
-        return answer
-
-    return plan
 
 
 def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:

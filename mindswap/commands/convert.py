@@ -20,7 +20,7 @@ from mindswap.files import write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
-from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\
@@ -90,10 +90,10 @@ def run(args: argparse.Namespace) -> int:
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
         data = {"ok": not has_errors, "written": target, "text": text, "sections": result.sections}
-        print(json.dumps({**data, "problems": [problem_to_data(problem) for problem in problems]}, indent=2))
+        print(json.dumps({**data, **problems_to_data(problems)}, indent=2))
     else:
         if not target:
-            print(text, end="" if text.endswith("\n") else "\n")
+            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
     return 1 if has_errors else 0

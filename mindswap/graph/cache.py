@@ -22,11 +22,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def cache_folder() -> Path:
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder."""
-    if folder := os.environ.get("MINDSWAP_CACHE"):
+    if folder := environ.get("MINDSWAP_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
 
 
 def make_key(**parts: Any) -> str:

@@ -1,12 +1,20 @@
 """A normalised policy for readers: what happens in each layer, equal layers once."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import (
+    Decision,
+    Path,
+    Setting,
+    Treatment,
+    acting_entries,
+    matches_of,
+    resolve_layer,
+)
 from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
 
@@ -136,60 +144,49 @@ def _all_layers(policy: Policy) -> list[Layers]:
     return [policy.layer_recompute, policy.output_recompute, *(entry.layers for entry in entries)]
 
 
+# What an entry does; those that exclude do nothing by themselves.
+_ACTIONS = {
+    Setting.RECOMPUTE: Action.RECOMPUTE,
+    Setting.OUTPUT_RECOMPUTE: Action.RECOMPUTE_OUTPUT,
+    Setting.SELECT_RECOMPUTE: Action.RECOMPUTE,
+    Setting.SELECT_COMM_RECOMPUTE: Action.RECOMPUTE_COMM,
+    Setting.LAYER_SWAP: Action.OFFLOAD,
+    Setting.OP_SWAP: Action.OFFLOAD,
+}
+
+
 def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
     """What the entries say about one layer, patterns as they are."""
-    steps = [Step(Action.RECOMPUTE, "")] if layer_index in policy.layer_recompute else []
-    if steps and layer_index in policy.output_recompute:
-        steps.append(Step(Action.RECOMPUTE_OUTPUT, ""))
-    if not steps:
-        steps += [Step(Action.RECOMPUTE, e.pattern) for e in policy.select_recompute if layer_index in e.layers]
-        steps += [
-            Step(Action.RECOMPUTE_COMM, e.pattern) for e in policy.select_comm_recompute if layer_index in e.layers
-        ]
-    distance = next((e.prefetch for e in policy.layer_swap if layer_index in e.layers), None)
-    if distance is not None:
-        steps.append(Step(Action.OFFLOAD, "", num_prefetch_ops=distance))
-    steps += [
-        Step(Action.OFFLOAD, e.pattern, num_prefetch_ops=e.prefetch) for e in policy.op_swap if layer_index in e.layers
-    ]
-    return tuple(steps)
+    return tuple(
+        Step(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
+        for entry in acting_entries(policy, layer_index)
+        if entry.setting in _ACTIONS
+    )
 
 
 def _resolved_steps(policy: Policy, layer_index: int, tree: CellNode) -> tuple[Step, ...]:
     """What really happens to the operators of one layer, after precedence."""
-    actions = plan_layer(policy, layer_index, tree)
-    decided = _decide_operators(actions, tree)
+    layer = resolve_layer(policy, layer_index, tree)
+    decided = {path: _decision(found) for path, found in layer.operators().items()}
     steps = list(_compress(tree, (), decided))
-    if actions.is_output_recomputed:
+    if layer.is_output_recomputed:
         steps.append(Step(Action.RECOMPUTE_OUTPUT, "", 1))
-    steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in actions.comm_recomputes]
+    steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in matches_of(layer.comm_recomputes)]
     order = list(Action)
     return tuple(sorted(steps, key=lambda step: order.index(step.action)))
 
 
-Decision = tuple[Action, int | None]
+_Shown = tuple[Action, int | None]
 
 
-def _decide_operators(actions: LayerActions, tree: CellNode) -> dict[tuple[str, ...], Decision]:
-    """What happens to each operator by its path; operators that stay as they are have no entry."""
-    operators = [path for path, node in tree.walk() if not node.children]
-
-    def below(matches) -> list[tuple[str, ...]]:
-        prefixes = {match.path for match in matches}
-        return [path for path in operators if any(path[:end] in prefixes for end in range(1, len(path) + 1))]
-
-    decided: dict[tuple[str, ...], Decision] = {}
-    if actions.layer_prefetch is not None:
-        decided.update(dict.fromkeys(operators, (Action.OFFLOAD, actions.layer_prefetch)))
-    for swap in actions.op_swaps:
-        decided.update(dict.fromkeys(below([swap.match]), (Action.OFFLOAD, swap.num_prefetch_ops)))
-    excluded = set(below(actions.recompute_excludes))
-    recomputed = operators if actions.is_fully_recomputed else below(actions.recomputes)
-    decided.update(dict.fromkeys((path for path in recomputed if path not in excluded), (Action.RECOMPUTE, None)))
-    return decided
+def _decision(decision: Decision) -> _Shown | None:
+    """What happens to an operator; None if it stays as it is."""
+    if decision.treatment is Treatment.RECOMPUTE:
+        return Action.RECOMPUTE, None
+    return (Action.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
 
 
-def _compress(node: CellNode, path: tuple[str, ...], decided: dict[tuple[str, ...], Decision]) -> Iterator[Step]:
+def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Shown | None]) -> Iterator[Step]:
     """One step for the largest parts of a layer to which the same happens as a whole."""
     operators = [path] if not node.children else [(*path, *below) for below, leaf in node.walk() if not leaf.children]
     decisions = {decided.get(operator) for operator in operators}

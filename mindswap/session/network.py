@@ -4,11 +4,12 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from mindswap.adapters.apply import apply_policy
+from mindswap.adapters.apply import apply_policy, read_tree
 from mindswap.errors import ApplyError
 from mindswap.graph.model import Graph
 from mindswap.policy.actions import LayerActions
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
 
 if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap
@@ -50,7 +51,7 @@ def apply(
     if policy.is_swap_enabled and adapter.is_pynative():
         from mindswap.adapters.pynative.swap import Swap
 
-        Swap(network, cells, actions)
+        Swap(network, cells, [resolve_layer(policy, index, read_tree(cell)) for index, cell in enumerate(cells)])
     if with_lazy_inline and policy.is_swap_enabled:
         for name, count in adapter.mark_lazy_inline(network, cells).items():
             logger.info("mindswap: %d %s: lazy_inline is on %s instead, else all would swap alike", count, name,

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING, Any
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document
-from mindswap.config.pipeline import SCHEDULER_PATH, Pipeline
+from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
-from mindswap.config.step import DEFAULT_OPTIMIZER, read_step_settings
+from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
 from mindswap.cost.hardware import Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
@@ -34,6 +34,7 @@ from mindswap.session.cache import cached_result
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
+from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
@@ -142,17 +143,27 @@ def load_step(
     figures = load_device(device, overrides)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
-    _require_schedule(document, settings.pipeline)
+    settings = _with_schedule(document, settings)
     captured = _capture(config, document, checked.num_layers, rank, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
 
 
-def _require_schedule(document: Document, pipeline: Pipeline) -> None:
-    """Refuses a schedule that is not simulated before anything is compiled."""
+def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
+    """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
+    pieces = document.get("parallel_config", "seq_split_num")
+    if pieces is not None and pieces.value not in (1, None):
+        raise SimulationError(
+            f"{pieces.location}: parallel_config.seq_split_num: {show(pieces)}: cut sequences are not simulated\n"
+            "    allowed: 1\n    fix: seq_split_num: 1"
+        )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
-    require_schedule(pipeline, f"{node.location}: {path}" if node is not None else path)
+    place = f"{node.location}: {path}" if node is not None else path
+    require_schedule(settings.pipeline, settings.num_micro_batches, place)
+    if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
+        return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
+    return settings
 
 
 def capture_step(

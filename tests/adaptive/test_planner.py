@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan
-from mindswap.adaptive.planner import corrected_device, planner_in_child
+from mindswap.adaptive.planner import corrected_device
+from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
 from mindswap.check.check import check_document
 from mindswap.cost.device_file import load_device
