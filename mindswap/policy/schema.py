@@ -53,7 +53,7 @@ DEVICE_KEYS = (
     "softmax_rate", "activation_rate", "activation_grad_rate",
 )  # fmt: skip
 # mindswap's own section.
-MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", *DEVICE_KEYS)
+MINDSWAP_KEYS = ("cpu_stand_ins", "ignore", "output_recompute", "audit_swap", "stream_copies", *DEVICE_KEYS)
 # Keys of one entry, by option; `op_swap value` is an entry below an operator name.
 ENTRY_KEYS = {
     "layer_swap": ("backward_prefetch", "layers"),

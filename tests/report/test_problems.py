@@ -15,8 +15,8 @@ def test_the_format_of_the_style_guide_in_file_order():
 
 
 def test_a_place_without_text_has_no_line():
-    problem = Problem(Location("command line"), "graph-mode", Level.ERROR, "m")
-    assert format_problems([problem]) == "command line: error: m [graph-mode]"
+    problem = Problem(Location("command line"), "context-mode", Level.ERROR, "m")
+    assert format_problems([problem]) == "command line: error: m [context-mode]"
 
 
 def test_colour_is_for_terminals():

@@ -6,27 +6,34 @@ between the two is taken away on Ascend (`RemoveCastBeforeAssignAdd`, parallel/p
 """
 
 from mindswap.graph.model import Graph
-from mindswap.graph.ops import MATMUL_OPS
+from mindswap.graph.ops import COMMUNICATION_OPS, MATMUL_OPS, VIEW_OPS
 
 __all__ = ["find_weight_gradients"]
 
 
+# Between the product and the sum of a gradient; another rank's part is added by communication.
+BETWEEN_OPS = frozenset({"Cast", "TupleGetItem", *VIEW_OPS, *COMMUNICATION_OPS})
+
+
 def find_weight_gradients(graph: Graph) -> frozenset[str]:
-    """Names of the matrix products that give a gradient of a weight and nothing else, and of what follows on them."""
+    """Names of the matrix products that give a gradient of a weight, and of what is between them and its sum."""
     if not graph.backward or graph.backward[-1].op != "MakeTuple":
         return frozenset()
-    handed_out = graph.backward[-1].name
     users: dict[str, set[str]] = {}
     for node in graph.backward:
         for name in node.inputs:
             users.setdefault(name, set()).add(node.name)
-    ends_there = {handed_out}  # operators whose results go into gradients of weights only
-    for node in reversed(graph.backward):
-        if users.get(node.name) and users[node.name] <= ends_there:
-            ends_there.add(node.name)
+    handed_out = graph.backward[-1].name
+    between = {handed_out}  # operators that only pass gradients on
     found: set[str] = set()
+    for node in reversed(graph.backward):
+        if not users.get(node.name) or not users[node.name] <= between:
+            continue
+        if node.op in MATMUL_OPS and not node.is_duplicate:
+            found.add(node.name)
+        elif node.op in BETWEEN_OPS:
+            between.add(node.name)
     for node in graph.backward:
-        is_product = node.op in MATMUL_OPS and not node.is_duplicate
-        if node.name in ends_there - {handed_out} and (is_product or found.intersection(node.inputs)):
+        if node.name in between and node.name != handed_out and found.intersection(node.inputs):
             found.add(node.name)
     return frozenset(found)

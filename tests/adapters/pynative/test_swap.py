@@ -209,8 +209,8 @@ PATTERNS = ("norm", "feed_forward", r"feed_forward\.mul", r"feed_forward\.w1", r
 layers = st.sets(st.integers(0, 2), min_size=1).map(lambda found: Layers(tuple(sorted(found))))
 policies = st.builds(
     lambda swaps, whole: Policy(is_swap_enabled=True, op_swap=tuple(swaps), layer_swap=tuple(whole)),
-    st.lists(st.builds(OpSwap, st.sampled_from(PATTERNS), layers, st.integers(0, 12)), max_size=3),
-    st.lists(st.builds(LayerSwap, layers, st.integers(0, 12)), max_size=1),
+    st.lists(st.builds(OpSwap, st.sampled_from(PATTERNS), layers, st.integers(1, 12)), max_size=3),
+    st.lists(st.builds(LayerSwap, layers, st.integers(1, 12)), max_size=1),
 )
 
 
