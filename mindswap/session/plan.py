@@ -5,10 +5,12 @@ from dataclasses import dataclass, replace
 
 from mindswap.check.check import check_document
 from mindswap.config.device_memory import read_device_memory
+from mindswap.convert.swap_on import rewrite_for_swap, with_swap_enabled
 from mindswap.cost.hardware import SET_BY_USER
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level
-from mindswap.errors import PlanError
+from mindswap.errors import PlanError, PolicyError
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
@@ -23,7 +25,16 @@ from mindswap.session.run import Run
 from mindswap.session.step import Step
 from mindswap.units import format_bytes, parse_bytes
 
-__all__ = ["StepPlan", "budget_doubt", "budget_of", "compact", "make_plan", "planned_text", "problem_of"]
+__all__ = [
+    "StepPlan",
+    "budget_doubt",
+    "budget_of",
+    "compact",
+    "make_plan",
+    "planned_text",
+    "problem_of",
+    "refuse_unwritable",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,6 +181,17 @@ def budget_doubt(step: Step, budget_bytes: int) -> str:
     return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
 
 
+def refuse_unwritable(document: Document) -> None:
+    """Refuse a configuration that would have errors with any plan in it, before the plan is made.
+
+    Raises:
+        PolicyError: with every error, at its place in the user's file.
+    """
+    errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
+    if errors:
+        raise PolicyError(errors)
+
+
 def compact(step: Step, plan: Plan) -> Plan:
     """The plan in as few entries as it takes."""
     return replace(plan, policy=compact_policy(plan.policy, step.model.captured.trees))
@@ -190,6 +212,9 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
         PlanError: what is read back is another policy, or has errors.
     """
     text = step.path.read_bytes().decode("utf-8", "surrogatepass") if step.path is not None else ""
+    if plan.policy.is_swap_enabled:
+        own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)
+        text = rewrite_for_swap(text, own, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
