@@ -22,10 +22,12 @@ from mindswap.adapters.config import install_stand_ins, keep_swap_sections, repl
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model, place_in_model
 from mindswap.adapters.mindspore import (
+    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
     find_lazy_inline_cell,
+    tag_primitives,
 )
 from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.config.rank import RankPlacement
@@ -54,8 +56,6 @@ __all__ = [
     "set_policy",
 ]
 
-# Attribute that carries the path of a primitive into the compiled graph.
-PATH_TAG = "mindswap_path"
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
 
@@ -191,7 +191,7 @@ def capture(
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
         for layer, tree in zip(layers, trees, strict=True):
-            _tag(layer, tree, every_primitive=with_all_tags)
+            tag_primitives(layer, tree, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
@@ -233,16 +233,6 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
         where = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
         notes.append(f"not resolved per rank: {where} (x{len(ops)}): {reason}")
     return notes
-
-
-def _tag(layer, tree, every_primitive: bool) -> None:
-    """Else only where cell and type do not say which it is: a tag keeps the compiler from merging equal ones."""
-    by_key: dict[tuple, list] = {}
-    for path, primitive in iterate_primitives(layer, tree):
-        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
-    for group in by_key.values():
-        for path, primitive in group if every_primitive or len(group) > 1 else ():
-            primitive.add_prim_attr(PATH_TAG, ".".join(path))
 
 
 def build_network(
