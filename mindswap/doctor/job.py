@@ -59,7 +59,9 @@ def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None
     hidden = _number(document, "model", "model_config", "hidden_size")
     if policy is None or not policy.is_swap_enabled or not hidden or not num_layers:
         return 0
-    named = union_layers([entry.layers for entry in (*policy.layer_swap, *policy.op_swap)]).resolve(num_layers)
+    named = union_layers([one.layers for one in policy.layer_swap] + [one.layers for one in policy.op_swap]).resolve(
+        num_layers
+    )
     num_stages = step.pipeline.num_stages
     held = min(step.num_micro_batches, num_stages)
     one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)
