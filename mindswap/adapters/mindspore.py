@@ -14,8 +14,7 @@ import mindspore as ms
 from mindspore import nn, ops
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-from mindswap.adapters.pynative.swap import swaps_paused
-from mindswap.adapters.versions.executors import cell_graph_executor
+from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
