@@ -26,7 +26,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.report.problems import escape, format_problems, problems_to_data
 
 __all__ = ["VERSIONS", "convert_versions"]
 
@@ -56,7 +56,7 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     converted = _to_2x(args, document, num_layers) if args.to == "2.x" else _to_1_9(args, document, num_layers)
     _refuse_double(document, source, converted)
     comment = (f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, by name (mindswap convert --to {args.to})",)
-    lost = tuple(f"lost or changed: {line}" for line in dict.fromkeys(converted.lost))
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
     target = args.output or (args.config if args.in_place else None)
     problems = [*_losses(document, source, converted, args.to), *_read_back(args, text, target, converted, num_layers)]
@@ -65,13 +65,14 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
         data = {"ok": not has_errors, "written": target, "text": text, "sections": converted.sections}
-        found = [problem_to_data(problem) for problem in problems]
-        print(json.dumps({**data, "lost": list(converted.lost), "problems": found}, indent=2))
+        print(json.dumps({**data, "lost": list(converted.lost), **problems_to_data(problems)}, indent=2))
     else:
         if not target:
-            print(text, end="" if text.endswith("\n") else "\n")
+            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
+        if target:
+            print(f"written: {target}; next: mindswap check {target}")
     return 1 if has_errors else 0
 
 

@@ -12,7 +12,7 @@ from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
-from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.expand import expand_stage_recompute
 
@@ -58,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         stages = expand_stage_recompute(document, checked.num_layers)
         explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
     if args.json:
-        problems = [problem_to_data(problem) for problem in checked.problems]
-        print(json.dumps({"problems": problems, **explanation_to_json(explanation)}, indent=1))
+        print(json.dumps({**problems_to_data(checked.problems), **explanation_to_json(explanation)}, indent=1))
         return 0
     if checked.problems:
         print(format_problems(checked.problems), end="\n\n")

@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     _quiet_cpu(document)
     from mindswap.adapters.plugin import install
 
-    install(document)
+    session = install(document)
     try:
         if script:
             _run_script(script, options)
@@ -64,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             from mindswap.adapters.entry import train
 
             train(options)
+        session.finish()
     except MindswapError:
         raise
     except Exception:  # noqa: BLE001 the training's own failure, not ours

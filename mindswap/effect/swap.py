@@ -6,11 +6,10 @@ from enum import Enum
 
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
-from mindswap.graph.places import Place, asked_prefetch, places_below, places_of, value_key
+from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import Fate, SavedStorage, classify_saved, resolve_storage
-from mindswap.policy.actions import LayerActions
-from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
 __all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
 
@@ -90,35 +89,28 @@ class LayerEffect:
         return sum(pair.size_bytes for pair in self.pairs)
 
 
-def compare_effect(
-    actions: Iterable[LayerActions], layers: Iterable[CellNode], baseline: Graph, graph: Graph
-) -> tuple[LayerEffect, ...]:
+def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
     """Compare the intent for each layer with the graph.
 
     Args:
-        actions: what the policy asks of each layer.
-        layers: tree of each layer.
+        layers: what the policy decides for each layer; `layer_index` as in the graphs.
         baseline: the same network with the same recompute and without swap: what it keeps is what
             could be swapped.
         graph: the network under the policy.
     """
     saved_before, saved = classify_saved(baseline), classify_saved(graph)
-    return tuple(
-        _LayerComparison(layer_actions, layer, baseline, graph).effect(saved_before, saved)
-        for layer_actions, layer in zip(actions, layers, strict=True)
-    )
+    return tuple(_LayerComparison(layer, baseline, graph).effect(saved_before, saved) for layer in layers)
 
 
 class _LayerComparison:
-    """One layer of both graphs, with what the policy asks of each primitive."""
+    """One layer of both graphs, with what the policy decides for each primitive."""
 
-    def __init__(self, actions: LayerActions, layer: CellNode, baseline: Graph, graph: Graph):
-        self.actions = actions
-        self.index = actions.layer_index
-        self.layer = layer
+    def __init__(self, decisions: LayerDecisions, baseline: Graph, graph: Graph):
+        self.decisions = decisions
+        self.index = decisions.layer_index
         self.baseline = baseline
         self.graph = graph
-        self.asked = asked_prefetch(actions, layer)
+        self.decided = decisions_by_place(decisions)
         self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
 
     def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
@@ -129,11 +121,9 @@ class _LayerComparison:
             layer_index=self.index,
             pairs=self.pairs,
             missing=tuple(self._missing()),
-            unasked=tuple(pair for pair in self.pairs if self._prefetch_asked_of_copy(pair.producer) == {None}),
+            unasked=tuple(pair for pair in self.pairs if self._prefetch_named(pair.producer) == {None}),
             wrong_prefetch=tuple(
-                pair
-                for pair in self.pairs
-                if pair.num_prefetch_ops not in self._prefetch_asked_of_copy(pair.producer) | {None}
+                pair for pair in self.pairs if pair.num_prefetch_ops not in self._prefetch_named(pair.producer) | {None}
             ),
             one_way=tuple(
                 node
@@ -148,18 +138,27 @@ class _LayerComparison:
             kept_bytes=sum(entry.kept_bytes for entry in own),
         )
 
-    def _prefetch_asked(self, graph: Graph, node: Node) -> frozenset[int | None]:
+    def _is_asked(self, graph: Graph, node: Node) -> bool:
+        """Whether every operator that it may be is to be offloaded."""
         owner = graph.owner(node)
-        asked = self.asked.get((owner.cell_path, owner.op))
-        if asked is None and owner.attributes.get("offload") is True:
-            # A primitive that the tree has under another cell: what was set on it is what was asked.
-            asked = frozenset((int(str(owner.attributes["backward_prefetch"])),))
-        return asked or frozenset((None,))
+        decided = self.decided.get((owner.cell_path, owner.op))
+        if decided is None:
+            return self._own_prefetch(owner) is not None
+        return all(decision.prefetch is not None for decision in decided)
 
-    def _prefetch_asked_of_copy(self, producer: Node) -> frozenset[int | None]:
-        """Under any name that what is copied may have."""
-        asked = (self.asked.get(place, frozenset()) for place in places_of(self.graph, producer))
-        return self._prefetch_asked(self.graph, producer).union(*asked)
+    def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
+        """Distances that entries name for what is copied, under any name that it may have; None for "not named"."""
+        owner = self.graph.owner(producer)
+        places = places_of(self.graph, producer)
+        named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
+        if (owner.cell_path, owner.op) not in self.decided:
+            named.add(self._own_prefetch(owner))
+        return frozenset(named)
+
+    @staticmethod
+    def _own_prefetch(owner: Node) -> int | None:
+        """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
+        return int(str(owner.attributes["backward_prefetch"])) if owner.attributes.get("offload") is True else None
 
     def _is_own(self, graph: Graph, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
@@ -172,7 +171,7 @@ class _LayerComparison:
             key = value_key(self.baseline, node)
             if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
                 continue
-            if None not in self._prefetch_asked(self.baseline, node):
+            if self._is_asked(self.baseline, node):
                 yield node
 
     def _idle(self):
@@ -195,12 +194,12 @@ class _LayerComparison:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
         again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
-        if self.actions.is_fully_recomputed and not again:
+        if self.decisions.is_fully_recomputed and not again:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
-        for match in self.actions.recomputes:
+        for match in matches_of(self.decisions.recomputes):
             if match.node.is_primitive and match.node.type_name in VIEW_OPS:
                 continue  # it has no memory of its own, and the compiler makes one of equal ones in several cells
-            nodes = self._nodes(places_below(self.layer, match.path))
+            nodes = self._nodes(places_below(self.decisions.layer, match.path))
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
                 continue
@@ -231,13 +230,11 @@ class _LayerComparison:
 
     def _entries(self):
         """Each entry of the policy that acts in this layer, with the primitives it names."""
-        if self.actions.layer_prefetch is not None:
-            yield "layer_swap", places_below(self.layer, ())
-        by_pattern: dict[str, set[Place]] = {}
-        for swap in self.actions.op_swaps:
-            keys = places_below(self.layer, swap.match.path)
-            by_pattern.setdefault(swap.pattern, set()).update(keys)
-        yield from by_pattern.items()
+        by_entry: dict[str, set[Place]] = {}
+        for claim in self.decisions.offloads:
+            entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
+            by_entry.setdefault(entry, set()).update(places_below(self.decisions.layer, claim.path))
+        yield from by_entry.items()
 
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
         """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""

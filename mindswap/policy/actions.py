@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import Claim, LayerDecisions, Setting, resolve_layer
+from mindswap.policy.resolve import LayerDecisions, Setting, matches_of, resolve_layer
 
 __all__ = ["LayerActions", "OpSwapAction", "actions_of", "format_log_lines", "plan_layer"]
 
@@ -78,10 +78,10 @@ def actions_of(decisions: LayerDecisions) -> LayerActions:
         layer_index=decisions.layer_index,
         is_fully_recomputed=decisions.is_fully_recomputed,
         is_output_recomputed=decisions.is_output_recomputed,
-        recomputes=_matches(decisions.recomputes),
-        comm_recomputes=_matches(decisions.comm_recomputes),
-        recompute_excludes=_matches(decisions.excludes),
-        comm_recompute_excludes=_matches(decisions.comm_excludes),
+        recomputes=matches_of(decisions.recomputes),
+        comm_recomputes=matches_of(decisions.comm_recomputes),
+        recompute_excludes=matches_of(decisions.excludes),
+        comm_recompute_excludes=matches_of(decisions.comm_excludes),
         layer_prefetch=whole.prefetch if whole is not None else None,
         op_swaps=tuple(
             OpSwapAction(claim.match, claim.entry.prefetch, claim.entry.pattern)
@@ -89,11 +89,6 @@ def actions_of(decisions: LayerDecisions) -> LayerActions:
             if claim.entry.prefetch is not None and claim.path
         ),
     )
-
-
-def _matches(claims: tuple[Claim, ...]) -> tuple[Match, ...]:
-    """What is named below the layer, each part once."""
-    return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
 
 
 def format_log_lines(actions: LayerActions) -> tuple[str, ...]:

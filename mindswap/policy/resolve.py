@@ -11,7 +11,7 @@ Order of the entries, from the specification ("Fine-Grained Activations SWAP" of
   twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -28,6 +28,7 @@ __all__ = [
     "Setting",
     "Treatment",
     "acting_entries",
+    "matches_of",
     "resolve_layer",
 ]
 
@@ -247,6 +248,11 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
     return tuple(acting.values())
 
 
+def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:
+    """What claims name below the layer, each part once."""
+    return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
+
+
 def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
     """The entries that have a layer, in the order of the log lines."""
     if not policy.is_swap_enabled:
@@ -282,8 +288,13 @@ def _claims(entries: Iterable[Entry], setting: Setting, layer: CellNode) -> Iter
 
 def _without(claims: tuple[Claim, ...], excludes: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
     """The claims that are neither excluded nor inside an excluded cell; the others."""
-    left = tuple(claim for claim in claims if not _covering(excludes, (claim.path,)))
-    return left, tuple(claim for claim in claims if claim not in left)
+    excluded = {claim.path for claim in excludes}
+    left: list[Claim] = []
+    gone: list[Claim] = []
+    for claim in claims:
+        is_excluded = any(claim.path[:depth] in excluded for depth in range(1, len(claim.path) + 1))
+        (gone if is_excluded else left).append(claim)
+    return tuple(left), tuple(gone)
 
 
 def _override(claims: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
@@ -296,6 +307,14 @@ def _override(claims: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim
     return tuple(left.values()), tuple(overridden)
 
 
-def _covering(claims: Iterable[Claim], paths: Iterable[Path]) -> tuple[Claim, ...]:
+def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ...]:
     """The claims on an operator, or on a cell that it is in, under any of its paths."""
-    return tuple(claim for claim in claims if any(path[: len(claim.path)] == claim.path for path in paths))
+    if not claims:  # most often; a planner asks for every operator of thousands of policies
+        return ()
+    found = []
+    for claim in claims:
+        named = claim.match.path
+        depth = len(named)
+        if any([path[:depth] == named for path in paths]):
+            found.append(claim)
+    return tuple(found)

@@ -22,6 +22,7 @@ from mindswap.logs.read import read_worker_logs
 from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
 from mindswap.report.effect import effect_to_json, format_effect
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
@@ -229,11 +230,11 @@ def verify_policy(
         swapped = capture(config_path, policy, placement=placement)
         baseline = capture(config_path, without_swap, swapped.sample, placement=placement)
     swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
-    actions = [
-        dataclasses.replace(plan_layer(policy, index, tree), layer_index=position)
+    decided = [
+        dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
-    compiled = compare_effect(actions, swapped.layers, baseline.graph, swapped.graph)
+    compiled = compare_effect(decided, baseline.graph, swapped.graph)
     indices = placement.layers if placement is not None else range(len(swapped.sample.layer_map))
     effects = tuple(
         dataclasses.replace(compiled[position], layer_index=index)
@@ -263,5 +264,5 @@ def verify_recompute(
         plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     acting = as_applied(policy, LayerTrees(compiled.layers, {}, "the real network"))
-    actions = [plan_layer(acting, index, tree) for index, tree in enumerate(compiled.layers)]
-    return compare_recompute(actions, compiled.layers, plain.graph, compiled.graph), compiled
+    decided = [resolve_layer(acting, index, tree) for index, tree in enumerate(compiled.layers)]
+    return compare_recompute(decided, plain.graph, compiled.graph), compiled

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.document.problem import Location
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import exact_pattern, match_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
 from mindswap.policy.settings import Statement
 
 __all__ = ["EXCLUDE", "NamedCell", "as_applied", "cells_excluded", "recomputed_operators"]
@@ -92,18 +92,7 @@ def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tu
         layer_index: index of the layer.
         tree: the layer.
     """
-    actions = plan_layer(policy, layer_index, tree)
-    excluded = {match.path for match in actions.recompute_excludes}
-    named = {match.path for match in actions.recomputes}
-    operators = tuple(
-        ".".join(path)
-        for path, node in tree.walk()
-        if not node.children and not _is_covered(path, excluded)
-        if actions.is_fully_recomputed or _is_covered(path, named)
-    )
-    return operators, tuple(match.name for match in actions.comm_recomputes)
-
-
-def _is_covered(path: tuple[str, ...], cells: set[tuple[str, ...]]) -> bool:
-    """Whether a path, or a cell that it is in, is among these."""
-    return any(path[:end] in cells for end in range(1, len(path) + 1))
+    layer = resolve_layer(policy, layer_index, tree)
+    decided = layer.operators().items()
+    operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
+    return operators, tuple(match.name for match in matches_of(layer.comm_recomputes))

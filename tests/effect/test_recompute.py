@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mindswap.effect.recompute import compare_recompute
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
+from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
 from tests.graph.builders import KIB, graph, node
 
@@ -33,8 +33,8 @@ def step(marked=(), again=(), saved="matmul gelu", **attributes):
 
 
 def compare(compiled, baseline=BASELINE, **policy):
-    actions = plan_layer(Policy(is_swap_enabled=True, **policy), 0, TREE)
-    (effect,) = compare_recompute([actions], [TREE], baseline, compiled)
+    actions = resolve_layer(Policy(is_swap_enabled=True, **policy), 0, TREE)
+    (effect,) = compare_recompute([actions], baseline, compiled)
     return effect
 
 
@@ -66,8 +66,10 @@ def test_an_operator_that_nobody_asked_for():
 
 
 def test_another_layer_than_the_one_asked_for():
-    actions = [replace(plan_layer(Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS), i, TREE)) for i in (0, 1)]
-    first, second = compare_recompute(actions, [TREE, TREE], BASELINE, step(MLP, MLP))
+    actions = [
+        replace(resolve_layer(Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS), i, TREE)) for i in (0, 1)
+    ]
+    first, second = compare_recompute(actions, BASELINE, step(MLP, MLP))
     assert first.is_as_asked and second.idle == ("the whole layer",)
 
 
@@ -100,9 +102,9 @@ def test_one_of_two_primitives_of_a_type_may_run_again():
     cell = tree.children[0]
     renamed = replace(cell, children=tuple(replace(c, type_name=c.type_name.rstrip("2")) for c in cell.children))
     tree = replace(tree, children=(renamed,))
-    actions = plan_layer(Policy(is_swap_enabled=True, select_recompute=select(r"mlp\.gelu")), 0, tree)
+    actions = resolve_layer(Policy(is_swap_enabled=True, select_recompute=select(r"mlp\.gelu")), 0, tree)
     for compiled in (step(["gelu"], ["gelu"]), step()):
-        (effect,) = compare_recompute([actions], [tree], BASELINE, compiled)
+        (effect,) = compare_recompute([actions], BASELINE, compiled)
         assert effect.unasked == () and effect.missing == ()
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import pytest
 
 from mindswap.effect.swap import IdleReason, compare_effect
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
 from tests.graph.builders import KIB, copy_in, copy_out, graph, node
 
@@ -44,7 +44,7 @@ def gelu_swapped(prefetch_out=5, prefetch_in=5):
 
 
 def compare(step, policy, baseline=BASELINE, index=0):
-    (effect,) = compare_effect([plan_layer(policy, index, TREE)], [TREE], baseline, step)
+    (effect,) = compare_effect([resolve_layer(policy, index, TREE)], baseline, step)
     return effect
 
 
@@ -196,8 +196,8 @@ def with_types(tree):
 @pytest.mark.parametrize(("prefetch", "is_as_asked"), [(5, True), (6, False)])
 def test_of_two_primitives_that_look_alike_one_may_be_swapped(prefetch, is_as_asked):
     tree = with_types(TREE)
-    actions = plan_layer(policy(r"norm\.mul"), 0, tree)
-    (effect,) = compare_effect([actions], [tree], TWO_KEPT, two_products(prefetch))
+    actions = resolve_layer(policy(r"norm\.mul"), 0, tree)
+    (effect,) = compare_effect([actions], TWO_KEPT, two_products(prefetch))
     assert effect.is_as_asked is is_as_asked
 
 
@@ -266,7 +266,7 @@ def one_view(is_swapped, cell_path="attention"):
 
 
 def compare_views(step, wanted):
-    (effect,) = compare_effect([plan_layer(wanted, 0, VIEWS)], [VIEWS], one_view(is_swapped=False), step)
+    (effect,) = compare_effect([resolve_layer(wanted, 0, VIEWS)], one_view(is_swapped=False), step)
     return effect
 
 
