@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import mindspore as ms
 from mindformers.core.context import build_context
-from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_model import build_network as build_model_network
 from mindformers.tools.register import MindFormerConfig
@@ -30,6 +29,7 @@ from mindswap.adapters.mindspore import (
     tag_primitives,
 )
 from mindswap.adapters.rank_code import use_whole_tensors
+from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
@@ -271,7 +271,7 @@ def _build(config_path, policy, layers, placement):
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)
-    if is_legacy_model() != bool(config.get("use_legacy", True)):
+    if not builds_form(bool(config.get("use_legacy", True))):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     _set_pipeline(config, is_whole=layers is None)
