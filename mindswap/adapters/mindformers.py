@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import mindspore as ms
 from mindformers.core.context import build_context
-from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_model import build_network as build_model_network
 from mindformers.tools.register import MindFormerConfig
@@ -22,12 +21,15 @@ from mindswap.adapters.config import install_stand_ins, keep_swap_sections, repl
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model, place_in_model
 from mindswap.adapters.mindspore import (
+    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
     find_lazy_inline_cell,
+    tag_primitives,
 )
 from mindswap.adapters.rank_code import use_whole_tensors
+from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
@@ -54,8 +56,6 @@ __all__ = [
     "set_policy",
 ]
 
-# Attribute that carries the path of a primitive into the compiled graph.
-PATH_TAG = "mindswap_path"
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
 
@@ -191,7 +191,7 @@ def capture(
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
         for layer, tree in zip(layers, trees, strict=True):
-            _tag(layer, tree, every_primitive=with_all_tags)
+            tag_primitives(layer, tree, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
@@ -235,16 +235,6 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
     return notes
 
 
-def _tag(layer, tree, every_primitive: bool) -> None:
-    """Else only where cell and type do not say which it is: a tag keeps the compiler from merging equal ones."""
-    by_key: dict[tuple, list] = {}
-    for path, primitive in iterate_primitives(layer, tree):
-        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
-    for group in by_key.values():
-        for path, primitive in group if every_primitive or len(group) > 1 else ():
-            primitive.add_prim_attr(PATH_TAG, ".".join(path))
-
-
 def build_network(
     config_path: str, policy: Policy, layers: Sequence[int] | None = None, placement: RankPlacement | None = None
 ):
@@ -281,7 +271,7 @@ def _build(config_path, policy, layers, placement):
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)
-    if is_legacy_model() != bool(config.get("use_legacy", True)):
+    if not builds_form(bool(config.get("use_legacy", True))):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     _set_pipeline(config, is_whole=layers is None)
