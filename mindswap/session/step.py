@@ -162,6 +162,12 @@ def within_configuration(device: Device, document: Document) -> Device:
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
+    ring = document.get("model", "model_config", "use_ring_attention")
+    if ring is not None and ring.value is True and settings.context_parallel > 1:
+        raise SimulationError(
+            f"{ring.location}: model.model_config.use_ring_attention: ring attention is not simulated\n"
+            "    allowed: False\n    fix: use_ring_attention: False, with a context_parallel_algo"
+        )
     pieces = document.get("parallel_config", "seq_split_num")
     if pieces is not None and pieces.value not in (1, None):
         raise SimulationError(

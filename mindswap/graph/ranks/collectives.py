@@ -15,7 +15,7 @@ models cut by code of their own.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
@@ -136,7 +136,8 @@ class _Finder:
         size_bytes = part_bytes * num_parts(moved.before) // num_parts(moved.after)
         num_ranks = num_parts(moved.before) // num_parts(moved.after)
         if kind == "AllToAll":
-            num_ranks = _num_exchanging(moved)
+            made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
+            num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
         key = (self._maker(moved.producer), kind, num_ranks)
         if key in self.gathered:
             return
@@ -198,8 +199,42 @@ def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
     return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
 
 
-def _num_exchanging(moved: Redistribution) -> int:
-    """Ranks that exchange parts: those over which a dimension was cut that no longer is."""
-    if len(moved.before) != len(moved.after):
-        return num_parts(moved.before)
-    return math.prod(before // math.gcd(before, after) for before, after in zip(moved.before, moved.after, strict=True))
+def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
+    """Ranks that exchange parts: those over which a dimension was cut that no longer is.
+
+    Args:
+        moved: the cuts before and after.
+        made, read: shapes on one rank before and after.
+    """
+    if len(moved.before) == len(moved.after):
+        cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
+    else:
+        cuts = _cuts_of_blocks(made, moved.before, read, moved.after)
+    return math.prod(before // math.gcd(before, after) for before, after in cuts)
+
+
+def _cuts_of_blocks(
+    made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
+
+    Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
+    cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
+    """
+    if len(made) != len(before) or len(read) != len(after):
+        return [(math.prod(before), 1)]
+    sides = [[(size * cut, cut) for size, cut in zip(*side, strict=True)] for side in ((made, before), (read, after))]
+    blocks = []
+    while any(sides):
+        size, cut = [1, 1], [1, 1]
+        for at, side in enumerate(sides):
+            if side:
+                size[at], cut[at] = side.pop(0)
+        while size[0] != size[1]:
+            at = 0 if size[0] < size[1] else 1
+            if not sides[at]:
+                return [(math.prod(before), 1)]  # not the same elements
+            more, parts = sides[at].pop(0)
+            size[at], cut[at] = size[at] * more, cut[at] * parts
+        blocks.append((cut[0], cut[1]))
+    return blocks
