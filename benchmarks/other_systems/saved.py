@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.cost.roofline import is_kernel
 from mindswap.graph.model import Graph
-from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
+from mindswap.graph.ops import VIEW_OPS, is_kernel
+from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
 from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses

@@ -6,7 +6,7 @@ from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
-__all__ = ["StepSettings", "read_step_settings"]
+__all__ = ["DEFAULT_OPTIMIZER", "StepSettings", "read_step_settings"]
 
 DEFAULT_OPTIMIZER = "AdamW"
 

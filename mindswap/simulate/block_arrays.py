@@ -2,20 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
-from mindswap.simulate.blocks import Block, BlockOp, BlockTensor, Read, Source, Uses
+from mindswap.simulate.blocks import Block, BlockOp, BlockTensor
 from mindswap.simulate.program import NO_OP, MemoryKind
 
-__all__ = [
-    "NONE", "BlockArrays", "LinkArrays", "PassArrays", "TensorArrays", "arrays_of", "links_of", "neighbour_reads",
-    "with_copies",
-]  # fmt: skip
-
-# "No use" where positions count from the begin of a pass: those before it are negative.
-NONE = -(2**40)
+__all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copies"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,6 +23,7 @@ class PassArrays:
     wait_op: np.ndarray
     label: np.ndarray
     wait_once: np.ndarray
+    is_weight: np.ndarray
     last_compute: int | None
 
 
@@ -54,6 +48,10 @@ class TensorArrays:
     is_held: np.ndarray
     last_once: np.ndarray
     is_final: np.ndarray
+    first_input: np.ndarray
+    last_input: np.ndarray
+    first_weight: np.ndarray
+    last_weight: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,74 +73,6 @@ class BlockArrays:
     shared: TensorArrays
     handed: tuple[BlockTensor, ...]
     labels: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class LinkArrays:
-    """Tensors that a block makes in one pass and its neighbour, or another stage, reads; shape (num_tensors,).
-
-    Attributes:
-        size_bytes, made_at, prefetch, num_copies, is_held: as `BlockTensor` has them.
-        kind: `MemoryKind`.
-        label: position in `BlockArrays.labels` of the block that makes them.
-        uses: last use in forward, first and last use in backward: of the block itself, and of its neighbour; positions
-            count from where each begins; `NONE` for no use; shape (2, 3, num_tensors).
-        is_sent: no neighbour is here: another stage reads it.
-    """
-
-    size_bytes: np.ndarray
-    made_at: np.ndarray
-    kind: np.ndarray
-    label: np.ndarray
-    prefetch: np.ndarray
-    num_copies: np.ndarray
-    is_held: np.ndarray
-    uses: np.ndarray
-    is_sent: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.size_bytes)
-
-
-@lru_cache(maxsize=2**14)
-def links_of(block: Block, other: Block | None, is_forward: bool) -> LinkArrays:
-    """What a block hands to its neighbour in one pass.
-
-    Neighbours are few, and put together thousands of times by a planner: the last ones are kept.
-
-    Args:
-        block: makes the tensors.
-        other: the block that the pass goes on with; None where it ends here.
-        is_forward: which pass.
-    """
-    arrays = arrays_of(block)
-    labels = {label: position for position, label in enumerate(arrays.labels)}
-    reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}
-    found = [t for t in arrays.handed if t.role is not None and not t.role.is_shared and t.is_forward == is_forward]
-    no_use = Uses()
-    uses = [[_relative(t.uses) for t in found], [_relative(reads.get(t.role, no_use)) for t in found]]  # type: ignore[arg-type]
-    return LinkArrays(
-        size_bytes=np.array([t.size_bytes for t in found], np.int64),
-        made_at=np.array([t.made_at for t in found], np.int64),
-        kind=np.array([MemoryKind.RECOMPUTED if t.is_again else MemoryKind.TRANSIENT for t in found], np.int64),
-        label=np.array([labels[t.label] for t in found], np.int64),
-        prefetch=np.array([t.prefetch for t in found], np.int64),
-        num_copies=np.array([t.num_copies for t in found], np.int64),
-        is_held=np.array([t.is_held for t in found], np.int64),
-        uses=np.array(uses, np.int64).reshape(2, -1, 3).transpose(0, 2, 1),
-        is_sent=np.full(len(found), other is None),
-    )
-
-
-def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
-    """What a block reads that the neighbour makes from which a pass comes to it."""
-    source = Source.BEFORE if is_forward else Source.BEHIND
-    return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
-
-
-def _relative(uses: Uses) -> tuple[int, int, int]:
-    found = (uses.last_forward, uses.first_backward, uses.last_backward)
-    return tuple(NONE if value is None else value for value in found)  # type: ignore[return-value]
 
 
 def arrays_of(block: Block) -> BlockArrays:
@@ -210,6 +140,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
         np.array([_position(op.wait_op) for op in ops], np.int64),
         np.array([label_of(op.label) for op in ops], np.int32),
         np.array([_position(op.wait_once) for op in ops], np.int64),
+        np.array([op.is_weight for op in ops], bool),
         max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
     )
 
@@ -229,6 +160,10 @@ def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int
         is_held=np.array([t.is_held for t in tensors], bool),
         last_once=np.array([_position(t.uses.last_once) for t in tensors], np.int64),
         is_final=np.array([t.is_final for t in tensors], bool),
+        first_input=np.array([_position(t.uses.first_input) for t in tensors], np.int64),
+        last_input=np.array([_position(t.uses.last_input) for t in tensors], np.int64),
+        first_weight=np.array([_position(t.uses.first_weight) for t in tensors], np.int64),
+        last_weight=np.array([_position(t.uses.last_weight) for t in tensors], np.int64),
     )
 
 
