@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
+from mindswap.check.check import check_document, require_num_layers
 from mindswap.commands.caching import cached_result
 from mindswap.commands.gathered import with_gathered_weights
 from mindswap.config.rank import RankPlacement, place_rank
@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
     config_path = str(Path(args.config).resolve())
     placement = None
     if args.rank is not None:
-        if checked.num_layers is None:
-            raise GraphError("--rank: the configuration does not say how many layers the model has")
-        placement = place_rank(document, args.rank, checked.num_layers)
+        placement = place_rank(document, args.rank, require_num_layers(document, checked.num_layers, "--rank: "))
     report = cached_result(
         document,
         policy,

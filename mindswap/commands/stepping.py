@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.commands.caching import cached_result
 from mindswap.config.rank import place_rank
 from mindswap.config.step import read_step_settings
@@ -20,7 +20,7 @@ from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
-from mindswap.errors import GraphError, PolicyError, SimulationError
+from mindswap.errors import PolicyError, SimulationError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sample import LayerSample
@@ -148,18 +148,17 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     """
     if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
         raise PolicyError(checked.problems)
-    if checked.num_layers is None:
-        raise GraphError("the configuration does not say how many layers the model has")
+    num_layers = require_num_layers(document, checked.num_layers)
     if checked.policy.is_swap_enabled:
         return checked.policy
-    return expand_stage_recompute(document, checked.num_layers).policy
+    return expand_stage_recompute(document, num_layers).policy
 
 
 def _capture(config: str, document: Document, num_layers: int, use_cache: bool) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
-    if settings.model_parallel * settings.context_parallel > 1:
+    if settings.model_parallel * settings.context_parallel * settings.expert_parallel > 1:
         placement = place_rank(document, 0, num_layers)
 
     def make() -> CapturedStep:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.commands.caching import cached_result
 from mindswap.commands.check import read_real_trees
 from mindswap.commands.gathered import with_gathered_weights
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
-from mindswap.errors import GraphError, MindswapError, PolicyError
+from mindswap.errors import MindswapError, PolicyError
 from mindswap.logs.compare import LogReport, compare_logs
 from mindswap.logs.read import read_worker_logs
 from mindswap.policy.actions import format_log_lines, plan_layer
@@ -139,9 +139,7 @@ def _answer(args: argparse.Namespace, document: Document, checked: CheckResult) 
             return Answer(True, NOTHING_ASKED, {"ok": True, "layers": []})
     placement = None
     if args.rank is not None:
-        if checked.num_layers is None:
-            raise GraphError("--rank: the configuration does not say how many layers the model has")
-        placement = place_rank(document, args.rank, checked.num_layers)
+        placement = place_rank(document, args.rank, require_num_layers(document, checked.num_layers, "--rank: "))
     if checked.is_swap_enabled:
         make = partial(_answer_swap, config_path, policy, placement, checked.num_layers)
     else:
@@ -162,7 +160,7 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
     if num_layers is None:
         section = document.get("recompute_config")
         if section is not None and section.entries:
-            raise GraphError("the configuration does not say how many layers the model has")
+            require_num_layers(document, num_layers)
         return Policy()
     policy = expand_stage_recompute(document, num_layers).policy
     if not (policy.layer_recompute or policy.select_recompute or policy.select_comm_recompute):

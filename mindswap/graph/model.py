@@ -7,7 +7,10 @@ import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["Graph", "Node", "Saved", "SwapPair", "TensorType"]
+__all__ = ["HOST_COPY", "Graph", "Node", "Saved", "SwapPair", "TensorType"]
+
+# A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
+HOST_COPY = "CopyToHost"
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,11 @@ class Graph:
         """
         read = {name for node in self.backward for name in node.inputs}
         names = {saved.forward_name for saved in self.saved if saved.backward_name in read}
-        return tuple(node for node in self.forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
+        return tuple(
+            node
+            for node in self.forward
+            if node.name in names and node.op not in ("MoveTo", HOST_COPY) and node.size_bytes
+        )
 
     def owner(self, node: Node) -> Node:
         """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
