@@ -53,14 +53,15 @@ def with_model_of_folder(document: Document) -> Document:
     if not isinstance(folder, str) or not folder:
         return document
     location = Location("--pretrained_model_dir") if named is None or given_folder() else named.location
-    found = parse_file(os.path.join(folder, CONFIG_NAME))  # noqa: PTH118 keeps "./" for messages
+    path = os.path.join(folder, CONFIG_NAME)  # noqa: PTH118 keeps "./" for messages
+    found = parse_file(path)
     if found.root is None or found.root.entries is None:
         reason = found.problems[0].message if found.problems else "is no mapping"
         problem = Problem(
             location,
             FOLDER_RULE,
             Level.WARNING,
-            f"{FOLDER_KEY}: the model is not known: {os.path.join(folder, CONFIG_NAME)} {reason}",  # noqa: PTH118
+            f"{FOLDER_KEY}: the model is not known: {path}: {reason}",
             fix="name a folder with the config.json of the model (weights are not needed), here or as "
             "--pretrained_model_dir DIR",
         )

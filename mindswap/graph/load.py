@@ -102,7 +102,7 @@ def _with_layers(read: Iterable[Node]) -> tuple[Node, ...]:
                 zone = behind
         elif zone > node.layer_index and latest is not None and node.op not in TYING_OPS:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
-        else:
+        elif node.layer_index is not None:
             zone = node.layer_index
         placed[node.name], zones[node.name] = node, zone
     return tuple(placed.values())

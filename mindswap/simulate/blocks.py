@@ -273,13 +273,31 @@ class _Cutter:
     # -- sections ---------------------------------------------------------------------------------
 
     def _forward_sections(self) -> list[int]:
-        """What is outside the layers belongs behind them once the last layer has begun to end, else before them."""
-        last = max(
-            i for i, node in enumerate(self.graph.forward) if node.layer_index is not None and is_kernel(node.op)
+        """What is outside the layers belongs behind them from the first of it on that reads them for good, else before.
+
+        Layers may go on behind that: the compiler lists what routers of experts add to the loss at the end.
+        """
+        nodes = self.graph.forward
+        reads: set[str] = set()  # of a layer, or outside the layers and reads one
+        for node in nodes:
+            if node.layer_index is not None or any(name in reads for name in node.inputs):
+                reads.add(node.name)
+        feeds: set[str] = set()  # read by a layer
+        for node in reversed(nodes):
+            if node.layer_index is not None or node.name in feeds:
+                feeds.update(node.inputs)
+        ends = reads - feeds
+        first = next(
+            (
+                i
+                for i, node in enumerate(nodes)
+                if node.layer_index is None and is_kernel(node.op) and node.name in ends
+            ),
+            len(nodes),
         )
         return [
-            node.layer_index if node.layer_index is not None else (self.num_layers if position > last else -1)
-            for position, node in enumerate(self.graph.forward)
+            node.layer_index if node.layer_index is not None else (self.num_layers if position >= first else -1)
+            for position, node in enumerate(nodes)
         ]
 
     def _backward_sections(self, behind: Set[str]) -> list[int]:

@@ -46,13 +46,13 @@ def test_a_folder_that_is_not_there_is_named_with_place_and_fix(tmp_path):
     document = load_document(write(tmp_path, "seed: 1\npretrained_model_dir: /no/such\n"))
     (problem,) = document.problems
     assert (problem.rule, problem.location.line, problem.location.column) == (FOLDER_RULE, 2, 23)
-    assert "/no/such/config.json does not exist" in problem.message
+    assert "/no/such/config.json: the file does not exist" in problem.message
     try:
         require_num_layers(document, None, "--rank: ")
     except GraphError as error:
         text = str(error)
     assert text.startswith("--rank: the configuration does not say how many layers")
-    assert "/no/such/config.json does not exist" in text
+    assert "/no/such/config.json: the file does not exist" in text
     assert "--pretrained_model_dir DIR" in text
 
 
