@@ -351,6 +351,8 @@ def _use_one_rank(config) -> None:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
+    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens stay where they are; the only one it takes
+        config.model.model_config.moe_token_dispatcher_type = "alltoall"
 
 
 def _compile(network, config, data_parallel: int = 1) -> Graph:

@@ -312,8 +312,10 @@ class _Cutter:
         """
         sections = []
         current = self.num_layers
+        behind_values = {saved.backward_name for saved in self.graph.saved if saved.forward_name in behind}
         for node in self.graph.backward:
-            if node.layer_index is None and node.origin in behind:
+            reads_behind = not node.origin and any(name in behind_values for name in node.inputs)
+            if node.layer_index is None and (node.origin in behind or reads_behind):
                 sections.append(self.num_layers)
                 continue
             if is_kernel(node.op) and not node.is_duplicate:
