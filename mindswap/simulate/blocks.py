@@ -313,9 +313,14 @@ class _Cutter:
         sections = []
         current = self.num_layers
         behind_values = {saved.backward_name for saved in self.graph.saved if saved.forward_name in behind}
+        places: dict[str, int] = {}  # of what backward makes
         for node in self.graph.backward:
-            reads_behind = not node.origin and any(name in behind_values for name in node.inputs)
-            if node.layer_index is None and (node.origin in behind or reads_behind):
+            made = [name for name in node.inputs if name in places]
+            reads_behind = any(name in behind_values for name in node.inputs) or (
+                bool(made) and all(places[name] == self.num_layers for name in made)
+            )
+            places[node.name] = self.num_layers
+            if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind)):
                 sections.append(self.num_layers)
                 continue
             if is_kernel(node.op) and not node.is_duplicate:
@@ -324,6 +329,7 @@ class _Cutter:
                 elif current == 0:
                     current = -1
             sections.append(current)
+            places[node.name] = current
         needed: dict[str, int] = {}
         for position in range(len(sections) - 1, -1, -1):
             node = self.graph.backward[position]
