@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, load_step
-from mindswap.plan.baselines import STRATEGIES
+from other_systems import STRATEGIES
+
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.planner import make_plan
 from mindswap.plan.problem import Allow, Problem
@@ -27,6 +27,7 @@ from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import ENTRY_PPM
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table
+from mindswap.session.step import Step, load_step
 from mindswap.simulate.step_model import StepModel
 from mindswap.units import format_bytes
 
@@ -277,7 +278,7 @@ def explain(plan: Plan) -> str:
     )
 
 
-def gain_text(published: Published, loaded: LoadedStep, plan: Plan) -> tuple[str, float, float]:
+def gain_text(published: Published, loaded: Step, plan: Plan) -> tuple[str, float, float]:
     """Our gain over full recompute next to the published one; it and the most that is possible in percent."""
     base = load_step(config_path(published.config))
     recompute = base.model.simulate(STRATEGIES["full recompute"](base.model, 0))
@@ -306,7 +307,7 @@ def gain_text(published: Published, loaded: LoadedStep, plan: Plan) -> tuple[str
     return text, gain, most
 
 
-def recompute_share(loaded: LoadedStep) -> str:
+def recompute_share(loaded: Step) -> str:
     """How much of a layer full recompute runs again."""
     model = loaded.model
     plain, again = (model.layer_block(STRATEGIES[name](model, 0), 1) for name in ("keep all", "full recompute"))
@@ -319,7 +320,7 @@ def recompute_share(loaded: LoadedStep) -> str:
     )
 
 
-def tflops(loaded: LoadedStep, step_time_ns: int) -> float:
+def tflops(loaded: Step, step_time_ns: int) -> float:
     """Floating point operations of the model, without recompute, per second and card."""
     return loaded.model.model_flops() / loaded.model.settings.num_cards / step_time_ns / 1000
 

@@ -17,11 +17,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, load_step
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Problem
 from mindswap.plan.result import Plan
 from mindswap.report.tables import format_table
+from mindswap.session.step import Step, load_step
 
 FOLDER = Path(__file__).resolve().parent / "models"
 GIB = 2**30
@@ -95,7 +95,7 @@ def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Se
     return points
 
 
-def problem_of(loaded: LoadedStep, budget_bytes: int, allow: Allow) -> Problem:
+def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> Problem:
     """A budget of device memory; the rest is that of the device."""
     device = loaded.device
     return Problem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node, allow)

@@ -21,12 +21,12 @@ from pathlib import Path
 
 from published_memory import as_published
 
-from mindswap.commands.stepping import LoadedStep, load_step
-from mindswap.cost.roofline import OpClass, classify
 from mindswap.errors import MindswapError
+from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.baselines import baseline_policy
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table
+from mindswap.session.step import Step, load_step
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.step_model import SimulatedStep
 from mindswap.units import parse_bytes
@@ -190,7 +190,7 @@ def measure(point: Point) -> Result:
     )
 
 
-def shares_of(loaded: LoadedStep, step: SimulatedStep, policy: Policy) -> dict[str, float]:
+def shares_of(loaded: Step, step: SimulatedStep, policy: Policy) -> dict[str, float]:
     """Parts of a step on the stage that works longest, as shares of the step; copies of weights count as gradients."""
     model = loaded.model
     stages = [stage_parts(loaded, policy, stage) for stage in range(model.layout.num_stages)]
@@ -202,7 +202,7 @@ def shares_of(loaded: LoadedStep, step: SimulatedStep, policy: Policy) -> dict[s
     return {part: parts[part] / step.step_time_ns for part in COLUMNS}
 
 
-def stage_parts(loaded: LoadedStep, policy: Policy, stage: int) -> Counter[str]:
+def stage_parts(loaded: Step, policy: Policy, stage: int) -> Counter[str]:
     """Time of the operators of one stage in ns, by part."""
     part_of = {kind: part for part, kinds in PARTS.items() for kind in kinds}
     blocks = loaded.model.blocks(policy)
@@ -233,7 +233,7 @@ def compare_mindspeed() -> int:
     for file, published in MINDSPEED.items():
         for card in CARDS:
             loaded = load_step(str(FOLDER / "models" / f"{file}.yaml"), card)
-            everything = baseline_policy("full-recompute", use_legacy=False)
+            everything = baseline_policy("full-recompute", loaded.model.captured.trees)
             one = Policy(is_swap_enabled=True, layer_recompute=first_layers(loaded))
             cells = [f"{tflops(loaded, policy):.1f}" for policy in (everything, one)]
             full = f"{tflops(loaded, everything) * full_pairs(loaded):.1f}"
@@ -243,20 +243,20 @@ def compare_mindspeed() -> int:
     return 0
 
 
-def first_layers(loaded: LoadedStep) -> frozenset[int]:
+def first_layers(loaded: Step) -> frozenset[int]:
     """One layer of each pipeline chunk. Section i + 1 of the step is layer i."""
     num_layers = loaded.model.captured.num_layers
     chunks = [chunk for stage in loaded.model.layout.chunks for chunk in stage]
     return frozenset(min(section for section in chunk if 0 < section <= num_layers) - 1 for chunk in chunks)
 
 
-def tflops(loaded: LoadedStep, policy: Policy) -> float:
+def tflops(loaded: Step, policy: Policy) -> float:
     """Of one card, without what is computed again."""
     step = loaded.model.simulate(policy)
     return loaded.model.model_flops() / loaded.model.settings.num_cards / step.step_time_ns / 1000
 
 
-def full_pairs(loaded: LoadedStep) -> float:
+def full_pairs(loaded: Step) -> float:
     """FLOPs with every pair of positions in attention over those with the causal ones."""
     hidden = loaded.document.count("model", "model_config", "hidden_size")
     settings, num_layers = loaded.model.settings, loaded.model.captured.num_layers

@@ -14,10 +14,10 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, load_step
 from mindswap.errors import MindswapError
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.report.tables import format_table
+from mindswap.session.step import Step, load_step
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.step_model import StepModel
@@ -58,13 +58,13 @@ class PeakMemory:
         return self.allowed_bytes is None or self.peak_bytes <= self.allowed_bytes
 
 
-def as_published(loaded: LoadedStep) -> StepModel:
+def as_published(loaded: Step) -> StepModel:
     """The step as MindFormers 1.3.0 had it compiled: lazy_inline with a pipeline only."""
     settings = loaded.model.settings
     return loaded.model.with_settings(replace(settings, is_inlined=settings.pipeline.num_stages == 1))
 
 
-def measure_peak(name: str, loaded: LoadedStep) -> PeakMemory:
+def measure_peak(name: str, loaded: Step) -> PeakMemory:
     """Simulates a configuration."""
     model = as_published(loaded)
     step = model.simulate(loaded.policy)

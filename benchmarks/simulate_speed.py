@@ -15,14 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from reference.program_bounds import lower_bound_ns
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.commands.stepping import load_step
 from mindswap.errors import MindswapError
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
-from mindswap.simulate.bounds import lower_bound_ns
+from mindswap.session.step import load_step
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory, profile_memory

@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from typing import NoReturn
 
 from mindswap.document.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
@@ -32,6 +33,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "doctor",
 )
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
@@ -44,7 +46,7 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         asked: only this command is imported and has its options: some take as long to import as others to run.
             None lists all of them.
     """
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="mindswap", description="Fine-grained activation SWAP and recomputation for MindSpore and MindFormers."
     )
     parser.add_argument("--version", action="version", version=f"mindswap {__version__}")
@@ -68,6 +70,19 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         )
     command.set_defaults(run=module.run)
     return parser
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong with the options; what was typed may have control characters."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(_escape(message))
+
+
+def _escape(text: str) -> str:
+    from mindswap.report.problems import escape
+
+    return "\n".join(map(escape, text.split("\n")))
 
 
 def _module_name(command: str) -> str:
@@ -117,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
         print(format_problems(error.problems), file=sys.stderr)
         return EXIT_BAD_INPUT
     except MindswapError as error:
-        print(f"mindswap: error: {error}", file=sys.stderr)
+        print(_escape(f"mindswap: error: {error}"), file=sys.stderr)
         return EXIT_BAD_INPUT
     except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
         return _report_bug(error)
@@ -127,5 +142,6 @@ def _report_bug(error: Exception) -> int:
     with tempfile.NamedTemporaryFile("w", prefix="mindswap-", suffix=".log", delete=False) as log:
         log.write(f"mindswap {__version__}, Python {sys.version}\narguments: {sys.argv}\n\n")
         traceback.print_exception(error, file=log)
-    print(f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {log.name}", file=sys.stderr)
+    message = f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {log.name}"
+    print(_escape(message), file=sys.stderr)
     return EXIT_BUG

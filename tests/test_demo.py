@@ -26,6 +26,7 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith("case")]
     # Two tables of graph mode under a header each, then what PyNative mode executed.
     assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES, *CASES]
+    assert "qwen3_op_swap" in result.stdout
     rows, executed, pynative = ({line[0]: line for line in table} for table in (lines[1:5], lines[6:10], lines[10:]))
     for name, pairs in CASES.items():
         _, log_lines, first_loss, _, last_loss, is_equal, *rest, as_asked = rows[name]
@@ -38,6 +39,7 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
         assert as_plain == as_mindspore == "39/39"  # embedding, 4 layers of 9 weights, last norm, head
         assert as_simulated == f"{num_operators}/{num_operators}"
         assert int(peak) < int(peak_without)
+        assert pynative[name][1] == ("2" if name == "case4_swap_and_recompute" else "1")  # workers
         *_, as_without_swap, kib_out, kib_back, peak_without, peak, predicted = pynative[name]
         assert as_without_swap == "yes"
         assert float(kib_out) == float(kib_back) > 0

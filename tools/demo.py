@@ -116,14 +116,14 @@ def main() -> int:
         "mindswap's own, where what leaves or is used up is filled with NaN. When copies leave and come back is\n"
         "decided by the rules of the Ascend backend as read from its source; they take no time. No NPU was there."
     )
-    say("the same Llama and policies in PyNative mode, where the swap is executed ...")
+    say("mindswap run in PyNative mode, where the swap is executed ...")
     executed = subprocess.run(
-        [sys.executable, str(ROOT / "tools" / "demo_pynative.py")],
+        [sys.executable, str(ROOT / "tools" / "demo_pynative.py"), str(OUTPUT / "pynative")],
         capture_output=True, text=True, cwd=OUTPUT, env=environment(),
     )  # fmt: skip
-    print("\n" + "".join(line for line in executed.stdout.splitlines(True) if " - INFO - " not in line))
+    print("\n" + "".join(line for line in executed.stdout.splitlines(True) if not line.startswith("[demo]")))
     if executed.returncode != 0:
-        failures.append(f"swap in PyNative mode:\n{executed.stderr[-3000:]}")
+        failures.append(f"swap in PyNative mode:\n{executed.stdout[-2000:]}{executed.stderr[-3000:]}")
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0

@@ -1,100 +1,153 @@
-"""Swap that is executed: the Llama of the four cases trains in PyNative mode on CPU, and its activations really move.
+"""Swap that is executed: `mindswap run` trains a small Llama and Qwen3 in PyNative mode on CPU, and activations move.
 
-    python tools/demo_pynative.py
+    python tools/demo_pynative.py FOLDER    # data and logs go there
 
 In graph mode the CPU backend cannot offload, so there the compiled graph is the proof. In PyNative mode mindswap moves
-the memory itself: the storages of saved tensors leave the process's own memory for shared memory and come back. What is
-given back is filled with NaN first, so that one byte too few would show in the losses.
+the memory itself: the storages of saved tensors leave the process's own memory for shared memory and come back. With
+`mindswap.audit_swap: True` what is given back is filled with NaN first, so one byte too few would show in the losses.
 """
 
+import json
+import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
-import mindspore as ms
-import numpy as np
-from mindspore import nn, ops
+from demo import CONFIGS, LOSS, ROOT, environment, free_port, say
 
-import mindswap
-from mindswap.adapters.mindformers import build_network
-from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
-from mindswap.pynative.ledger import predict
-from mindswap.pynative.schedule import make_schedule
 from mindswap.report.tables import format_table
 
-CONFIGS = Path(__file__).resolve().parent.parent / "configs" / "llama2_7b" / "cpu"
+QWEN3 = ROOT / "configs" / "qwen3" / "cpu" / "pynative.yaml"
 NUM_STEPS = 5
-POLICIES = {
-    "case1_default_swap": None,
-    "case2_layer_swap": None,
-    "case3_op_swap": None,
-    "case4_swap_and_recompute": None,
-    "every layer": Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 10),)),
-}
+PEAK_KEYS = ("peak_without_swap_bytes", "peak_device_bytes", "predicted_peak_bytes")
 
 
-def main() -> int:
-    """Train without swap and under each policy; exit code 0 if every check holds."""
-    reference, _ = train(CONFIGS / "case2_layer_swap.yaml", Policy())
+@dataclass(frozen=True)
+class Job:
+    """One training with swap, and the name of the one that it is compared with.
+
+    Attributes:
+        name: of the row.
+        config: of the training.
+        num_workers: under msrun if more than one.
+        reference: name of a job; "" for one without swap.
+    """
+
+    name: str
+    config: Path
+    num_workers: int = 1
+    reference: str = ""
+
+
+LLAMA = CONFIGS / "case1_default_swap.yaml"
+TWO = CONFIGS / "case4_swap_and_recompute.yaml"
+JOBS = (
+    Job("llama_off", LLAMA),
+    *(Job(name, CONFIGS / f"{name}.yaml", 1, "llama_off") for name in
+      ("case1_default_swap", "case2_layer_swap", "case3_op_swap")),
+    Job("two_off", TWO, 2),
+    Job("case4_swap_and_recompute", TWO, 2, "two_off"),
+    Job("qwen3_off", QWEN3),
+    Job("qwen3_op_swap", QWEN3, 1, "qwen3_off"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a training did: losses of rank 0, and the swap report of each rank."""
+
+    losses: list[float]
+    reports: list[dict]
+
+
+def main(folder: Path) -> int:
+    """Train without swap and with it; exit code 0 if every check holds."""
+    folder.mkdir(parents=True, exist_ok=True)
+    make_data(folder)
+    with ThreadPoolExecutor(2) as pool:  # most of a small training is one thread
+        runs = dict(zip([job.name for job in JOBS], pool.map(lambda job: train(folder, job), JOBS), strict=True))
     rows, failures = [], []
-    for name, policy in POLICIES.items():
-        config = CONFIGS / f"{name if policy is None else 'case2_layer_swap'}.yaml"
-        losses, swap = train(config, policy or mindswap.load_policy(str(config)))
-        totals = swap.totals
-        without = predict(swap.trace, make_schedule(swap.trace, {}, range(len(swap.layers))))
+    for job in JOBS:
+        if not job.reference:
+            continue
+        losses, reports = runs[job.name].losses, runs[job.name].reports
         checks = {
-            "losses as without swap": losses == reference,
-            "bytes back": totals.offloaded_bytes == totals.prefetched_bytes > 0,
-            "peak as predicted": totals == swap.predicted,
-            "nothing left behind": totals.device_bytes[-1] == 0 and swap.copies.host_bytes == 0,
-            "every step swapped": swap.executor.num_passes == NUM_STEPS - 1,
+            "loss falls": losses[-1] < losses[0],
+            "losses as without swap": losses == runs[job.reference].losses,
+            "bytes back": all(report["offloaded_bytes"] == report["prefetched_bytes"] > 0 for report in reports),
+            "as predicted": all(report["is_as_predicted"] for report in reports),
+            "every step but the first swapped": all(report["num_passes"] == NUM_STEPS - 1 for report in reports),
+            "all ranks": len(reports) == job.num_workers,
         }
-        failures += [f"{name}: {check}" for check, holds in checks.items() if not holds]
+        failures += [f"{job.name}: {check}" for check, holds in checks.items() if not holds]
+        report = reports[0]
+        out, back = (report[key] // report["num_passes"] for key in ("offloaded_bytes", "prefetched_bytes"))
         rows.append(
             [
-                name,
+                job.name,
+                str(job.num_workers),
                 f"{losses[0]:.3f} -> {losses[-1]:.3f}",
                 "yes" if checks["losses as without swap"] else "NO",
-                kib(totals.offloaded_bytes),
-                kib(totals.prefetched_bytes),
-                kib(without.peak_device_bytes),
-                kib(totals.peak_device_bytes),
-                kib(swap.predicted.peak_device_bytes),
+                *map(kib, (out, back, *(report[key] for key in PEAK_KEYS))),
             ]
         )
-        swap.remove()
     header = [
-        "PyNative, executed", "loss", "as without swap", "KiB out", "KiB back", "peak without swap", "peak", "predicted"
+        "PyNative, executed", "workers", "loss", "as without swap", "KiB out", "KiB back",
+        "peak without swap", "peak", "predicted",
     ]  # fmt: skip
     print(format_table(header, rows))
-    print(f"{NUM_STEPS} steps on CPU; peaks are KiB of saved activations that are on the device, of one step.")
+    print(
+        f"{NUM_STEPS} steps of `mindswap run` on CPU; the first is recorded, the others swap. KiB out and back are of\n"
+        "one step, peaks are KiB of saved activations that are on the device at once."
+    )
     for failure in failures:
         print(f"FAILED {failure}", file=sys.stderr)
     return 1 if failures else 0
 
 
-def train(config: Path, policy: Policy) -> tuple[list[float], "mindswap.api.Swap | None"]:
-    """Losses of some steps, and the swap that ran in them."""
-    ms.set_seed(0)
-    network, _ = build_network(str(config), Policy(is_swap_enabled=True))
-    ms.set_context(mode=ms.PYNATIVE_MODE)
-    values = np.random.default_rng(0)
-    for weight in network.trainable_params():
-        weight.set_data(ms.Tensor(values.normal(0, 0.05, weight.shape).astype(np.float32)))
-    network.set_train(True)
-    swap = None
-    if policy.is_swap_enabled:
-        mindswap.apply(network, policy)
-        swap = mindswap.running_swap(network)
-        swap.poison = swap.watch_all = True
-    optimizer = nn.Adam(network.trainable_params(), learning_rate=2e-3)
-    step = ms.value_and_grad(network, None, optimizer.parameters)
-    tokens = ms.Tensor(values.integers(4, 260, (2, 65)).astype(np.int32))
-    losses = []
-    for _ in range(NUM_STEPS):
-        loss, gradients = step(tokens)
-        optimizer(gradients)
-        losses.append(float(ops.mean(loss).asnumpy()))
-    return losses, swap
+def make_data(folder: Path) -> None:
+    """Samples of both forms, from the text of the licence."""
+    text = folder / "license.txt"
+    text.write_text((ROOT / "LICENSE").read_text("utf-8"), "utf-8")
+    for name, options in (("legacy", []), ("newer", ["--newer-model"])):
+        words = ["prepare-data", str(text), "--output", str(folder / f"{name}.mindrecord"), "--seq-length", "64"]
+        run_mindswap([*words, *options, "--overwrite"], folder)
+
+
+def train(folder: Path, job: Job) -> Run:
+    """Run one training, under msrun if it has several workers."""
+    say(f"PyNative mode: {job.name}, {job.num_workers} worker{'s' * (job.num_workers > 1)} ...")
+    data, output = "newer" if job.config == QWEN3 else "legacy", folder / job.name
+    words = [
+        "run", "--config", str(job.config), "--mode", "1", "--run_mode", "train",
+        "--use_parallel", str(job.num_workers > 1), "--parallel_config.data_parallel", str(job.num_workers),
+        "--train_dataset_dir", str(folder / f"{data}.mindrecord"), "--output_dir", str(output),
+        "--num_samples", str(2 * NUM_STEPS), "--mindswap.audit_swap", "True",
+    ]  # fmt: skip
+    if not job.reference:
+        words += ["--swap_config.swap", "False", "--recompute_config.select_recompute", "False"]
+    log = run_mindswap(words, folder, job.num_workers, output / "msrun")
+    reports = [json.loads(path.read_text()) for path in sorted((output / "swap").glob("rank_*.json"))]
+    return Run([float(loss) for loss in LOSS.findall(log)], reports)
+
+
+def run_mindswap(words: list[str], folder: Path, num_workers: int = 1, log_dir: Path | None = None) -> str:
+    """Run a command of mindswap; gives the output, of rank 0 where there are several."""
+    start = ["-m", "mindswap", *words]
+    command = [sys.executable, *start]
+    if num_workers > 1:
+        command = [
+            str(Path(sys.executable).parent / "msrun"), f"--worker_num={num_workers}",
+            f"--local_worker_num={num_workers}", f"--master_port={free_port()}", f"--log_dir={log_dir}", "--join=True",
+            "python", *start,
+        ]  # fmt: skip
+    result = subprocess.run(
+        command, cwd=folder, env=environment(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+    )
+    if result.returncode != 0:
+        sys.exit(f"mindswap {' '.join(words)} failed:\n{result.stdout[-3000:]}")
+    return (log_dir / "worker_0.log").read_text(errors="replace") if num_workers > 1 and log_dir else result.stdout
 
 
 def kib(size_bytes: int) -> str:
@@ -103,4 +156,4 @@ def kib(size_bytes: int) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(Path(sys.argv[1]).absolute()))

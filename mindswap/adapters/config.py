@@ -6,7 +6,7 @@ from mindformers.tools.register.template import ConfigTemplate, RecomputeConfig,
 
 from mindswap.policy.model import Policy
 
-__all__ = ["install_stand_ins", "keep_swap_sections", "replace_swap_sections"]
+__all__ = ["has_swap_sections", "install_stand_ins", "keep_swap_sections", "replace_swap_sections"]
 
 SECTIONS = ("swap_config", "recompute_config")
 
@@ -18,12 +18,21 @@ def keep_swap_sections() -> None:
         return
 
     def apply_template(cls, config):
+        if not isinstance(config, dict):
+            return original.__func__(cls, config)  # MindFormers' own answer to what is no configuration
         kept = {key: config.pop(key) for key in SECTIONS if key in config}
-        original(config)
-        config.update(kept)
+        try:
+            return original.__func__(cls, config)
+        finally:
+            config.update(kept)
 
     apply_template.keeps_swap_sections = True  # type: ignore[attr-defined]
     ConfigTemplate.apply_template = classmethod(apply_template)
+
+
+def has_swap_sections(config) -> bool:
+    """Whether this is a configuration of a training: the template of MindFormers gives it both sections."""
+    return isinstance(config, dict) and any(key in config for key in SECTIONS)
 
 
 def replace_swap_sections(config, policy: Policy) -> None:
@@ -39,7 +48,7 @@ def replace_swap_sections(config, policy: Policy) -> None:
             "swap_config": SwapConfig.apply({"swap": False}),
             "recompute_config": RecomputeConfig.apply({"recompute": False}),
         }
-        config.context.memory_optimize_level = "O0"
+        config["context"]["memory_optimize_level"] = "O0"
     else:
         sections = {
             "swap_config": _readable_swap_section(config.get("swap_config")),

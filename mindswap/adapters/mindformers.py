@@ -7,7 +7,6 @@ from dataclasses import dataclass, field, replace
 
 import mindspore as ms
 from mindformers.core.context import build_context
-from mindformers.core.context.build_context import is_legacy_model
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_config import merge_model_config
 from mindformers.models.build_model import build_network as build_model_network
@@ -24,20 +23,24 @@ from mindswap.adapters.experts import compiled_experts, set_exchange
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model, place_in_model
 from mindswap.adapters.mindspore import (
+    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
     find_lazy_inline_cell,
+    tag_primitives,
 )
 from mindswap.adapters.rank_code import use_whole_tensors
+from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
 from mindswap.config.step import DEFAULT_SEQ_LENGTHS
 from mindswap.document.model_folder import given_folder
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
+from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
 from mindswap.graph.ranks.experts import restore_names
-from mindswap.graph.ranks.sharding import COMMUNICATION_OPS, Unresolved, shard_graph
+from mindswap.graph.ranks.sharding import Unresolved, shard_graph
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.uses import graph_uses
@@ -58,8 +61,6 @@ __all__ = [
     "set_policy",
 ]
 
-# Attribute that carries the path of a primitive into the compiled graph.
-PATH_TAG = "mindswap_path"
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
 
@@ -195,7 +196,7 @@ def capture(
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
         for layer, tree in zip(layers, trees, strict=True):
-            _tag(layer, tree, every_primitive=with_all_tags)
+            tag_primitives(layer, tree, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
@@ -210,7 +211,7 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     collectives = find_collectives(sharding)
     unresolved = (*sharding.unresolved, *collectives.unresolved)
     graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(unresolved)]
-    if any(node.op in COMMUNICATION_OPS and node.layer_index is not None for node in graph.forward):
+    if any(node.op in REDISTRIBUTION_OPS and node.layer_index is not None for node in graph.forward):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
@@ -237,16 +238,6 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
         where = f"{cell}.{'|'.join(dict.fromkeys(ops))}".strip(".")
         notes.append(f"not resolved per rank: {where} (x{len(ops)}): {reason}")
     return notes
-
-
-def _tag(layer, tree, every_primitive: bool) -> None:
-    """Else only where cell and type do not say which it is: a tag keeps the compiler from merging equal ones."""
-    by_key: dict[tuple, list] = {}
-    for path, primitive in iterate_primitives(layer, tree):
-        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
-    for group in by_key.values():
-        for path, primitive in group if every_primitive or len(group) > 1 else ():
-            primitive.add_prim_attr(PATH_TAG, ".".join(path))
 
 
 def build_network(
@@ -282,10 +273,11 @@ def _build(config_path, policy, layers, placement):
     # One process without workers: the newer models start communication in any other mode.
     config.use_parallel = False
     config.context.device_target = "CPU"
+    config.context.mode = ms.GRAPH_MODE  # in PyNative the newer models ask for hyper_parallel; the cells are the same
     config.context.pop("ascend_config", None)
     config.context.pop("max_device_memory", None)
     build_context(config)
-    if is_legacy_model() != bool(config.get("use_legacy", True)):
+    if not builds_form(bool(config.get("use_legacy", True))):
         raise GraphError("MindFormers builds legacy and newer models only in different processes")
     build_parallel_config(config)
     _set_pipeline(config, is_whole=layers is None)

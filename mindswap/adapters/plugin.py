@@ -5,46 +5,59 @@
 2. When the context is built (command-line overrides are merged by then), the configuration is
    checked and turned into a Policy. With swap on, MindFormers' own swap and recompute are
    switched off; with swap off, both sections go to MindFormers as they would without the plugin.
-3. When the network is built, the policy is set on it: before any compile, on every path.
+3. When the network is built, the policy is set on it: before any compile, on every path. In graph mode the compiler
+   swaps then, in PyNative mode mindswap itself (`adapters/pynative/`), and says in the end what it moved.
 4. With `mindswap: {cpu_stand_ins: True}`, cells that have no CPU kernel get one (`adapters/cpu.py`).
 """
 
+import contextlib
 import os
+from typing import TYPE_CHECKING
 
 import mindformers.core
 import mindformers.core.context
+from mindformers.core.context.build_context import is_legacy_model
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
 from mindswap.adapters.apply import read_tree
-from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+from mindswap.adapters.pynative.training import end_swap, network_building, start_swap
 from mindswap.adapters.step_report import register_step_report
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
+from mindswap.config.mode import is_pynative
 from mindswap.document.source import Document, document_from_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
 
-__all__ = ["install"]
+if TYPE_CHECKING:
+    from mindswap.adapters.pynative.swap import Swap
+
+__all__ = ["Session", "install"]
 
 
-def install(document: Document) -> None:
+def install(document: Document) -> "Session":
     """Put the hooks in place for this process.
 
     Args:
         document: the user's YAML; problems point into it.
+
+    Returns:
+        What to call when the training is over.
     """
     keep_swap_sections()
-    session = _Session(document)
+    session = Session(document)
     _replace_build_context(session)
     _replace_create_network(session)
+    return session
 
 
-class _Session:
+class Session:
     """What the hooks hand to each other: the checked configuration of this run."""
 
     def __init__(self, document: Document):
@@ -53,6 +66,9 @@ class _Session:
         self.is_prepared = False
         self.device_target = ""
         self.uses: dict[str, tuple[str, ...]] = {}
+        self.is_pynative = False
+        self.swap: Swap | None = None
+        self.output_dir = ""
 
     def prepare(self, config) -> None:
         """Check the final configuration and divide it between mindswap and MindFormers."""
@@ -64,11 +80,13 @@ class _Session:
             self.policy = checked.policy or Policy()
             self.uses = checked.trees.uses if checked.trees else {}
         self.device_target = config.get("context", {}).get("device_target", "Ascend")
+        self.is_pynative = is_pynative(self.document)
+        self.output_dir = config.get("output_dir") or "./output"
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
         add_memory_report(config)
         register_step_report()
-        if self.policy.is_swap_enabled and self.device_target == "CPU":
+        if self.policy.is_swap_enabled and self.device_target == "CPU" and not self.is_pynative:
             config.model.model_config.disable_lazy_inline = True
 
     def require_prepared(self) -> None:
@@ -95,6 +113,9 @@ class _Session:
             raise PolicyError(checked.problems)
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":
             logger.warning("mindswap found:\n%s", format_problems(checked.problems))
+        if self.is_pynative:
+            self.swap = start_swap(network, self.policy, logger, self._is_asked("audit_swap"))
+            return
         set_policy(network, self.policy, logger)
         if self.device_target == "CPU":
             logger.info("mindswap: the CPU backend cannot execute lazy_inline, so nothing is offloaded in this run; "
@@ -103,24 +124,41 @@ class _Session:
             enable_lazy_inline(find_lazy_inline_cell(network))
             logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
 
+    def building(self) -> contextlib.AbstractContextManager:
+        """Around the building of the network."""
+        is_wanted = self.is_pynative and self.device_target == "CPU" and self._is_asked("cpu_stand_ins")
+        return network_building(is_wanted and not is_legacy_model())
 
-def _replace_build_context(session: _Session) -> None:
+    def finish(self) -> None:
+        """The training is over: report what was moved in PyNative mode."""
+        if self.swap is not None:
+            end_swap(self.swap, self.output_dir, logger)
+            self.swap = None
+
+    def _is_asked(self, key: str) -> bool:
+        node = self.document.get("mindswap", key)
+        return node is not None and node.value is True
+
+
+def _replace_build_context(session: Session) -> None:
     original = mindformers.core.context.build_context
 
     def build_context(config):
-        session.prepare(config)
+        if has_swap_sections(config):  # else it is none of a training, and MindFormers gives its own answer
+            session.prepare(config)
         return original(config)
 
     for module in (mindformers, mindformers.core, mindformers.core.context):
         module.build_context = build_context
 
 
-def _replace_create_network(session: _Session) -> None:
+def _replace_create_network(session: Session) -> None:
     original = BaseTrainer.create_network
 
     def create_network(self, default_args=None):
         session.require_prepared()
-        network = original(self, default_args)
+        with session.building():
+            network = original(self, default_args)
         session.apply(network)
         return network
 

@@ -4,14 +4,14 @@ The file carries a key (configuration, versions, device) and a digest of its con
 configuration, a damaged or a foreign one is passed over with a message, never trusted.
 """
 
-import contextlib
 import hashlib
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
+from mindswap.errors import MindswapError
+from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
 __all__ = ["StateFile", "StateProblem", "state_path"]
@@ -21,7 +21,7 @@ MAX_BYTES = 64 << 20
 _CLASSES = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, Corrections)}
 
 
-class StateProblem(Exception):
+class StateProblem(MindswapError):
     """The file cannot be used; the text says why."""
 
 
@@ -78,18 +78,7 @@ class StateFile:
         """
         body = to_plain(state)
         content = json.dumps({"format": FORMAT, "key": key, "digest": _digest(body), "state": body}, indent=1)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = self.path.with_name(f".state-{os.getpid()}.tmp")
-        try:
-            with temporary.open("w", encoding="utf-8") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(self.path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-            raise
+        replace_file(self.path, content.encode(), is_durable=True)
 
     def put_aside(self) -> Path | None:
         """Rename a file that cannot be used, so that nothing of it is lost."""

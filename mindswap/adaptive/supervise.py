@@ -19,6 +19,7 @@ from mindswap.adaptive.model import (
     Action,
     End,
     Event,
+    Failed,
     Finished,
     Interrupted,
     Measured,
@@ -41,9 +42,11 @@ from mindswap.adaptive.watch import RunWatch, Seen
 from mindswap.adaptive.workers import Workers
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.launch.guardian import guardian
+from mindswap.launch.lifeline import VARIABLE, lifeline
 from mindswap.launch.logs import worker_log
 from mindswap.launch.network import check_port, free_port
 from mindswap.launch.processes import adopt_orphans, marked_processes, raise_process_limit, stop_processes
+from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
 from mindswap.launch.signals import Stopped as SignalStopped
 from mindswap.launch.signals import signals_raise
 
@@ -97,9 +100,17 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     Raises:
         MindswapError: it cannot be started.
     """
-    with _locked(run.run_dir), guardian(MARKER, str(run.run_dir)), signals_raise(only_first=True):
+    require_room(run.run_dir)
+    # The guardian is forked first: it must not hold the pipe on which the workers hang.
+    with (
+        _locked(run.run_dir),
+        guardian(MARKER, str(run.run_dir)),
+        lifeline() as line,
+        signals_raise(only_first=True),
+    ):
         adopt_orphans()
         raise_process_limit()
+        run = replace(run, environment={**run.environment, VARIABLE: line})
         supervisor = _Supervisor(run, planner, say)
         try:
             return supervisor.loop(), supervisor.state
@@ -156,8 +167,7 @@ class _Supervisor:
         return max(self.workers.step, self.state.current.last_step if self.state.current else 0)
 
     def loop(self) -> int:
-        if left := stop_processes(lambda: marked_processes(MARKER, str(self.run.run_dir))):
-            self.say(f"stopped {left} processes that an earlier run in {self.run.run_dir} had left")
+        self._stop_leftovers()
         event: Event = Opened()
         while True:
             action = self._take(event)
@@ -165,6 +175,18 @@ class _Supervisor:
                 self.workers.stop_all()
                 return action.exit_code
             event = self._perform(action)
+
+    def _stop_leftovers(self) -> None:
+        def find() -> list[int]:
+            return marked_processes(MARKER, str(self.run.run_dir))
+
+        if left := stop_processes(find):
+            self.say(f"stopped {left} processes that an earlier run in {self.run.run_dir} had left")
+        if stuck := find():
+            raise LaunchError(
+                f"{self.run.run_dir}: processes of an earlier run do not end: {', '.join(map(str, stuck))}\n"
+                "    fix:     they wait for a device or a file system: free that, or take another --run-dir"
+            )
 
     def end_with(self, event: Event) -> None:
         """Stop everything for the last event."""
@@ -257,13 +279,26 @@ class _Supervisor:
                     self.is_measured = True  # a short training, that ended between two looks
                     return self._measure(seen)
                 self.workers.stop_all()
-                return event
+                return self._with_full_disks(event) if isinstance(event, Failed) else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 self.is_measured = True
                 return self._measure(seen)
             if for_checkpoint and (newest := checkpoints.newest()) and (not before or newest.saved > before.saved):
                 return NewCheckpoint(newest.saved.step)
             time.sleep(self.run.poll_s)
+
+    def _with_full_disks(self, event: Failed) -> Failed:
+        """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
+        newest = self._checkpoints().newest()
+        size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
+        missing = (
+            describe_full(self.run.checkpoints, size_bytes, "a checkpoint"),
+            describe_full(self.run.run_dir, RUN_DIR_BYTES, "a run"),
+        )
+        if not any(missing):
+            return event
+        fix = "    fix:     make room there; the same command goes on from the newest checkpoint"
+        return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing if line), fix]))
 
     def _look(self) -> Seen:
         seen = self.watch.poll()

@@ -9,6 +9,7 @@ from pathlib import Path
 from mindswap.adaptive.model import Event, Failed, Finished, Killed, OutOfMemory
 from mindswap.adaptive.watch import LogFollower, Seen, read_worker_exits
 from mindswap.errors import LaunchError
+from mindswap.launch.lifeline import tie_to_parent
 from mindswap.launch.logs import failure_report
 from mindswap.launch.processes import stop_descendants, worker_ranks
 
@@ -49,10 +50,14 @@ class Workers:
         log = folder / ("msrun.log" if has_msrun else "worker_0.log")
         self._output = LogFollower(log)
         try:
-            with log.open("wb") as file:
+            file = log.open("wb")
+        except OSError as error:
+            raise LaunchError(f"{log}: cannot be written: {error.strerror or error}") from error
+        try:
+            with file:
                 self._process = subprocess.Popen(
                     words, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
-                    start_new_session=True,
+                    start_new_session=True, preexec_fn=tie_to_parent(),
                 )  # fmt: skip
         except OSError as error:
             raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error

@@ -5,6 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mindswap.check.rules import Context, run_rules
+from mindswap.config.ignored import ignored_rules, split_ignored
 from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
@@ -20,7 +21,7 @@ from mindswap.policy.read import read_settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy",
-           "require_num_layers"]  # fmt: skip
+           "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -38,6 +39,7 @@ class CheckResult:
         num_layers: layers of the model; None if not known.
         trees: the layers that operator names were checked against; None if they were not.
         is_swap_enabled: what `swap` says, also where there are errors.
+        ignored: warnings that the configuration or the caller does not want to hear.
     """
 
     policy: Policy | None
@@ -45,6 +47,7 @@ class CheckResult:
     num_layers: int | None
     trees: LayerTrees | None
     is_swap_enabled: bool = False
+    ignored: tuple[Problem, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -58,6 +61,7 @@ def check_document(
     trees: LayerTrees | None = None,
     environ: Mapping[str, str] | None = None,
     ignore: Collection[str] = (),
+    silence: Collection[str] = (),
 ) -> CheckResult:
     """Check a configuration of MindFormers 1.9 with every rule; one of 2.x has one error, which says so.
 
@@ -67,6 +71,7 @@ def check_document(
         trees: the real layers; None takes the table of the model family, if there is one.
         environ: environment variables of the run; None leaves them unchecked.
         ignore: rules whose problems are left out.
+        silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
     """
     other_form = form_problem(document)
     if other_form is not None:
@@ -79,10 +84,11 @@ def check_document(
     coverage = Coverage(trees) if trees is not None else None
     context = Context(document, settings, coverage, environ or {})
     found = (*document.problems, *run_rules(context))
-    problems = sort_problems(problem for problem in found if problem.rule not in ignore)
+    wanted = (problem for problem in found if problem.rule not in ignore)
+    problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
-    return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled)
+    return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled, ignored)
 
 
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
@@ -114,7 +120,17 @@ def load_policy(
         PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
             recompute_config is left to MindFormers.
     """
-    result = check_document(load_document(path), num_layers, trees, environ, ignore={STAGE_RULE})
+    return policy_of_document(load_document(path), num_layers, trees, environ)
+
+
+def policy_of_document(
+    document: Document,
+    num_layers: int | None = None,
+    trees: LayerTrees | None = None,
+    environ: Mapping[str, str] | None = None,
+) -> Policy:
+    """As `load_policy`, of what was read."""
+    result = check_document(document, num_layers, trees, environ, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy

@@ -1,13 +1,15 @@
 """What a rule looks at, and the questions that several rules ask."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mindswap.document.nodes import Document
+from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
-from mindswap.policy.model import Layers
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import Settings, Statement
 
 __all__ = ["Context", "Meeting", "shared_layers"]
@@ -78,23 +80,22 @@ class Context:
     def _recomputed(self) -> "dict[int, frozenset[str]]":
         return {}
 
+    @cached_property
+    def _recompute_policy(self) -> Policy:
+        """What the statements about recompute say together, patterns that cannot be matched left out."""
+        assert self.coverage is not None
+        usable = (s for s in self.settings.recompute if s.pattern is None or self.coverage.error(s.pattern) is None)
+        return build_policy(replace(self.settings, is_swap_enabled=True, swap=(), recompute=tuple(usable)))
+
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
         assert self.coverage is not None
         if layer_index not in self._recomputed:
-            kind = self.coverage.kind_of[layer_index]
-            named = {
-                option: frozenset().union(
-                    *(
-                        self.coverage.operators(statement.pattern, kind)
-                        for statement in self.settings.of(option)
-                        if layer_index in statement.layers
-                    )
-                )
-                for option in ("recompute", "select_recompute", "select_recompute_exclude")
-            }
-            selected = named["recompute"] | named["select_recompute"]
-            self._recomputed[layer_index] = selected - named["select_recompute_exclude"]
+            tree = self.coverage.kinds[self.coverage.kind_of[layer_index]]
+            decided = resolve_layer(self._recompute_policy, layer_index, tree).operators()
+            self._recomputed[layer_index] = frozenset(
+                ".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE
+            )
         return self._recomputed[layer_index]
 
     def is_excluded(self, operator: str, layers: Layers) -> bool:

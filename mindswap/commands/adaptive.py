@@ -10,9 +10,9 @@ from pathlib import Path
 from mindswap.adaptive.command import FLAG, TrainingCommand, checkpoint_folder, parse_command, saves_checkpoints
 from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
 from mindswap.adaptive.model import Planner, Settings
+from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
-from mindswap.commands.adaptive_planner import planner_in_child
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document

@@ -12,7 +12,7 @@ from mindswap.cost.calibration_file import format_device_file
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.profile_files import load_profile
 from mindswap.cost.profile_tables import Progress
-from mindswap.datasets.staged_file import refuse_existing, staged
+from mindswap.files import refuse_existing, write_new
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 
 HELP = "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links."
@@ -56,9 +56,8 @@ def run(args: argparse.Namespace) -> int:
     is_written = not refusal or args.force
     if is_written:
         header = calibration_header(profile, device.name)
-        with staged(args.output, overwrite=args.overwrite) as path:
-            text = format_device_file(result.device, header, result.measurements, "Made by mindswap calibrate.")
-            path.write_text(text, encoding="utf-8")
+        text = format_device_file(result.device, header, result.measurements, "Made by mindswap calibrate.")
+        write_new(args.output, text, overwrite=args.overwrite)
     if args.json:
         print(json.dumps(calibration_json(profile, result, str(args.output) if is_written else None), indent=1))
     else:

@@ -1,28 +1,28 @@
 """`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
 
 import argparse
-import importlib.util
 import json
 import os
 import sys
 from dataclasses import dataclass, replace
 
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
+from mindswap.commands.options import positive_int
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
 from mindswap.mindformers_2x.form import Form, find_form
-from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.policy_text import format_policy, group_layers
-from mindswap.report.problems import format_counts, format_problems, problem_to_data
+from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
+from mindswap.session.trees import has_mindformers, read_real_trees
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
 EXAMPLES = """\
   mindswap check llama2_7b.yaml
-  mindswap check --table llama2_7b.yaml          do not build the network to learn its operator names
+  mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
+  mindswap check --ignore overlap llama2_7b.yaml
   mindswap check --num-layers 80 --json my.yaml | jq .problems
 """
 
@@ -38,10 +38,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="the YAML file")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
+    source.add_argument(
+        "--network", action="store_true", help="take them from the network that MindFormers builds, not from a table"
+    )
     parser.add_argument(
-        "--table",
-        action="store_true",
-        help="take operator names from the table of the model family, even where MindFormers is installed",
+        "--ignore",
+        action="append",
+        metavar="RULE",
+        default=[],
+        help="only count the warnings of a rule (the word in brackets); also `mindswap: {ignore: [RULE]}` in CONFIG",
     )
 
 
@@ -56,19 +63,22 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     if find_form(document) is Form.PYNATIVE:
         return check_2x(args, document, _has_colour())
-    outcome = _check(document, args.config, args.num_layers, use_table=args.table)
+    outcome = _check(document, args.config, args.num_layers, args.ignore, _sources(args))
     outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
     print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
     return 1 if outcome.result.errors else 0
 
 
-def _check(document: Document, path: str, num_layers: int | None, use_table: bool) -> _Outcome:
-    result = check_document(document, num_layers, environ=os.environ)
+def _check(
+    document: Document, path: str, num_layers: int | None, silence: list[str], sources: tuple[str, ...]
+) -> _Outcome:
+    result = check_document(document, num_layers, environ=os.environ, silence=silence)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
         return _Outcome(result, ())
     notes = []
-    if not use_table and result.num_layers is not None and has_mindformers():
+    is_known = result.trees is not None and "table" in sources
+    if not is_known and "network" in sources and result.num_layers is not None and has_mindformers():
         try:
             trees = read_real_trees(path, result.num_layers)
         except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
@@ -77,17 +87,24 @@ def _check(document: Document, path: str, num_layers: int | None, use_table: boo
         else:
             if not trees.uses and result.trees is not None:
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
-            return _Outcome(check_document(document, num_layers, trees, os.environ), ())
+            return _Outcome(check_document(document, num_layers, trees, os.environ, silence=silence), ())
     if result.num_layers is None:
         notes.append(
             "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
         )
     elif result.trees is None:
-        hint = "run this where MindFormers is installed" if not has_mindformers() else "train, or mend the above"
-        notes.append(f"operator names were not checked: no table has this model; to check them, {hint}")
+        hint = "run this where MindFormers is installed"
+        if has_mindformers():
+            hint = "leave out --table" if "network" not in sources else "mindswap run, which looks at the real network"
+        notes.append(f"operator names were not checked: no table has this model; to check them: {hint}")
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
     return _Outcome(result, tuple(notes))
+
+
+def _sources(args: argparse.Namespace) -> tuple[str, ...]:
+    """Where operator names may come from; the network takes seconds to build, so a table goes first."""
+    return ("table",) if args.table else ("network",) if args.network else ("table", "network")
 
 
 def _with_device_problems(result: CheckResult, document: Document) -> CheckResult:
@@ -97,25 +114,11 @@ def _with_device_problems(result: CheckResult, document: Document) -> CheckResul
     return replace(result, problems=sort_problems([*result.problems, *found]))
 
 
-def has_mindformers() -> bool:
-    """Whether the real network can be asked."""
-    return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
-
-
-def read_real_trees(path: str, num_layers: int) -> LayerTrees:
-    """The layers as MindFormers builds them from a YAML file."""
-    absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
-    with quiet():
-        from mindswap.adapters.mindformers import read_layer_trees
-
-        return read_layer_trees(absolute_path, num_layers)
-
-
 def _as_text(outcome: _Outcome, colour: bool) -> str:
     result = outcome.result
     parts = [format_problems(result.problems, colour)] if result.problems else []
-    parts += [f"note: {note}" for note in outcome.notes]
-    parts.append(f"{format_counts(result.problems)}; read as {Form.GRAPH.value}")
+    parts += [escape(f"note: {note}") for note in outcome.notes]
+    parts.append(f"{format_counts(result.problems, result.ignored)}; read as {Form.GRAPH.value}")
     if result.policy is not None:
         parts += ["", format_policy(result.policy, result.num_layers, result.trees)]
     return "\n".join(parts)
@@ -128,7 +131,8 @@ def _as_json(outcome: _Outcome) -> str:
     data = {
         "ok": not result.errors,
         "form": "1.9",
-        "problems": [problem_to_data(problem) for problem in result.problems],
+        **problems_to_data(result.problems),
+        "num_ignored": len(result.ignored),
         "notes": list(outcome.notes),
         "num_layers": result.num_layers,
         "operators_from": result.trees.source if result.trees is not None else None,
@@ -140,10 +144,3 @@ def _as_json(outcome: _Outcome) -> str:
 
 def _has_colour() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
-
-
-def positive_int(text: str) -> int:
-    """A number of layers, for argparse."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
-    return int(text)

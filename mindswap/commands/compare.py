@@ -4,13 +4,14 @@ import argparse
 import json
 from pathlib import Path
 
-from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
-from mindswap.commands.writing import require_folders
+from mindswap.commands.options import add_device_arguments, device_overrides
 from mindswap.errors import SimulationError
+from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.report.tables import format_table
 from mindswap.report.tradeoff_plots import TradeOff, plot_compare
-from mindswap.simulate.step_model import SimulatedStep
+from mindswap.session.run import Run, outside_line
+from mindswap.session.step import Step, load_step
 from mindswap.units import format_bytes, format_time
 
 HELP = "Compare simulated step time and peak memory of several configurations and baselines; no device."
@@ -20,7 +21,7 @@ EXAMPLES = f"""\
   mindswap compare --json llama2_7b.yaml select-recompute | jq '.[].step_time_ns'
 
 Baselines are tried on the network of the first configuration:
-{chr(10).join(f"  {name:<17} {meaning}" for name, meaning in BASELINES.items())}
+{chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
 """
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
@@ -42,58 +43,53 @@ def run(args: argparse.Namespace) -> int:
         if name not in BASELINES and not Path(name).exists():
             raise SimulationError(f"'{name}' is no file and no baseline; baselines are {', '.join(BASELINES)}")
     require_folders(args.plot)
-    first: LoadedStep | None = None
-    steps: list[tuple[str, LoadedStep, SimulatedStep]] = []
+    first: Step | None = None
+    runs: list[tuple[str, Run]] = []
     for name in args.configs:
         if name in BASELINES and first is not None:
-            steps.append((name, first, first.model.simulate(baseline_policy(name, first.document.is_legacy))))
+            runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
             continue
-        loaded = load_step(name, args.device, device_overrides(args), not args.no_cache)
-        first = first or loaded
-        steps.append((Path(name).stem, loaded, loaded.simulate()))
-    device = steps[0][1].device
+        step = load_step(name, args.device, device_overrides(args), not args.no_cache)
+        first = first or step
+        runs.append((Path(name).stem, step.simulate()))
+    device = runs[0][1].device
     if args.plot:
-        points = [TradeOff(name, step.step_time_ns, step.peak_bytes) for name, _, step in steps]
+        points = [TradeOff(name, run.step_time_ns, run.peak_bytes) for name, run in runs]
         caption = device.title
         budget = device.usable_memory_bytes
         plot_compare(points, args.plot, title="Step time and peak memory", caption=caption, budget_bytes=budget)
     if args.json:
-        print(json.dumps([_to_json(*entry) for entry in steps], indent=1))
+        print(json.dumps([_to_json(*entry) for entry in runs], indent=1))
         return 0
-    rows = [_row(*entry, steps[0][2].step_time_ns) for entry in steps]
+    rows = [_row(*entry, runs[0][1].step_time_ns) for entry in runs]
     print(f"simulated on {device.title}, {format_bytes(device.usable_memory_bytes)} usable\n")
     print(format_table(HEADER, rows))
-    beside = outside_line(steps[0][1])
+    beside = outside_line(runs[0][1].model, device)
     if beside:
         print(f"\n{beside}")
     return 0
 
 
-def _tokens_per_s(loaded: LoadedStep, step: SimulatedStep) -> float:
-    settings = loaded.model.settings
-    return settings.num_tokens * 1e9 / step.step_time_ns / settings.num_cards
-
-
-def _row(name: str, loaded: LoadedStep, step: SimulatedStep, first_ns: int) -> tuple[str, ...]:
+def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:
     return (
         name,
-        format_time(step.step_time_ns),
-        f"{_tokens_per_s(loaded, step):.0f}",
-        f"{100 * (step.step_time_ns / first_ns - 1):+.1f} %",
-        format_bytes(step.peak_bytes),
-        format_time(step.timeline.exposed_copy_ns),
-        "yes" if step.peak_bytes <= loaded.device.usable_memory_bytes else "no",
+        format_time(run.step_time_ns),
+        f"{run.tokens_per_s:.0f}",
+        f"{100 * (run.step_time_ns / first_ns - 1):+.1f} %",
+        format_bytes(run.peak_bytes),
+        format_time(run.simulated.timeline.exposed_copy_ns),
+        "yes" if run.fits else "no",
     )
 
 
-def _to_json(name: str, loaded: LoadedStep, step: SimulatedStep) -> dict:
+def _to_json(name: str, run: Run) -> dict:
     return {
         "name": name,
         "simulated": True,
-        "device": loaded.device.name,
-        "step_time_ns": step.step_time_ns,
-        "tokens_per_s": _tokens_per_s(loaded, step),
-        "peak_bytes": step.peak_bytes,
-        "exposed_copy_ns": step.timeline.exposed_copy_ns,
-        "fits": step.peak_bytes <= loaded.device.usable_memory_bytes,
+        "device": run.device.name,
+        "step_time_ns": run.step_time_ns,
+        "tokens_per_s": run.tokens_per_s,
+        "peak_bytes": run.peak_bytes,
+        "exposed_copy_ns": run.simulated.timeline.exposed_copy_ns,
+        "fits": run.fits,
     }

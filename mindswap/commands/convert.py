@@ -6,21 +6,22 @@ import sys
 from pathlib import Path
 
 from mindswap.check.check import check_document
-from mindswap.commands.check import positive_int
-from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron
+from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.writing import write_new
+from mindswap.commands.options import positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
+from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
-from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\
@@ -76,11 +77,15 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if the result does not pass `mindswap check`; it is written all the same.
     """
     request = _read_request(args)
+    require_folders(Path(args.output) if args.output else None)
     if args.to in VERSIONS:
         return convert_versions(args, request)
     refuse_pynative(request.document)
     result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
     text = request.text
+    if result.sections.get("swap_config", {}).get("swap") is True and request.document.root is not None:
+        own = parse_document(text.encode("utf-8", "surrogatepass"), request.file)
+        text = rewrite_for_swap(text, own, request.document)
     for name, value in result.sections.items():
         text = rewrite_section(text, name, value, result.comments.get(name), request.file)
     target = args.output or (args.config if args.in_place else None)
@@ -90,12 +95,14 @@ def run(args: argparse.Namespace) -> int:
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
         data = {"ok": not has_errors, "written": target, "text": text, "sections": result.sections}
-        print(json.dumps({**data, "problems": [problem_to_data(problem) for problem in problems]}, indent=2))
+        print(json.dumps({**data, **problems_to_data(problems)}, indent=2))
     else:
         if not target:
-            print(text, end="" if text.endswith("\n") else "\n")
+            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
+        if target:
+            print(f"written: {target}; next: mindswap check {target}")
     return 1 if has_errors else 0
 
 
@@ -152,14 +159,15 @@ def _num_layers(args: argparse.Namespace, document: Document) -> int:
 
 def _between_forms(args: argparse.Namespace, request: Request) -> Result:
     num_layers = _num_layers(args, request.document)
+    checked = check_document(request.document, num_layers)
+    trees = known_trees(args.config, request.document, checked)
     if args.to == "index":
-        converted = to_index_form(request.document, num_layers)
+        converted = to_index_form(request.document, num_layers, trees)
         comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
     else:
-        checked = check_document(request.document, num_layers)
         if checked.errors:
             raise PolicyError(checked.problems)
-        converted = to_stage_form(request.document, num_layers)
+        converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
     if converted.sections is None:
         raise PolicyError(converted.problems)

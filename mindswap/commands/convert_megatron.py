@@ -5,9 +5,9 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.commands.check import has_mindformers, read_real_trees
+from mindswap.check.check import CheckResult
 from mindswap.config.pipeline import LayoutError, read_pipeline
-from mindswap.convert.stage_form import policy_sections
+from mindswap.convert.stage_form import policy_sections, to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.errors import LaunchError, PolicyError
@@ -19,8 +19,9 @@ from mindswap.megatron.validity import RULE
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
-from mindswap.policy.read import find_num_layers
-from mindswap.stage.expand import expand_stage_recompute
+from mindswap.policy.read import find_num_layers, is_empty
+from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.stage.applied import EXCLUDE
 
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
 
@@ -88,7 +89,7 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
     assert options.num_layers is not None
     data = to_data(request.document.root) if request.document.root is not None else {}
     assert isinstance(data, dict)
-    policy, kept = _with_present(made.policy, options, request.document)
+    policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
     sections = policy_sections(policy, data, options.num_layers)
     for name in kept:
         sections.pop(name, None)
@@ -97,7 +98,7 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
         "swap_config": [line for line in made.summary if line.startswith("offload")],
     }
     comments = {name: "\n".join(["from Megatron-LM", *lines]) for name, lines in summary.items() if lines}
-    problems = sort_problems((*problems, *_compare_pipelines(options, request.document)))
+    problems = sort_problems((*problems, *dropped, *_compare_pipelines(options, request.document)))
     return Result(sections, problems, comments, options.num_layers)
 
 
@@ -160,20 +161,30 @@ def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOpt
     return trees
 
 
-def _with_present(policy: Policy, options: MegatronOptions, document: Document) -> tuple[Policy, tuple[str, ...]]:
-    """The policy with what CONFIG says where Megatron's options say nothing, and the sections that stay as they are."""
+def known_trees(path: str, document: Document, checked: CheckResult) -> LayerTrees | None:
+    """The layers from a table, else, where something is excluded from recomputation, from the real network."""
+    exclude = document.get("recompute_config", EXCLUDE)
+    if checked.trees is not None or checked.num_layers is None or is_empty(exclude) or not has_mindformers():
+        return checked.trees
+    return read_real_trees(path, checked.num_layers)
+
+
+def _with_present(
+    policy: Policy, options: MegatronOptions, document: Document, trees: LayerTrees | None
+) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
+    """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
     assert options.num_layers is not None
     swap = document.get("swap_config", "swap")
     is_on = swap is not None and swap.value is True
     kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
     if options.granularity is not None or document.root is None:
-        return policy, kept
+        return policy, kept, ()
     if is_on:
-        return policy, ("recompute_config", "mindswap")
-    counted = expand_stage_recompute(document, options.num_layers)
-    if any(problem.level is Level.ERROR for problem in counted.problems):
+        return policy, ("recompute_config", "mindswap"), ()
+    counted = to_index_form(document, options.num_layers, trees)
+    if counted.policy is None:
         raise PolicyError(counted.problems)
-    return replace(counted.policy, is_swap_enabled=True, op_swap=policy.op_swap), kept
+    return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
 
 
 def _compare_pipelines(options: MegatronOptions, document: Document) -> tuple[Problem, ...]:

@@ -7,13 +7,14 @@ from dataclasses import replace
 
 from mindswap.check.check import check_document
 from mindswap.check.normalize import normalize
-from mindswap.commands.convert_megatron import Request
-from mindswap.commands.writing import write_new
+from mindswap.commands.convert_megatron import Request, known_trees
+from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.files import write_new
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
 from mindswap.mindformers_2x.form import Form, find_form
@@ -25,8 +26,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.report.problems import format_problems, problem_to_data
-from mindswap.stage.expand import expand_stage_recompute
+from mindswap.report.problems import escape, format_problems, problems_to_data
 
 __all__ = ["VERSIONS", "convert_versions"]
 
@@ -56,7 +56,7 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     converted = _to_2x(args, document, num_layers) if args.to == "2.x" else _to_1_9(args, document, num_layers)
     _refuse_double(document, source, converted)
     comment = (f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, by name (mindswap convert --to {args.to})",)
-    lost = tuple(f"lost or changed: {line}" for line in dict.fromkeys(converted.lost))
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
     target = args.output or (args.config if args.in_place else None)
     problems = [*_losses(document, source, converted, args.to), *_read_back(args, text, target, converted, num_layers)]
@@ -65,13 +65,14 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
         data = {"ok": not has_errors, "written": target, "text": text, "sections": converted.sections}
-        found = [problem_to_data(problem) for problem in problems]
-        print(json.dumps({**data, "lost": list(converted.lost), "problems": found}, indent=2))
+        print(json.dumps({**data, "lost": list(converted.lost), **problems_to_data(problems)}, indent=2))
     else:
         if not target:
-            print(text, end="" if text.endswith("\n") else "\n")
+            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
+        if target:
+            print(f"written: {target}; next: mindswap check {target}")
     return 1 if has_errors else 0
 
 
@@ -116,11 +117,15 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Con
     result = normalize(document, num_layers)
     if result.policy is None:
         raise PolicyError(result.problems)
-    if find_form(document) is Form.GRAPH and (checked := check_document(document, num_layers)).errors:
+    checked = check_document(document, num_layers)
+    if find_form(document) is Form.GRAPH and checked.errors:
         raise PolicyError(checked.problems)
     policy: Policy = result.policy
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
-        policy = expand_stage_recompute(document, num_layers).policy
+        index_form = to_index_form(document, num_layers, known_trees(args.config, document, checked))
+        if index_form.policy is None:
+            raise PolicyError(index_form.problems)
+        policy = replace(index_form.policy, is_swap_enabled=False)
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )

@@ -5,14 +5,15 @@ import json
 import os
 
 from mindswap.check.check import CheckResult, check_document
-from mindswap.commands.check import has_mindformers, positive_int, read_real_trees
+from mindswap.commands.options import positive_int
 from mindswap.commands.pynative_text import explain_2x
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
-from mindswap.report.problems import format_problems, problem_to_data
+from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.expand import expand_stage_recompute
 
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
@@ -57,8 +58,7 @@ def run(args: argparse.Namespace) -> int:
         stages = expand_stage_recompute(document, checked.num_layers)
         explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
     if args.json:
-        problems = [problem_to_data(problem) for problem in checked.problems]
-        print(json.dumps({"problems": problems, **explanation_to_json(explanation)}, indent=1))
+        print(json.dumps({**problems_to_data(checked.problems), **explanation_to_json(explanation)}, indent=1))
         return 0
     if checked.problems:
         print(format_problems(checked.problems), end="\n\n")

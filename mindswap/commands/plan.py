@@ -7,27 +7,24 @@ import signal
 import stat
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 from tqdm import tqdm
 
-from mindswap.commands.planning import planned_text
-from mindswap.commands.simulate import report_step
-from mindswap.commands.stepping import LoadedStep, add_device_arguments, device_overrides, load_step, outside_line
-from mindswap.commands.writing import require_folders, write_new
-from mindswap.datasets.staged_file import refuse_existing
+from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.document.source import load_document
 from mindswap.errors import PlanError
-from mindswap.plan.evaluate import evaluate
+from mindswap.files import refuse_existing, require_folders
 from mindswap.plan.explain import explain_plan
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Objective, Problem
-from mindswap.plan.result import Plan
+from mindswap.plan.problem import Allow, Objective
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import bound_curve, sweep_budgets
-from mindswap.plan.write import compact_policy
-from mindswap.report.plan_text import format_plan, plan_to_json
+from mindswap.report.plan_text import plan_to_json
+from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
+from mindswap.session.run import outside_line
+from mindswap.session.step import Step, load_step
 
 HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
 EXAMPLES = """\
@@ -90,27 +87,38 @@ def run(args: argparse.Namespace) -> int:
     """
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
-    loaded = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
-    problem = _problem(loaded, allowed, Objective(args.objective))
-    planner = Planner(loaded.model, allowed, loaded.known_layers)
+    target = args.output or (args.config if args.in_place else None)
+    if target:
+        refuse_unwritable(load_document(args.config))
+    step = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
+    objective = Objective(args.objective)
     with _Bar() as bar:
         if args.sweep:
-            return _sweep(args, loaded, planner, problem, bar)
-        plan = planner.plan(problem, args.solver, bar)
-    plan = _compact(loaded, plan)
-    if plan.fits and (args.output or args.in_place):
-        _write(args, loaded, plan)
-    explanation = explain_plan(loaded.model, plan) if args.explain and plan.fits else []
+            return _sweep(args, step, allowed, objective, bar)
+        found = make_plan(step, None, allowed, objective, args.solver, bar)
+    plan = found.plan
+    # The plan first, whatever becomes of the files and the sentences: it took long to find.
+    if not args.json:
+        outside = outside_line(step.model, step.device)
+        notes = [note for note in (budget_doubt(step, found.problem.budget_bytes), *step.model.doubts) if note]
+        beside = [line for line in (outside, *(f"note: {note}" for note in notes)) if line]
+        print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
+    if plan.fits and target:
+        found.save(target, overwrite=args.overwrite or args.in_place)
+        if not args.json:
+            print(f"\nwritten: {target}; next: mindswap check {target}", flush=True)
+    explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
-        data = plan_to_json(plan, loaded.device.name) | ({"explanation": explanation} if args.explain else {})
+        data = plan_to_json(plan, step.device.name) | ({"explanation": explanation} if args.explain else {})
         print(json.dumps(data, indent=1))
-    else:
-        settings = loaded.model.settings
-        text = format_plan(plan, loaded.device.title, settings.num_tokens / settings.num_cards)
-        beside = [line for line in (outside_line(loaded), *(f"note: {n}" for n in loaded.model.doubts)) if line]
-        print("\n".join([text, *([""] if beside else []), *beside, *([""] if explanation else []), *explanation]))
-    if plan.fits:
-        _draw(args, loaded, problem, plan)
+    elif explanation:
+        print("\n".join(["", *explanation]))
+    if plan.fits and (args.html or args.plot):
+        run = found.run()
+        if args.html:
+            run.save_html(args.html)
+        if args.plot:
+            run.save_plot(args.plot)
     return 0 if plan.fits else 1
 
 
@@ -154,55 +162,13 @@ def _allowed(text: str, is_safe: bool = False) -> Allow:
     return Allow("swap" in names, "recompute" in names, "coupled" in names and not is_safe)
 
 
-def _problem(loaded: LoadedStep, allowed: Allow, objective: Objective) -> Problem:
-    device = loaded.device
-    return Problem(
-        loaded.model,
-        device.usable_memory_bytes,
-        device.host_memory_bytes,
-        device.num_cards_per_node,
-        allowed,
-        objective,
-        loaded.policy,
-    )
-
-
-def _compact(loaded: LoadedStep, plan: Plan) -> Plan:
-    """The plan in as few entries as it takes."""
-    return replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
-
-
-def _write(args: argparse.Namespace, loaded: LoadedStep, plan: Plan) -> None:
-    """The configuration with the plan, after it has been read back.
-
-    Raises:
-        PlanError: what is read back is another policy, or has errors.
-        DataError: the file cannot be written.
-    """
-    target = args.output or args.config
-    text = planned_text(Path(args.config), loaded, plan, str(target))
-    write_new(target, text, overwrite=args.overwrite or args.in_place)
-
-
-def _draw(args: argparse.Namespace, loaded: LoadedStep, problem: Problem, plan: Plan) -> None:
-    if not args.html and not args.plot:
-        return
-    report = report_step(loaded, plan.policy, f"{Path(args.config).stem}, planned", evaluate(problem, plan.policy).step)
-    if args.html:
-        from mindswap.report.simulation.html import write_html
-
-        write_html(report, args.html)
-    if args.plot:
-        from mindswap.report.simulation.plots import plot_simulation
-
-        plot_simulation(report, args.plot)
-
-
-def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, problem: Problem, progress: Progress) -> int:
+def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Objective, progress: Progress) -> int:
     """Plans for many budgets, as a table and a picture."""
     from mindswap.report.plan_text import format_sweep, sweep_to_json
 
-    plans = [_compact(loaded, plan) for plan in sweep_budgets(planner, problem, progress)]
+    problem = problem_of(step, None, allowed, objective)
+    planner = Planner(step.model, allowed, step.known_layers)
+    plans = [compact(step, plan) for plan in sweep_budgets(planner, problem, progress)]
     if args.plot:
         from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
 
@@ -213,11 +179,11 @@ def _sweep(args: argparse.Namespace, loaded: LoadedStep, planner: Planner, probl
             points,
             args.plot,
             title="Step time against peak memory",
-            caption=loaded.device.title,
-            budget_bytes=loaded.device.usable_memory_bytes,
+            caption=step.device.title,
+            budget_bytes=step.device.usable_memory_bytes,
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
-    print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, loaded.device.title))
+    print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, step.device.title))
     return 0 if plans[0].fits else 1
 
 

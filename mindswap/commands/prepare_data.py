@@ -14,11 +14,11 @@ from tqdm import tqdm
 
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.datasets.load_tokenizer import load_tokenizer
-from mindswap.datasets.samples import Counts, read_samples
-from mindswap.datasets.staged_file import refuse_existing, staged
+from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, Counts, four_columns, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
+from mindswap.files import refuse_existing, staged
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."
@@ -58,6 +58,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Hugging Face tokenizer.json or sentencepiece .model (default: bytes)",
     )
     parser.add_argument("--eos-token", metavar="NAME", help="token of the tokenizer file that ends a document")
+    parser.add_argument(
+        "--newer-model",
+        action="store_true",
+        help=f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
     parser.add_argument("--json", action="store_true", help="print the result as JSON")
 
@@ -72,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     tokenizer = ByteTokenizer() if args.tokenizer is None else load_tokenizer(args.tokenizer, args.eos_token)
     require_mindspore()
     with _terminate_like_ctrl_c():
-        counts = write_mindrecord(sources, tokenizer, args.seq_length, args.output, overwrite=args.overwrite)
+        counts = write_mindrecord(
+            sources, tokenizer, args.seq_length, args.output, overwrite=args.overwrite, is_legacy=not args.newer_model
+        )
     result = {
         "output": str(args.output),
         "seq_length": args.seq_length,
@@ -121,7 +128,13 @@ def check_output(output: Path, *, overwrite: bool) -> None:
 
 
 def write_mindrecord(
-    sources: list[TextSource], tokenizer: Tokenizer, seq_length: int, output: Path, *, overwrite: bool
+    sources: list[TextSource],
+    tokenizer: Tokenizer,
+    seq_length: int,
+    output: Path,
+    *,
+    overwrite: bool,
+    is_legacy: bool = True,
 ) -> Counts:
     """Read, tokenise and write everything; the output appears at the end, complete.
 
@@ -143,11 +156,21 @@ def write_mindrecord(
             raise _too_little(counts, seq_length)
         with (
             staged(output, (INDEX_SUFFIX,), overwrite=overwrite) as path,
-            MindRecordWriter(path, seq_length + 1) as writer,
+            _writer(path, seq_length, is_legacy=is_legacy) as writer,
         ):
             for some in chain([first], samples):
-                writer.write(some)
+                if is_legacy:
+                    writer.write(some)
+                    continue
+                for start in range(0, len(some), seq_length + 1):
+                    writer.write(four_columns(some[start : start + seq_length + 1]))
     return counts
+
+
+def _writer(path: Path, seq_length: int, *, is_legacy: bool) -> MindRecordWriter:
+    if is_legacy:
+        return MindRecordWriter(path, seq_length + 1, LEGACY_COLUMNS)
+    return MindRecordWriter(path, len(NEWER_COLUMNS) * seq_length, NEWER_COLUMNS)
 
 
 def _too_little(counts: Counts, seq_length: int) -> DataError:

@@ -8,7 +8,8 @@ from typing import Any
 
 from mindswap.adapters.mindrecord import MindRecordWriter, require_mindspore
 from mindswap.config.step import StepSettings
-from mindswap.prove.derive import LEGACY_COLUMNS, NEWER_COLUMNS, SyntheticData
+from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
+from mindswap.prove.derive import SyntheticData
 
 __all__ = ["has_own_data", "with_absolute_paths", "write_synthetic_data"]
 
@@ -71,11 +72,5 @@ def write_synthetic_data(
     with MindRecordWriter(path, length if is_legacy else len(columns) * settings.seq_length, columns) as writer:
         for _ in range(num_samples):
             tokens = array("i", numbers.choices(choices, k=length))
-            writer.write(tokens if is_legacy else _four_columns(tokens))
+            writer.write(tokens if is_legacy else four_columns(tokens))
     return SyntheticData(str(path), columns)
-
-
-def _four_columns(tokens: array) -> array:
-    """Tokens, the tokens that follow them, a mask that takes all, positions."""
-    length = len(tokens) - 1
-    return tokens[:-1] + tokens[1:] + array("i", [1]) * length + array("i", range(length))

@@ -9,10 +9,10 @@ from pathlib import Path
 from mindswap.commands.proof_children import ask, train
 from mindswap.commands.proof_results import read_effect, read_fits, read_measured
 from mindswap.commands.proving import Bench, simulate
-from mindswap.commands.writing import write_new
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.source import load_document
+from mindswap.files import write_new
 from mindswap.prove.model import Proof, Variant, typical_ns
 from mindswap.units import format_time
 

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
+from mindswap.commands.options import add_device_arguments, device_overrides
 from mindswap.commands.proof_runs import run_variants
 from mindswap.commands.proving import Bench, prepare
 from mindswap.commands.send_back import pack
-from mindswap.commands.stepping import add_device_arguments, device_overrides
-from mindswap.commands.writing import write_new
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, PolicyError
+from mindswap.files import write_new
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.mindformers_2x.form import refuse_pynative

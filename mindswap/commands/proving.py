@@ -10,18 +10,18 @@ from mindswap.commands.proof_children import ask
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
 from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
-from mindswap.commands.stepping import policy_of
-from mindswap.commands.writing import write_new
 from mindswap.config.step import read_step_settings
 from mindswap.convert.stage_form import policy_sections
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
+from mindswap.files import write_new
 from mindswap.policy.model import Policy
 from mindswap.prove.cut import cut_policy, kept_layers
 from mindswap.prove.derive import Wanted, derive, format_config, switched_off
 from mindswap.prove.model import Proof, Simulated, Variant
+from mindswap.session.step import policy_of
 from mindswap.units import format_bytes
 
 __all__ = ["Bench", "prepare", "simulate"]

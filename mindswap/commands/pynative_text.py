@@ -8,7 +8,7 @@ from mindswap.document.nodes import Document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.form import Form
-from mindswap.report.problems import format_counts, format_problems, problem_to_data
+from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
 
 __all__ = ["check_2x", "explain_2x"]
@@ -20,15 +20,15 @@ def check_2x(args: argparse.Namespace, document: Document, colour: bool) -> int:
     Returns:
         0, or 1 if there is an error.
     """
-    checked = check_pynative(document, args.num_layers)
+    checked = check_pynative(document, args.num_layers, silence=args.ignore)
     problems, notes = checked.problems, pynative_notes(checked.effect)
     if args.json:
-        data = {"ok": not checked.errors, "problems": [problem_to_data(problem) for problem in problems]}
+        data = {"ok": not checked.errors, **problems_to_data(problems), "num_ignored": len(checked.ignored)}
         print(json.dumps({**data, "notes": notes, **effect_to_json(checked.effect, problems)}, indent=2))
     else:
         lines = [format_problems(problems, colour)] if problems else []
-        lines += [f"note: {note}" for note in notes]
-        lines.append(f"{format_counts(problems)}; read as {Form.PYNATIVE.value}")
+        lines += [escape(f"note: {note}") for note in notes]
+        lines.append(f"{format_counts(problems, checked.ignored)}; read as {Form.PYNATIVE.value}")
         if not checked.errors and checked.effect.layers:
             lines += ["", format_layers_2x(checked.effect)]
         print("\n".join(lines))
@@ -60,8 +60,11 @@ def explain_2x(args: argparse.Namespace, document: Document) -> int:
             print("\n".join(f"{path:<{width}}  {kind}" for path, kind in rows))
         return 0
     if args.json:
-        problems = [problem_to_data(problem) for problem in checked.problems]
-        print(json.dumps({"problems": problems, **effect_to_json(checked.effect, checked.problems)}, indent=1))
+        print(
+            json.dumps(
+                {**problems_to_data(checked.problems), **effect_to_json(checked.effect, checked.problems)}, indent=1
+            )
+        )
     else:
         if checked.problems:
             print(format_problems(checked.problems), end="\n\n", file=sys.stderr if checked.errors else sys.stdout)

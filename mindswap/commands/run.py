@@ -11,6 +11,7 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
+from mindswap.launch.lifeline import hold_lifeline
 from mindswap.launch.training import ADAPTIVE_FLAG, parse_training
 from mindswap.mindformers_2x.form import refuse_pynative
 
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.commands.adaptive import run_adaptive
 
         return run_adaptive(words)
+    hold_lifeline(os.environ)
     training = parse_training(words)
     script, options = training.script, training.options
     _refuse_true_in_options(options)
@@ -54,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     _quiet_cpu(document)
     from mindswap.adapters.plugin import install
 
-    install(document)
+    session = install(document)
     try:
         if script:
             _run_script(script, options)
@@ -62,6 +64,7 @@ def run(args: argparse.Namespace) -> int:
             from mindswap.adapters.entry import train
 
             train(options)
+        session.finish()
     except MindswapError:
         raise
     except Exception:  # noqa: BLE001 the training's own failure, not ours

@@ -11,14 +11,29 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.document.nodes import Document, Node
+from mindswap.errors import MindswapError
 
-__all__ = ["Cell", "Layout", "LayoutError", "Pipeline", "is_stage_counts", "read_num_chunks", "read_pipeline"]
+__all__ = [
+    "SCHEDULERS",
+    "SCHEDULER_PATH",
+    "Cell",
+    "Layout",
+    "LayoutError",
+    "Pipeline",
+    "is_interleaved",
+    "is_stage_counts",
+    "read_num_chunks",
+    "read_pipeline",
+]
 
+# What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
+SCHEDULERS = ("1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
+SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")
 # A machine with so many stages does not exist; below it, everything can be written out.
 MAX_CELLS = 100_000
 
 
-class LayoutError(ValueError):
+class LayoutError(MindswapError):
     """The layers of the model cannot be spread as the configuration asks; the text says why."""
 
 
@@ -87,13 +102,18 @@ class Pipeline:
         num_stages: pipeline stages, 1 without pipeline parallelism.
         num_chunks: virtual chunks per stage (`pp_interleave_num`, where interleaving is on).
         offset: extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk.
-        is_zero_bubble_v: the second chunk runs through the stages backwards.
+        scheduler: in which order a stage runs its micro-batches; any text, `SCHEDULERS` are known.
     """
 
     num_stages: int = 1
     num_chunks: int = 1
     offset: Any = 0
-    is_zero_bubble_v: bool = False
+    scheduler: str = "1f1b"
+
+    @property
+    def is_zero_bubble_v(self) -> bool:
+        """The second chunk runs through the stages backwards."""
+        return self.scheduler == "zero_bubble_v"
 
     def layout(self, num_layers: int) -> Layout:
         """The layers of each stage and chunk.
@@ -162,18 +182,15 @@ def read_pipeline(document: Document) -> Pipeline:
     missing, lists with one row per chunk, which it would refuse, are taken to mean that it is on.
     """
     num_stages = _positive(document.get("parallel_config", "pipeline_stage"))
-    num_chunks = read_num_chunks(document) if _is_interleaved(document) else 1
+    num_chunks = read_num_chunks(document) if is_interleaved(document) else 1
     offset = _offset_data(document.get("model", "model_config", "offset"))
-    scheduler = document.get("parallel", "pipeline_config", "pipeline_scheduler")
-    return Pipeline(
-        num_stages,
-        num_chunks,
-        offset,
-        scheduler is not None and scheduler.value == "zero_bubble_v",
-    )
+    scheduler = document.get(*SCHEDULER_PATH)
+    name = "1f1b" if scheduler is None or scheduler.is_null else str(scheduler.value)
+    return Pipeline(num_stages, num_chunks, offset, name)
 
 
-def _is_interleaved(document: Document) -> bool:
+def is_interleaved(document: Document) -> bool:
+    """Whether `pipeline_interleave` is on."""
     node = document.get("parallel", "pipeline_config", "pipeline_interleave")
     if node is not None:
         return node.value is True

@@ -6,7 +6,7 @@ from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
-__all__ = ["DEFAULT_SEQ_LENGTHS", "StepSettings", "read_seq_length", "read_step_settings"]
+__all__ = ["DEFAULT_OPTIMIZER", "DEFAULT_SEQ_LENGTHS", "StepSettings", "read_seq_length", "read_step_settings"]
 
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
@@ -65,6 +65,11 @@ class StepSettings:
     def data_parallel_stride(self) -> int:
         """Ranks from one data parallel rank to the next: MindSpore lays out sequences and tensors inside."""
         return self.model_parallel * self.context_parallel
+
+    @property
+    def num_parts(self) -> int:
+        """How much less a rank of a stage has than the whole; 1 where every rank is like one that has all of it."""
+        return self.model_parallel * self.context_parallel * self.expert_parallel
 
     @property
     def num_cards(self) -> int:

@@ -1,26 +1,32 @@
 """Recompute in layer indices (swap on) and in counts per pipeline stage (swap off): the way between them.
 
-Both directions are judged by reading the result as MindFormers would: what comes out is the same policy.
+Both directions are judged by reading the result back: in every layer the same operators must be recomputed.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
 
+from mindswap.check.check import check_document
 from mindswap.check.normalize import normalize
 from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
+from mindswap.convert.compare import first_difference
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
-from mindswap.policy.settings import Settings
+from mindswap.policy.settings import Settings, Statement
 from mindswap.policy.words import format_layers
+from mindswap.stage.applied import EXCLUDE, as_applied, cells_excluded
+from mindswap.stage.expand import RULE as STAGE_RULE
 from mindswap.stage.expand import expand_stage_recompute
 
 __all__ = ["Converted", "policy_sections", "resolve_policy", "to_index_form", "to_stage_form"]
 
 RULE = "convert"
+ONLY_OPERATORS = "MindFormers excludes operators only"
 
 
 @dataclass(frozen=True)
@@ -30,10 +36,12 @@ class Converted:
     Attributes:
         sections: the sections that change, with their new values; None with an error.
         problems: errors, and what is lost though it had no effect (warnings).
+        policy: what the sections ask for, in layer indices; None with an error.
     """
 
     sections: dict[str, dict] | None
     problems: tuple[Problem, ...]
+    policy: Policy | None = None
 
 
 def resolve_policy(policy: Policy, num_layers: int) -> Policy:
@@ -82,41 +90,72 @@ def policy_sections(policy: Policy, data: Mapping, num_layers: int) -> dict[str,
     return sections
 
 
-def to_index_form(document: Document, num_layers: int) -> Converted:
+def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
 
     Args:
         document: a configuration with swap off.
         num_layers: layers of the model.
+        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
         message = "swap_config.swap: swap is on, so recompute_config is in layer indices already"
         return Converted(None, (Problem(swap.location, RULE, Level.ERROR, message),))
     expansion = expand_stage_recompute(document, num_layers)
-    if any(problem.level is Level.ERROR for problem in expansion.problems):
-        return Converted(None, expansion.problems)
+    errors = [p for p in check_document(document, num_layers, trees).errors if p.rule == STAGE_RULE]
+    if errors:
+        return Converted(None, sort_problems((*expansion.problems, *errors)))
+    unknown = list(_unknown_excludes(expansion.statements, trees))
+    if unknown:
+        return Converted(None, sort_problems(unknown))
     data = _data(document)
     dropped = tuple(_ineffective_flags(document))
     flags = {name: RECOMPUTE_FLAGS[name] for name, _ in dropped}
-    policy = replace(expansion.policy, is_swap_enabled=True, **flags)  # type: ignore[arg-type]
+    policy = replace(as_applied(expansion.policy, trees), **flags)  # type: ignore[arg-type]
     problems = [problem for _, problem in dropped]
+    for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
+        rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
+        message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {rest}"
+        fix = "write it again, to exclude all of the cell"
+        problems.append(Problem(named.location, RULE, Level.WARNING, message, fix=fix))
     problems += [p for p in expansion.problems if p.location not in {q.location for q in problems}]
     section = document.get("swap_config")
     for entry in section.unique_entries() if section is not None else ():
         if entry.key in ("layer_swap", "op_swap") and (entry.value.items or entry.value.entries):
             message = f"swap_config.{entry.key}: had no effect with swap off, so it is left out"
             problems.append(Problem(entry.location, RULE, Level.WARNING, message, fix="write it again to swap"))
-    problems += _attention_problem(document, policy)
-    return Converted(policy_sections(policy, data, num_layers), sort_problems(problems))
+    problems += _attention_problem(document, policy, "the index form has only what is written")
+    sections = policy_sections(policy, data, num_layers)
+    changed = _changed(document, sections, num_layers, trees, policy)
+    return Converted(None, changed) if changed else Converted(sections, sort_problems(problems), policy)
 
 
-def to_stage_form(document: Document, num_layers: int) -> Converted:
+def _changed(
+    document: Document, sections: dict[str, dict], num_layers: int, trees: LayerTrees | None, meant: Policy
+) -> tuple[Problem, ...]:
+    """The first layer in which the index form, read back, does not recompute what was meant."""
+    result = normalize(document_from_data({**_data(document), **sections}, document.file), num_layers)
+    if result.policy is None:
+        return result.problems
+    difference = first_difference(meant, result.policy, num_layers, trees)
+    return (_difference_problem(document, difference),) if difference else ()
+
+
+def _difference_problem(document: Document, difference: str) -> Problem:
+    section = document.get("recompute_config")
+    place = section.location if section is not None else Location(document.file)
+    message = f"recompute_config: the other form would not mean the same: {difference}"
+    return Problem(place, RULE, Level.ERROR, message)
+
+
+def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Layer indices (swap on) as counts per pipeline stage (swap off), where that says the same.
 
     Args:
         document: a configuration with swap on and without errors.
         num_layers: layers of the model.
+        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
     """
     result = normalize(document, num_layers)
     policy, settings = result.policy, result.settings
@@ -133,6 +172,11 @@ def to_stage_form(document: Document, num_layers: int) -> Converted:
         place = Location(document.file)
         return Converted(None, (Problem(place, RULE, Level.ERROR, f"parallel_config.pipeline_stage: {error}"),))
     problems = [*_lost_swaps(settings), *_obstacles(policy, settings, layout)]
+    problems += _unknown_excludes(settings.recompute, trees)
+    for named in cells_excluded(settings.recompute, trees) if trees is not None else ():
+        message = f"{named.statement.path}: '{named.cell}' is a cell, and with swap off {ONLY_OPERATORS}"
+        fix = f"name its operators: mindswap explain --paths {document.file}"
+        problems.append(Problem(named.location, RULE, Level.ERROR, message, fix=fix))
     if problems:
         return Converted(None, sort_problems(problems))
     recompute: dict = {"recompute": _counts(policy.layer_recompute, layout)}
@@ -145,10 +189,12 @@ def to_stage_form(document: Document, num_layers: int) -> Converted:
         if present is not None and present.entry(flag) is not None:
             recompute[flag] = getattr(policy, flag)
     sections = {"swap_config": {"swap": False}, "recompute_config": recompute}
-    return _judged(document, policy, sections, num_layers)
+    return _judged(document, policy, sections, num_layers, trees)
 
 
-def _judged(document: Document, policy: Policy, sections: dict[str, dict], num_layers: int) -> Converted:
+def _judged(
+    document: Document, policy: Policy, sections: dict[str, dict], num_layers: int, trees: LayerTrees | None
+) -> Converted:
     """Whether MindFormers makes the same of the counts."""
     converted = document_from_data({**_data(document), **sections}, document.file)
     read_back = expand_stage_recompute(converted, num_layers)
@@ -158,8 +204,26 @@ def _judged(document: Document, policy: Policy, sections: dict[str, dict], num_l
     meant = replace(resolve_policy(policy, num_layers), is_swap_enabled=False)
     if resolve_policy(read_back.policy, num_layers) != meant:
         reasons.append("recompute_config: the exclude options do not mean the same with swap off")
-    problems = tuple(Problem(place, RULE, Level.ERROR, reason) for reason in dict.fromkeys(reasons))
-    return Converted(None if problems else sections, problems)
+    problems = [Problem(place, RULE, Level.ERROR, reason) for reason in dict.fromkeys(reasons)]
+    if not problems:
+        difference = first_difference(policy, as_applied(read_back.policy, trees), num_layers, trees)
+        problems += [_difference_problem(document, difference)] if difference else []
+    if problems:
+        return Converted(None, tuple(problems))
+    other = "the index form has only what it says"
+    return Converted(sections, tuple(_attention_problem(document, policy, other)), policy)
+
+
+def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | None) -> Iterator[Problem]:
+    """What is excluded while the model is not known: whether a name is a cell decides what it means with swap off."""
+    for statement in statements if trees is None else ():
+        if statement.option == EXCLUDE and statement.layers:
+            message = (
+                f"{statement.path}: cannot be converted, because no table has this model: with swap off "
+                f"{ONLY_OPERATORS}, and whether '{statement.pattern}' is one is not known"
+            )
+            fix = "run this where MindFormers is installed, or delete it first"
+            yield Problem(statement.pattern_location, RULE, Level.ERROR, message, fix=fix)
 
 
 def _lost_swaps(settings: Settings) -> Iterator[Problem]:
@@ -220,7 +284,7 @@ def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
             yield name, Problem(node.location, RULE, Level.WARNING, message, fix=f"{name}: {node.value}, to have it")
 
 
-def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
+def _attention_problem(document: Document, policy: Policy, other: str) -> list[Problem]:
     """The legacy Llama recomputes more than what is selected, without saying so."""
     arch = document.get("model", "arch", "type")
     flash = document.get("model", "model_config", "use_flash_attention")
@@ -230,7 +294,7 @@ def _attention_problem(document: Document, policy: Policy) -> list[Problem]:
         return []
     message = (
         "recompute_config.select_recompute: with swap off and without flash attention MindFormers also recomputes the "
-        "scores of attention in every layer; the index form has only what is written"
+        f"scores of attention in every layer; {other}"
     )
     names = "apply_rotary_emb|tile_kv|batch_matmul_q_k|mul|add|cast_attn|softmax|batch_matmul"
     fix = rf"to have it: 'attention\.(?:{names})': True"

@@ -7,21 +7,12 @@ from dataclasses import dataclass
 
 from mindswap.cost.measured import MeasuredKey, Measurement, measured_key
 from mindswap.cost.profile import Engine, Kernel
-from mindswap.cost.roofline import ON_MATRIX_UNITS, OpClass, classify, is_kernel
 from mindswap.graph.model import Node, TensorType
+from mindswap.graph.ops import COUNTED_OPS, OpClass, Unit, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
 __all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
 
-# Element-wise kernels whose work follows from their shapes: each input once, the output once. Left out are those that
-# only write (ZerosLike), reductions, convolutions, sorts, and optimizers, which write into their inputs.
-ELEMENTWISE_OPS = frozenset(
-    {"Abs", "Add", "AddExt", "Adds", "Cos", "Div", "Equal", "Exp", "FastGeLU", "FastGeLUGrad", "GeLU", "GeLUGrad",
-     "Greater", "GreaterEqual", "Less", "LessEqual", "Log", "LogicalAnd", "LogicalNot", "LogicalOr", "Maximum",
-     "Minimum", "Mul", "Muls", "Neg", "NotEqual", "Pow", "RealDiv", "Relu", "ReluGrad", "Rsqrt", "Select", "SiLU",
-     "SiLUGrad", "Sigmoid", "SigmoidGrad", "Sin", "Sqrt", "Square", "Sub", "SubExt", "SwiGlu", "SwiGluGrad", "Tanh",
-     "TanhGrad"}
-)  # fmt: skip
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))
 CAUSAL = 2
@@ -48,7 +39,7 @@ class Sample:
     @property
     def is_matrix(self) -> bool:
         """Whether the matrix units run it."""
-        return self.kind in ON_MATRIX_UNITS
+        return self.kind.unit is Unit.MATRIX
 
 
 def can_measure(kernel: Kernel) -> bool:
@@ -63,7 +54,7 @@ def can_measure(kernel: Kernel) -> bool:
 
 def is_matrix_kernel(kernel: Kernel) -> bool:
     """Whether its operator belongs on the matrix units."""
-    return classify(key_of(kernel).op) in ON_MATRIX_UNITS
+    return classify(key_of(kernel).op).unit is Unit.MATRIX
 
 
 def key_of(kernel: Kernel) -> MeasuredKey:
@@ -93,7 +84,7 @@ def _sample(measurement: Measurement) -> Sample | None:
         return None
     if not all(math.prod(tensor.shape) for tensor in (*inputs, *outputs)):
         return None
-    if kind is OpClass.ELEMENTWISE and op not in ELEMENTWISE_OPS:
+    if kind is OpClass.ELEMENTWISE and op not in COUNTED_OPS:
         return None
     if kind is OpClass.MATMUL and not _is_product(inputs, outputs):
         return None

@@ -4,8 +4,8 @@ import math
 from collections.abc import Iterable, Sequence
 
 from mindswap.cost.hardware import Device
-from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.graph.model import Node
+from mindswap.graph.ops import Unit, classify
 
 __all__ = ["communication_bytes", "list_communicators", "workspace_bytes"]
 
@@ -22,7 +22,7 @@ def workspace_bytes(nodes: Iterable[Node], device: Device) -> int:
         products (`kernel_workspace` of the device). FlashAttentionScoreGrad also sums up the gradients of query, key
         and value in float32 (`dqWorkspaceLen`, `dkWorkspaceLen`, `dvWorkspaceLen` in its opInfo).
     """
-    return max((_workspace_of(node, device) for node in nodes if classify(node.op) in ON_MATRIX_UNITS), default=0)
+    return max((_workspace_of(node, device) for node in nodes if classify(node.op).unit is Unit.MATRIX), default=0)
 
 
 def _workspace_of(node: Node, device: Device) -> int:

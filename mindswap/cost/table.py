@@ -5,9 +5,10 @@ from dataclasses import dataclass
 
 from mindswap.cost.hardware import Device
 from mindswap.cost.measured import MeasuredKey, measured_key
-from mindswap.cost.roofline import is_kernel, operator_ns
+from mindswap.cost.roofline import operator_ns
 from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
 from mindswap.graph.model import Node
+from mindswap.graph.ops import is_kernel
 from mindswap.graph.work import Work
 
 __all__ = ["CostTable", "Coverage"]

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 from mindswap.datasets.text_files import TextSource, read_blocks
 from mindswap.datasets.tokenizing import Tokenizer
 
-__all__ = ["Counts", "read_samples"]
+__all__ = ["LEGACY_COLUMNS", "NEWER_COLUMNS", "Counts", "four_columns", "read_samples"]
+
+# What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
+LEGACY_COLUMNS = ("input_ids",)
+NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 
 
 @dataclass
@@ -76,3 +80,16 @@ def read_samples(
             counts.num_samples += whole
             yield rest[: whole * sample_length]
             rest = rest[whole * sample_length :]
+
+
+def four_columns(tokens: array) -> array:
+    """One sample for the newer models: tokens, the tokens that follow them, a mask that takes all, positions.
+
+    Args:
+        tokens: type code 'i', shape (seq_length + 1,).
+
+    Returns:
+        Shape (4 * seq_length,).
+    """
+    length = len(tokens) - 1
+    return tokens[:-1] + tokens[1:] + array("i", [1]) * length + array("i", range(length))

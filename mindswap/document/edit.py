@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping
 
+from mindswap.document.lines import after_line, line_above, line_end, line_start, newline_at
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines, inline_text, is_inline, key_text
@@ -16,8 +17,7 @@ COMMENT_MARK = "# mindswap:"
 DEFAULT_STEP = 2
 
 _COLON = re.compile(r"[ \t]*:")
-_LINE_BREAK = re.compile(r"\r\n|\r|\n")
-_DOCUMENT_MARK = re.compile(r"^(\.\.\.|---)", re.MULTILINE)
+_DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
 
 
 class Editor:
@@ -33,7 +33,6 @@ class Editor:
         self.file = document.file
         self.document = document
         self.root = read_spans(text)
-        self.newline = "\r\n" if "\r\n" in text else "\n"
         self.edits: list[tuple[int, int, str]] = []
 
     def with_section(self, section: str, value: Mapping) -> str:
@@ -56,14 +55,15 @@ class Editor:
         assert self.root is not None
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
-        start = first = self._line_start(below.start)
+        start = first = line_start(self.text, below.start)
         while first > 0:
-            above = self._line_start(first - len(self.newline))
+            above = line_above(self.text, first)
             if not self.text[above:first].lstrip().startswith(COMMENT_MARK):
                 break
             first = above
         margin = " " * below.column
-        lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + self.newline for line in comment.splitlines()]
+        newline = newline_at(self.text, start)
+        lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
         self.edits.append((first, start, "".join(lines)))
         return self._result()
 
@@ -86,9 +86,10 @@ class Editor:
         if self.root is not None and _DOCUMENT_MARK.search(self.text, self.root.end):
             self._insert_lines(self.root.end, lines)
             return
-        gap = "" if not self.text or self.text.endswith(("\n", "\r")) else self.newline
         end = len(self.text)
-        self.edits.append((end, end, gap + "".join(line + self.newline for line in lines)))
+        newline = newline_at(self.text, end)
+        gap = "" if not self.text or self.text.endswith(("\n", "\r")) else newline
+        self.edits.append((end, end, gap + "".join(line + newline for line in lines)))
 
     # a mapping
 
@@ -118,7 +119,7 @@ class Editor:
 
     def _replace_value(self, parent: Span, key: Span, old: Span, new: object) -> None:
         self._refuse_shared_anchor(key, {id(part) for part in old.walk()})
-        is_on_key_line = self._line_start(old.start) <= key.end
+        is_on_key_line = line_start(self.text, old.start) <= key.end
         colon = _COLON.match(self.text, key.end)
         if colon is None and not parent.is_flow:
             message = f"'{key.text}' cannot be changed: it is written with `?`"
@@ -132,13 +133,13 @@ class Editor:
             return
         # The line of the key keeps its comment: what stands on it is one edit, the lines below are another.
         inline_end = max(old.end, colon_end) if is_on_key_line else colon_end
-        block_start = self._line_end(inline_end)
+        block_start = line_end(self.text, inline_end)
         block_end = max(old.end, block_start)
         if is_inline(new):
             self.edits += [(colon_end, inline_end, f" {inline_text(new)}"), (block_start, block_end, "")]
             return
         lines = block_lines(new, parent.column + self._step(), self._step())
-        below = "".join(self.newline + line for line in lines)
+        below = "".join(newline_at(self.text, block_start) + line for line in lines)
         self.edits += [(colon_end, inline_end, ""), (block_start, block_end, below)]
 
     def _add_entries(self, parent: Span, entries: Mapping, last: tuple[Span, Span] | None = None) -> None:
@@ -159,8 +160,7 @@ class Editor:
         if parent.is_flow:
             self.edits.append((key.start, next_start, "") if end_before is None else (end_before, end, ""))
             return
-        line_break = _LINE_BREAK.match(self.text, self._line_end(end))
-        self.edits.append((self._line_start(key.start), line_break.end() if line_break else len(self.text), ""))
+        self.edits.append((line_start(self.text, key.start), after_line(self.text, end), ""))
 
     def _refuse_shared_anchor(self, key: Span, changed: set[int]) -> None:
         """Raise where an alias outside of what is changed stands for a part of it."""
@@ -175,16 +175,8 @@ class Editor:
 
     def _insert_lines(self, index: int, lines: list[str]) -> None:
         """Below the line of a place."""
-        place = self._line_end(index)
-        self.edits.append((place, place, "".join(self.newline + line for line in lines)))
-
-    def _line_start(self, index: int) -> int:
-        return max(self.text.rfind("\n", 0, max(index, 0)), self.text.rfind("\r", 0, max(index, 0))) + 1
-
-    def _line_end(self, index: int) -> int:
-        """Where the line of a place ends, before its line break."""
-        line_break = _LINE_BREAK.search(self.text, index)
-        return line_break.start() if line_break else len(self.text)
+        place = line_end(self.text, index)
+        self.edits.append((place, place, "".join(newline_at(self.text, place) + line for line in lines)))
 
     def _step(self) -> int:
         """By how much the file indents."""
@@ -195,7 +187,7 @@ class Editor:
 
     def _location(self, index: int) -> Location:
         before = self.text[:index]
-        return Location(self.file, before.count("\n") + 1, index - self._line_start(index) + 1)
+        return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
 
 
 def is_same(left: object, right: object) -> bool:

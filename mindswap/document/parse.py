@@ -6,14 +6,15 @@ keys.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import yaml
 
+from mindswap.document.loadable import find_load_problem, loader_for
 from mindswap.document.nodes import Document, DuplicateKey, Entry, Node, is_huge, key_text
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["LOADER", "parse_document", "parse_file"]
+__all__ = ["parse_document", "parse_file"]
 
 # A MindFormers configuration is a few hundred lines; MindFormers itself refuses mappings nested
 # deeper than 10. The limits only keep hostile files from using up memory or the stack.
@@ -21,7 +22,6 @@ MAX_FILE_BYTES = 32 * 1024 * 1024
 MAX_DEPTH = 64
 MAX_MERGED_ENTRIES = 100_000
 
-LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _TAG = "tag:yaml.org,2002:"
 _COLLECTION_TAGS = {None, "!", *(_TAG + name for name in ("map", "seq", "set", "omap", "pairs"))}
 
@@ -64,7 +64,7 @@ def parse_document(content: bytes | str, file: str) -> Document:
             return _unreadable(location, "yaml-encoding", message, "UTF-8", "save the file as UTF-8")
     builder = _Builder(file)
     try:
-        for event in yaml.parse(content, Loader=LOADER):
+        for event in yaml.parse(content, Loader=loader_for(content)):
             builder.add_event(event)
             if builder.is_stopped:
                 break
@@ -77,7 +77,9 @@ def parse_document(content: bytes | str, file: str) -> Document:
             f"the character {_character(error.character)} is not allowed in YAML",
             fix="delete it",
         )
-    return builder.document()
+    document = builder.document()
+    problem = find_load_problem(content, file) if document.root is not None and not document.problems else None
+    return document if problem is None else replace(document, problems=(problem,))
 
 
 @dataclass(eq=False)
@@ -93,6 +95,9 @@ class _Frame:
     merged: list[tuple[Location, Node]] = field(default_factory=list)
     first_places: dict[object, Location] = field(default_factory=dict)
     key: "_Key | None" = None
+
+    def awaits_key(self) -> bool:
+        return self.is_mapping and self.key is None
 
     def child_path(self) -> str:
         if not self.is_mapping:
@@ -181,6 +186,8 @@ class _Builder:
         tag = event.tag
         if tag is None or tag == "!":
             tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)
+            if tag == _TAG + "value" and self._stack and self._stack[-1].awaits_key():
+                tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
         node = Node(location, self._construct(tag, event, location))
         if event.anchor is not None:
             self._anchors[event.anchor] = node
@@ -279,7 +286,7 @@ def _mark_location(file: str, mark) -> Location:
 def _syntax_message(error: yaml.MarkedYAMLError) -> tuple[str, str, str]:
     message = ", ".join(part for part in (error.context, error.problem) if part) or "no valid YAML"
     if "'\\t'" in message or "tab" in message:
-        return message, "spaces for indentation", "replace the tab by spaces"
+        return "a tab stands where YAML takes spaces only", "spaces", "replace the tab by spaces"
     return message, "", ""
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from mindswap.document.parse import LOADER
+from mindswap.document.loadable import loader_for
 
 __all__ = ["Span", "read_spans"]
 
@@ -72,7 +72,7 @@ def read_spans(text: str) -> Span | None:
     root: Span | None = None
     stack: list[Span] = []
     anchors: dict[str, Span] = {}
-    for event in yaml.parse(text, Loader=LOADER):
+    for event in yaml.parse(text, Loader=loader_for(text)):
         if isinstance(event, yaml.CollectionEndEvent):
             span = stack.pop()
             if span.is_flow and event.end_mark is not None:

@@ -12,9 +12,7 @@ from collections import Counter
 from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS
-from mindswap.graph.storage import WEIGHT_OPS
-from mindswap.graph.work import NO_WORK_OPS
+from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
 
 __all__ = ["find_repeats", "find_shared", "follow", "is_kernel", "operator_key", "weight_reads"]
 
@@ -39,7 +37,7 @@ def weight_reads(graph: Graph) -> frozenset[str]:
 
 def is_kernel(node: Node, weights: frozenset[str]) -> bool:
     """Whether the device runs something for it."""
-    return node.op not in NO_WORK_OPS and node.op not in BOOKKEEPING_OPS and node.name not in weights
+    return node.op not in NO_WORK_OPS and node.name not in weights
 
 
 def find_shared(graph: Graph) -> frozenset[str]:
@@ -50,7 +48,7 @@ def find_shared(graph: Graph) -> frozenset[str]:
             weighted.add(node.name)
     needed: set[str] = set()
     for node in reversed(graph.forward):
-        if node.op in BOOKKEEPING_OPS and node.op != "MakeTuple":
+        if node.op in TYING_OPS:
             continue
         if node.name in needed or (node.name in weighted and node.layer_index is not None):
             needed.update(node.inputs)

@@ -12,7 +12,7 @@ from mindswap.execute.memory import POISON, DeviceMemory
 from mindswap.execute.timetable import Fetch, Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
 __all__ = ["Executed", "Kernels", "Misread", "run_step"]
 
@@ -94,7 +94,7 @@ class _Run:
         self.instructions: dict[str, Instruction] = {}
         for function in (code.main, code.forward, code.backward):
             self.instructions |= {i.name: i for i in function.instructions if isinstance(i, Instruction)}
-        self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
+        self.nodes = graph.index.nodes
         self.fetched = {fetch.node.name: fetch for at in timetable.fetches for fetch in at}
         self.host: dict[str, np.ndarray] = {}
         self.curve: list[int] = []
@@ -194,7 +194,7 @@ class _Run:
             self.values[node.name] = tuple(unmanaged)
 
     def _is_outside_kernel(self, entry: Instruction) -> bool:
-        return entry.op not in (*VIEW_OPS, "TupleGetItem", "MakeTuple", "Load", "UpdateState", "Partial", "Return")
+        return entry.op not in NO_MEMORY_OPS and entry.op not in TYING_OPS
 
     def _outside(self, entry: Instruction) -> object:
         results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.ops import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
 
@@ -97,9 +97,9 @@ class _Planner:
         self.shared = find_shared(graph)
         repeats = find_repeats(graph, self.shared)
         self.aliases = {saved.backward_name: saved.forward_name for saved in graph.saved} | repeats
-        by_name = {node.name: node for node in (*graph.forward, *graph.backward)}
+        by_name = graph.index.nodes
         self.num_repeats = sum(is_kernel(by_name[name], self.weights) for name in repeats)
-        self.nodes: dict[str, Node] = by_name
+        self.nodes = by_name
         self.in_backward = {node.name for node in graph.backward}
         self.known: dict[str, tuple[str | None, ...]] = {}
         self.results = {buffer for name in results for buffer in self.buffers(name) if buffer}

@@ -9,11 +9,11 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
 __all__ = ["cache_folder", "cached", "make_key"]
@@ -22,11 +22,11 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-def cache_folder() -> Path:
+def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """`$MINDSWAP_CACHE`, else `mindswap` in the user's cache folder."""
-    if folder := os.environ.get("MINDSWAP_CACHE"):
+    if folder := environ.get("MINDSWAP_CACHE"):
         return Path(folder)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
+    return Path(environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mindswap"
 
 
 def make_key(**parts: Any) -> str:
@@ -56,19 +56,7 @@ def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[
         logger.warning("ignored a cache file that cannot be read: %s (%s)", path, error)
     value = make()
     try:
-        _write(path, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
+        replace_file(path, gzip.compress(json.dumps(to_plain(value)).encode(), compresslevel=3))
     except (OSError, CodecError) as error:
         logger.warning("not cached: %s", error)
     return value
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=".writing-")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from mindswap.errors import MindswapError
+
 __all__ = ["CodecError", "from_plain", "to_plain"]
 
 # JSON knows no tuples and no dataclasses: both are written as an object with one of these keys. No field of a
@@ -11,7 +13,7 @@ __all__ = ["CodecError", "from_plain", "to_plain"]
 TUPLE, KIND = "tuple", "class"
 
 
-class CodecError(ValueError):
+class CodecError(MindswapError):
     """The data is not what `to_plain` writes."""
 
 
@@ -24,7 +26,8 @@ def to_plain(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if is_dataclass(value) and not isinstance(value, type):
-        return {KIND: type(value).__name__, **{f.name: to_plain(getattr(value, f.name)) for f in fields(value)}}
+        given = {f.name: to_plain(getattr(value, f.name)) for f in fields(value) if f.init}
+        return {KIND: type(value).__name__, **given}
     if isinstance(value, (tuple, list)):
         return {TUPLE: [to_plain(item) for item in value]}
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value) and KIND not in value:

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from mindswap.graph.model import Graph
-from mindswap.graph.storage import WEIGHT_OPS
+from mindswap.graph.ops import WEIGHT_OPS
 
 __all__ = ["STAND_IN_NAME", "constant_bytes", "restore_constants"]
 

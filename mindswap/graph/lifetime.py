@@ -8,8 +8,9 @@ Copies take no time here: the simulator knows about time, this is what must be t
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import NO_MEMORY_OPS
 from mindswap.graph.sample import LayerSample
-from mindswap.graph.storage import VIEW_OPS, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.storage import StorageKind, classify_saved, resolve_storage
 
 __all__ = ["Peak", "find_peak"]
 
@@ -86,10 +87,6 @@ def _lifetimes(graph: Graph):
     for moment, node in enumerate(graph.backward, start=offset):
         if node.name in last_in_backward and node.op not in NO_MEMORY_OPS:
             yield moment, last_in_backward[node.name], node.size_bytes
-
-
-# Views and tuples are the memory of their inputs; Load reads a weight where it is.
-NO_MEMORY_OPS = frozenset({*VIEW_OPS, "TupleGetItem", "MakeTuple", "Load"})
 
 
 def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:

@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ops import TYING_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
+from mindswap.graph.untagged import place_untagged
 
 __all__ = ["load_graph"]
 
@@ -26,15 +28,17 @@ WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
 # Layers of multi-token prediction are behind those of the model, with the head.
 MTP_CELL = "mtp"
 # Tie an order or read a weight; their inputs say nothing about where they are.
-TYING_OPS = frozenset({"UpdateState", "Load", "TensorMove", "Partial", "Return"})
-LAYER_CONTAINER = re.compile(r"-(CellList|SequentialCell)$")
+UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
+LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
-def load_graph(model) -> Graph:
+def load_graph(model, layer_list: str | None = None, tag: str | None = None) -> Graph:
     """The training step in one compiled model.
 
     Args:
         model: `ModelProto` of MindIR, from an export-phase compile of a gradient cell.
+        layer_list: name of the list that holds the layers; default is whichever list an operator is in.
+        tag: attribute that every primitive of the layers carries. Others are then placed by what they read.
 
     Raises:
         GraphError: if the model has more than one lazy_inline function pair.
@@ -43,11 +47,14 @@ def load_graph(model) -> Graph:
     forward = [f for f in model.functions if FORWARD_MARK in f.name and _find_partial(f, primitives)]
     backward = [f for f in model.functions if BACKWARD_MARK in f.name]
     if not forward:
-        nodes = tuple(_read_nodes(model.graph, primitives))
+        nodes = tuple(_read_nodes(model.graph, primitives, layer_list))
         return Graph(forward=nodes, backward=(), saved=(), has_lazy_inline=False)
     if len(forward) > 1 or len(backward) != 1:
         names = ", ".join(f.name for f in (*forward, *backward))
-        raise GraphError(f"expected one lazy_inline cell, found several: {names}")
+        raise GraphError(
+            f"several cells are lazy_inline: {names}\n    allowed: the one cell around all layers, as `mindswap.apply` "
+            "marks it\n    fix:     take @lazy_inline off the layers"
+        )
     # A constant that several functions read is in the first of them, whichever that is.
     functions = (*model.functions, model.graph)
     values = {name: value for f in functions for name, value in _read_constants(f)}
@@ -57,14 +64,18 @@ def load_graph(model) -> Graph:
         Saved(captured, parameter.name)
         for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
     )
-    forward_nodes = _with_layers(_read_nodes(forward[0], primitives))
+    forward_nodes = _with_layers(_read_nodes(forward[0], primitives, layer_list))
+    if tag is not None and layer_list is not None:
+        forward_nodes = place_untagged(forward_nodes, tag, layer_list)
     names_by_id: dict[str, list[str]] = {}
     for name, identity in _identities(forward[0]).items():
         names_by_id.setdefault(identity, []).append(name)
     origins = {name: names_by_id.get(identity, []) for name, identity in _identities(backward[0]).items()}
     return Graph(
         forward=forward_nodes,
-        backward=_place_gradients(_read_nodes(backward[0], primitives), origins, forward_nodes, saved, constants),
+        backward=_place_gradients(
+            _read_nodes(backward[0], primitives, layer_list), origins, forward_nodes, saved, constants
+        ),
         saved=saved,
         has_lazy_inline=True,
         constants=constants,
@@ -100,7 +111,7 @@ def _with_layers(read: Iterable[Node]) -> tuple[Node, ...]:
                 node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
             elif zone > -1:
                 zone = behind
-        elif zone > node.layer_index and latest is not None and node.op not in TYING_OPS:
+        elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
             node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
         elif node.layer_index is not None:
             zone = node.layer_index
@@ -186,7 +197,7 @@ def _identities(function) -> dict[str, str]:
     return found
 
 
-def _read_nodes(function, primitives) -> Iterator[Node]:
+def _read_nodes(function, primitives, layer_list: str | None) -> Iterator[Node]:
     for node in function.node:
         if node.op_type == "Constant":
             continue
@@ -194,7 +205,7 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
         primitive = primitives.get(reference)
         marks = {attribute.name for attribute in node.node_attr}
         scope = node.domain.removeprefix("Gradients/")
-        layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE))
+        layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE), layer_list)
         yield Node(
             name=node.name,
             op=_op_name(node, primitives),
@@ -232,7 +243,7 @@ def _read_parameter_types(functions) -> Iterator[tuple[str, TensorType]]:
                 yield parameter.name, _tensor_type(parameter.tensor[0])
 
 
-def _split_scope(scope: str) -> tuple[int | None, str]:
+def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
     """Layer index and cell path of a scope such as `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
     parts = scope.split("/")[:-1]
     names: list[str] = []
@@ -242,8 +253,9 @@ def _split_scope(scope: str) -> tuple[int | None, str]:
         if match is None:
             continue
         name = match["name"]
-        is_layer = name.isdecimal() and position and LAYER_CONTAINER.search(parts[position - 1])
-        if is_layer and layer_index is None and MTP_CELL not in names:
+        holder = LAYER_LIST.fullmatch(parts[position - 1]) if name.isdecimal() and position else None
+        is_layer = holder is not None and layer_list in (None, holder["name"])
+        if layer_index is None and is_layer and MTP_CELL not in names:
             layer_index = int(name)
             names = []
         else:

@@ -4,10 +4,10 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 """
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["HOST_COPY", "Graph", "Node", "Saved", "SwapPair", "TensorType"]
+__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType"]
 
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
@@ -93,6 +93,72 @@ class SwapPair:
     size_bytes: int
 
 
+class GraphIndex:
+    """Who makes and who reads each value of a graph; each map is made when it is first asked for.
+
+    It is derived from the operators alone, and no part of what a graph is: it is neither written to files nor compared.
+    """
+
+    def __init__(self, forward: Sequence[Node], backward: Sequence[Node], saved: Sequence[Saved]):
+        self._forward, self._backward, self._saved = forward, backward, saved
+
+    @functools.cached_property
+    def forward_nodes(self) -> Mapping[str, Node]:
+        """Operators of forward by name."""
+        return {node.name: node for node in self._forward}
+
+    @functools.cached_property
+    def nodes(self) -> Mapping[str, Node]:
+        """Operators of forward and backward by name."""
+        return {node.name: node for node in (*self._forward, *self._backward)}
+
+    @functools.cached_property
+    def forward_readers(self) -> Mapping[str, Sequence[Node]]:
+        """For each value, the operators of forward that read it, in order; twice where it is two inputs of one."""
+        return _readers(self._forward)
+
+    @functools.cached_property
+    def readers(self) -> Mapping[str, Sequence[Node]]:
+        """The same for forward and backward, in which a value of forward has a name of its own (`Saved`)."""
+        return _readers((*self._forward, *self._backward))
+
+    @functools.cached_property
+    def swap_pairs(self) -> tuple[SwapPair, ...]:
+        """Every `MoveTo` of forward that backward takes, with its way back."""
+        backward_names = {saved.forward_name: saved.backward_name for saved in self._saved}
+        copies_in: dict[str, list[Node]] = {}
+        for node in self._backward:
+            if node.op == "MoveTo":
+                copies_in.setdefault(node.inputs[0], []).append(node)
+        pairs = []
+        for node in self._forward:
+            back = copies_in.get(backward_names.get(node.name, ""), ())
+            if node.op == "MoveTo" and back:
+                producer = self.forward_nodes[node.inputs[0]]
+                prefetch = int(back[0].attributes["backward_prefetch"])  # type: ignore[call-overload]
+                pairs.append(SwapPair(producer, node, tuple(back), prefetch, node.size_bytes))
+        return tuple(pairs)
+
+    @functools.cached_property
+    def kept_nodes(self) -> tuple[Node, ...]:
+        """See `Graph.kept_nodes`."""
+        read = {name for node in self._backward for name in node.inputs}
+        names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
+        return tuple(
+            node
+            for node in self._forward
+            if node.name in names and node.op not in ("MoveTo", HOST_COPY) and node.size_bytes
+        )
+
+
+def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
+    readers: dict[str, list[Node]] = {}
+    for node in nodes:
+        for name in node.inputs:
+            readers.setdefault(name, []).append(node)
+    return readers
+
+
 @dataclass(frozen=True, eq=False)
 class Graph:
     """One training step.
@@ -106,6 +172,7 @@ class Graph:
         constants: values of the integer constants, by name.
         tuples: values of the constants that are tuples of integers, by name.
         types: types of the tensors that no node makes (constants, parameters of forward), by name.
+        index: who makes and who reads each value.
     """
 
     forward: tuple[Node, ...]
@@ -115,30 +182,22 @@ class Graph:
     constants: Mapping[str, int] = field(default_factory=dict)
     tuples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     types: Mapping[str, TensorType] = field(default_factory=dict)
+    index: GraphIndex = field(init=False, repr=False)
 
-    @functools.cached_property
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "index", GraphIndex(self.forward, self.backward, self.saved))
+
+    @property
     def forward_nodes(self) -> Mapping[str, Node]:
         """Forward operators by name."""
-        return {node.name: node for node in self.forward}
+        return self.index.forward_nodes
 
-    @functools.cached_property
+    @property
     def swap_pairs(self) -> tuple[SwapPair, ...]:
         """Every `MoveTo` of forward that backward takes, with its way back."""
-        backward_names = {saved.forward_name: saved.backward_name for saved in self.saved}
-        copies_in: dict[str, list[Node]] = {}
-        for node in self.backward:
-            if node.op == "MoveTo":
-                copies_in.setdefault(node.inputs[0], []).append(node)
-        pairs = []
-        for node in self.forward:
-            back = copies_in.get(backward_names.get(node.name, ""), ())
-            if node.op == "MoveTo" and back:
-                producer = self.forward_nodes[node.inputs[0]]
-                prefetch = int(back[0].attributes["backward_prefetch"])  # type: ignore[call-overload]
-                pairs.append(SwapPair(producer, node, tuple(back), prefetch, node.size_bytes))
-        return tuple(pairs)
+        return self.index.swap_pairs
 
-    @functools.cached_property
+    @property
     def kept_nodes(self) -> tuple[Node, ...]:
         """Forward operators whose output stays on the device until backward, in execution order.
 
@@ -146,16 +205,11 @@ class Graph:
         handed over and read by no operator of backward (the float32 output of RmsNorm) is not kept:
         once the two functions are inlined, nothing holds it.
         """
-        read = {name for node in self.backward for name in node.inputs}
-        names = {saved.forward_name for saved in self.saved if saved.backward_name in read}
-        return tuple(
-            node
-            for node in self.forward
-            if node.name in names and node.op not in ("MoveTo", HOST_COPY) and node.size_bytes
-        )
+        return self.index.kept_nodes
 
     def owner(self, node: Node) -> Node:
         """The operator of the model behind a forward node: the compiler itself adds `TupleGetItem`."""
-        while node.op == "TupleGetItem" and node.inputs[0] in self.forward_nodes:
-            node = self.forward_nodes[node.inputs[0]]
+        nodes = self.index.forward_nodes
+        while node.op == "TupleGetItem" and node.inputs[0] in nodes:
+            node = nodes[node.inputs[0]]
         return node

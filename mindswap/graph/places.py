@@ -1,46 +1,31 @@
 """Operators of the model by place, cell and type: all that a compiled graph says of most of them. Pure."""
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS, resolve_storage
-from mindswap.policy.actions import LayerActions
+from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.storage import resolve_storage
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["Place", "asked_prefetch", "places_below", "places_of", "prefetch_by_path", "value_key"]
+__all__ = ["Place", "decisions_by_place", "places_below", "places_of", "value_key"]
 
 # (cell path below the layer, primitive name)
 Place = tuple[str, str]
 
 
-def prefetch_by_path(actions: LayerActions, layer: CellNode) -> dict[tuple[str, ...], int | None]:
-    """Prefetch distance asked for of each primitive of a layer, by its path; None stands for "not asked".
+def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision, ...]]:
+    """What is decided for the primitives at each place of a layer.
 
-    `layer_swap` is weaker than `op_swap`, of which the last entry that names a primitive decides.
+    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
+    each of their decisions may be that of the operator at hand.
     """
-    prefetch: dict[tuple[str, ...], int | None] = {
-        path: actions.layer_prefetch for path, node in layer.walk() if node.is_primitive
-    }
-    for swap in actions.op_swaps:
-        for path in prefetch:
-            if path[: len(swap.match.path)] == swap.match.path:
-                prefetch[path] = swap.num_prefetch_ops
-    return prefetch
-
-
-def asked_prefetch(actions: LayerActions, layer: CellNode) -> dict[Place, frozenset[int | None]]:
-    """Prefetch distances asked for at each place of a layer; None stands for "not asked".
-
-    The graph names a primitive by its cell and its type, not by its attribute. Where a cell has
-    several of one type and they differ, each of their distances is allowed.
-    """
-    prefetch = prefetch_by_path(actions, layer)
-    asked: dict[Place, set[int | None]] = {}
-    for path, node in layer.walk():
+    found: dict[Place, list[Decision]] = {}
+    for path, node in decisions.layer.walk():
         if node.is_primitive:
-            asked.setdefault((".".join(path[:-1]), node.type_name), set()).add(prefetch[path])
-    return {place: frozenset(values) for place, values in asked.items()}
+            found.setdefault((".".join(path[:-1]), node.type_name), []).append(decisions.of(path))
+    return {place: tuple(decided) for place, decided in found.items()}
 
 
-def places_below(layer: CellNode, prefix: tuple[str, ...]) -> set[Place]:
+def places_below(layer: CellNode, prefix: Path) -> set[Place]:
     """The place of every primitive at or below a path of the layer."""
     return {
         (".".join(path[:-1]), node.type_name)

@@ -9,13 +9,9 @@ from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.graph.model import Graph, Node, SwapPair, TensorType
+from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
-__all__ = ["VIEW_OPS", "Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
-
-# Operators whose output is the memory of their first input.
-VIEW_OPS = frozenset({"Reshape", "Depend", "ExpandDims", "Squeeze", "Flatten"})
-# A weight is read through these; the copy that TensorMove makes is gone before backward.
-WEIGHT_OPS = frozenset({"Load", "TensorMove"})
+__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
 
 
 class StorageKind(Enum):
@@ -160,8 +156,9 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
         name: name of a forward node, or of a parameter of forward.
     """
     index: int | None = None  # output wanted of the node at hand, set by TupleGetItem
-    while name in graph.forward_nodes:
-        node = graph.forward_nodes[name]
+    nodes = graph.forward_nodes
+    while name in nodes:
+        node = nodes[name]
         if node.op in WEIGHT_OPS and _is_weight(graph, node):
             return Storage(None, node.inputs[0], 0, StorageKind.WEIGHT, node.outputs[0] if node.outputs else None)
         if node.op == "TupleGetItem" and index is None:

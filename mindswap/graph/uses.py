@@ -4,11 +4,9 @@ from collections.abc import Callable, Iterator
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import UNNAMED_OPS
 
 __all__ = ["graph_uses", "operator_uses"]
-
-# Nodes of the compiler's own between two operators of the model.
-LOOK_THROUGH = frozenset({"TupleGetItem", "MakeTuple", "Depend", "Load", "MoveTo"})
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
@@ -25,7 +23,7 @@ def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
         user = node.attributes.get(tag)
         if user is None:
             continue
-        for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, LOOK_THROUGH):
+        for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, UNNAMED_OPS):
             uses.setdefault(str(producer.attributes[tag]), set()).add(str(user))
     return {producer: sorted(users) for producer, users in sorted(uses.items())}
 
@@ -41,7 +39,7 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
     """
     uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for node in graph.forward:
-        if node.layer_index is None or node.op in LOOK_THROUGH:
+        if node.layer_index is None or node.op in UNNAMED_OPS:
             continue
         users = {(node.layer_index, path) for path in names(node).split("|")}
         for producer in _producers(graph, node, names.can_name, None):

@@ -9,20 +9,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.storage import VIEW_OPS
+from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, products_of_attention
 
-__all__ = ["ATTENTION_OPS", "MATMUL_OPS", "NO_WORK_OPS", "Work", "count_attention_pairs", "count_work", "measure_work"]
+__all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
 
-MATMUL_OPS = frozenset({"MatMul", "MatMulExt", "BatchMatMul", "BatchMatMulExt", "GroupedMatmul"})
-# Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
-NO_WORK_OPS = frozenset(
-    {*VIEW_OPS, "TupleGetItem", "MakeTuple", "Load", "UpdateState", "Partial", "MoveTo", "Return", "Constant"}
-)
-# Products with the head size of queries and keys, and with that of values: scores and output; in backward scores
-# again, the gradients of scores and values, and those of queries and keys.
-ATTENTION_OPS = {"FlashAttentionScore": (1, 1), "FlashAttentionScoreGrad": (3, 2)}
-# These read only the rows that they give, not the whole of their first input.
-PARTIAL_READ_OPS = frozenset({"Gather", "StridedSlice", "Slice", "SliceExt", "Embedding"})
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
@@ -76,7 +66,7 @@ def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]
 def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> Work:
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
-    work = count_work(node.op, inputs, node.outputs, constants if node.op in ATTENTION_OPS else ())
+    work = count_work(node.op, inputs, node.outputs, constants if products_of_attention(node.op) else ())
     if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
         return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
     return work
@@ -140,7 +130,7 @@ def _count_attention_flops(
     if sparse_mode is not None and before is not None and after is not None:
         has_mask = any(known.dtype in MASK_DTYPES for known in inputs)
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
-    with_keys, with_values = ATTENTION_OPS[op]
+    with_keys, with_values = products_of_attention(op) or (0, 0)
     per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries
     return 2 * pairs * per_pair
 

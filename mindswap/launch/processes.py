@@ -20,6 +20,8 @@ __all__ = [
 ]
 
 _PR_SET_CHILD_SUBREAPER = 36
+# How long a process may take to go that was forced.
+LIMIT_S = 20.0
 
 
 def adopt_orphans() -> None:
@@ -52,14 +54,20 @@ def stop_descendants(grace_s: float = 5.0) -> int:
     return stop_processes(descendants, grace_s)
 
 
-def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0) -> int:
-    """End all processes that `find` finds, as `stop_descendants` does."""
+def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s: float = LIMIT_S) -> int:
+    """End all processes that `find` finds, as `stop_descendants` does.
+
+    Args:
+        find: gives those that live.
+        grace_s: until they are forced.
+        limit_s: after that give up: what waits for a device or a file system, no signal ends.
+    """
     first = find()
     for pid in first:  # parents first, so that msrun starts nothing new
         _send(pid, signal.SIGTERM)
-    deadline = time.monotonic() + grace_s
-    while alive := find():
-        if time.monotonic() > deadline:
+    begin_s = time.monotonic()
+    while (alive := find()) and time.monotonic() - begin_s < grace_s + limit_s:
+        if time.monotonic() - begin_s > grace_s:
             for pid in alive:
                 _send(pid, signal.SIGKILL)
         _reap()

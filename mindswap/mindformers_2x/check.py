@@ -3,11 +3,12 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from mindswap.config.ignored import ignored_rules, misused_ignore, split_ignored
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Problem
 from mindswap.mindformers_2x.effect import Effect, compute_effect
 from mindswap.mindformers_2x.read import read_pynative
-from mindswap.mindformers_2x.rules import Context, run_rules
+from mindswap.mindformers_2x.rules import Context, find_rules, run_rules
 from mindswap.mindformers_2x.tables import Model, load_model
 
 __all__ = ["PynativeCheck", "check_pynative"]
@@ -20,10 +21,12 @@ class PynativeCheck:
     Attributes:
         effect: what upstream makes of it, also where there are problems.
         problems: all of them, in file order.
+        ignored: warnings that the configuration or the caller does not want to hear.
     """
 
     effect: Effect
     problems: tuple[Problem, ...]
+    ignored: tuple[Problem, ...] = ()
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -32,7 +35,11 @@ class PynativeCheck:
 
 
 def check_pynative(
-    document: Document, num_layers: int | None = None, model: Model | None = None, ignore: Collection[str] = ()
+    document: Document,
+    num_layers: int | None = None,
+    model: Model | None = None,
+    ignore: Collection[str] = (),
+    silence: Collection[str] = (),
 ) -> PynativeCheck:
     """Check a configuration of MindFormers 2.x with every rule.
 
@@ -41,10 +48,13 @@ def check_pynative(
         num_layers: layers of the model without those for multi-token prediction; None takes what it states.
         model: names of the layers; None takes the table of the model, if there is one.
         ignore: rules whose problems are left out.
+        silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
     """
     settings = read_pynative(document, num_layers)
     if model is None:
         model = load_model(document, settings.num_layers, settings.num_mtp_layers)
     effect = compute_effect(settings, model)
-    found = (*document.problems, *run_rules(Context(document, settings, effect)))
-    return PynativeCheck(effect, sort_problems(problem for problem in found if problem.rule not in ignore))
+    rules = run_rules(Context(document, settings, effect))
+    found = (*document.problems, *rules, *misused_ignore(document, find_rules()))
+    wanted = (problem for problem in found if problem.rule not in ignore)
+    return PynativeCheck(effect, *split_ignored(wanted, ignored_rules(document) | set(silence)))

@@ -53,7 +53,7 @@ def _swap_2x(
     if num_stages > 1:
         lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
         return {"enable": False}
-    distances = sorted({entry.num_prefetch_ops for entry in entries})
+    distances = sorted({entry.prefetch for entry in entries})
     prefetch = max(-(-distance // num_layer_ops) for distance in distances)
     if len(distances) > 1:
         said = ", ".join(map(str, distances))

@@ -5,6 +5,7 @@ import re
 import yaml
 
 from mindswap.document.edit import COMMENT_MARK
+from mindswap.document.lines import after_line, line_above, line_start, newline_at
 from mindswap.document.nodes import to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
@@ -31,13 +32,12 @@ def replace_sections(text: str, old: tuple[str, ...], new: dict[str, dict], comm
     Raises:
         PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
     """
-    newline = "\r\n" if "\r\n" in text else "\n"
     root = read_spans(text)
     before = parse_document(text.encode("utf-8", "surrogatepass"), file)
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
     spans = [(key.start, max(key.end, value.end)) for key, value in root.entries or () if key.text in old]
-    places = [(_above_own_comment(text, _line_start(text, start)), _line_end(text, end)) for start, end in spans]
+    places = [(_above_own_comment(text, line_start(text, start)), after_line(text, end)) for start, end in spans]
     kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
     block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
     block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]
@@ -45,7 +45,7 @@ def replace_sections(text: str, old: tuple[str, ...], new: dict[str, dict], comm
     for number, (start, end) in enumerate(places):
         parts.append(text[done:start])
         if number == 0:
-            parts += [line + newline for line in block]
+            parts += [line + newline_at(text, start) for line in block]
         done = end
     result = "".join(parts) + text[done:]
     after = parse_document(result.encode("utf-8", "surrogatepass"), file)
@@ -71,21 +71,11 @@ def _comments(section: str) -> list[str]:
 def _above_own_comment(text: str, start: int) -> int:
     """Where the lines begin that mindswap wrote right above a section the last time."""
     while start > 0:
-        above = _line_start(text, start - 1)
+        above = line_above(text, start)
         if not text[above:start].startswith(COMMENT_MARK):
             break
         start = above
     return start
-
-
-def _line_start(text: str, index: int) -> int:
-    return max(text.rfind("\n", 0, index), text.rfind("\r", 0, index)) + 1
-
-
-def _line_end(text: str, index: int) -> int:
-    """Behind the line break of the line."""
-    end = text.find("\n", index)
-    return len(text) if end < 0 else end + 1
 
 
 def _refusal(file: str, message: str) -> PolicyError:

@@ -10,16 +10,15 @@ from dataclasses import dataclass
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.ranks.handed import find_handed_on
-from mindswap.graph.ranks.sharding import COMMUNICATION_OPS
-from mindswap.graph.storage import VIEW_OPS, SavedStorage, classify_saved
+from mindswap.graph.storage import SavedStorage, classify_saved
 
 __all__ = ["Item", "find_items"]
 
-# Tie values together for the compiler; nothing is computed with them.
-IGNORED_OPS = frozenset({"UpdateState", "Load", "TensorMove"})
-TUPLE_OPS = frozenset({"MakeTuple", "TupleGetItem"})
+# What a weight is read through is there in any case, and what only orders side effects makes nothing.
+IGNORED_OPS = WEIGHT_OPS | TYING_OPS
 
 
 @dataclass(frozen=True)
@@ -160,7 +159,7 @@ class _Walker:
                 yield node
             for name in node.inputs:
                 source = self.graph.forward_nodes.get(name)
-                if source is None or source.op in IGNORED_OPS or source.op in COMMUNICATION_OPS:
+                if source is None or source.op in IGNORED_OPS or source.op in REDISTRIBUTION_OPS:
                     continue
                 is_kept = name in self.kept and name not in own
                 if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):

@@ -6,15 +6,13 @@ Source:
     copies all the same.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.graph.places import prefetch_by_path
 from mindswap.graph.uses import operator_uses
-from mindswap.policy.actions import LayerActions, plan_layer
-from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import Layers, OpSwap, Policy
+from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["ALL_OPERATORS", "Uses", "find_uses", "idle_swaps", "without_idle_swaps"]
@@ -59,13 +57,10 @@ def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -
     left: dict[tuple[str, int], list[int]] = {}
     num_idle = 0
     for index, kind in enumerate(model.captured.sample.layer_map):
-        action = plan_layer(policy, index, model.captured.trees[kind])
-        recomputed = _recomputed(action)
-        swapped = {
-            path: distance
-            for path, distance in _swapped(action, model.captured.trees[kind])
-            if not _is_covered(path, recomputed)
-        }
+        layer = resolve_layer(policy, index, model.captured.trees[kind])
+        swapped = {".".join(path): found.prefetch for path, found in layer.primitives().items() if found.prefetch}
+        users = frozenset().union(*uses[kind].values())
+        recomputed = [user for user in users if layer.of(tuple(user.split("."))).treatment is Treatment.RECOMPUTE]
         idle = idle_swaps(uses[kind], swapped, recomputed)
         num_idle += len(idle)
         for path in swapped.keys() - idle:
@@ -74,19 +69,6 @@ def without_idle_swaps(model: StepModel, uses: Sequence[Uses], policy: Policy) -
         return None
     entries = tuple(OpSwap(exact_pattern(path), Layers(tuple(at)), p) for (path, p), at in sorted(left.items()))
     return replace(policy, layer_swap=(), op_swap=entries)
-
-
-def _recomputed(action: LayerActions) -> tuple[str, ...]:
-    if action.is_fully_recomputed:
-        return (ALL_OPERATORS,)
-    return tuple(".".join(match.path) for match in action.recomputes)
-
-
-def _swapped(action: LayerActions, tree: CellNode) -> Iterator[tuple[str, int]]:
-    """Operators that are swapped, with their distance."""
-    for path, distance in prefetch_by_path(action, tree).items():
-        if distance is not None:
-            yield ".".join(path), distance
 
 
 def _is_covered(path: str, cells: Iterable[str]) -> bool:

@@ -83,8 +83,8 @@ def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ..
     first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + 1
     size = layout.num_stages if num_chunks > 1 else 1
     ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy()))
-    first = max(first, max_operators // ops // size * size)
-    second = first + max(2, size)
+    first = layout.short_of(max(first, max_operators // ops // size * size))
+    second = layout.short_of(first + max(2, size))
     if second >= layout.num_micro_batches:
         return (model,)
     return (model.with_micro_batches(first), model.with_micro_batches(second))

@@ -9,8 +9,8 @@ import numpy as np
 from mindswap.graph.storage import Fate
 from mindswap.plan.evaluate import short_model
 from mindswap.plan.result import Plan
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import Layers, Policy
+from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.words import format_layers
 from mindswap.simulate.block_arrays import arrays_of
 from mindswap.simulate.blocks import Block, BlockTensor
@@ -103,10 +103,9 @@ def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[str, _Found]:
 def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[list[str], list[str]]:
     """Names under which backward holds what an operator makes: those that are swapped, and the others."""
     position = model.captured.sample.layer_map[layer]
-    actions = plan_layer(policy, layer, model.captured.trees[position])
-    asked = [swap.match.path for swap in actions.op_swaps] + [()] * (actions.layer_prefetch is not None)
+    decided = resolve_layer(policy, layer, model.captured.trees[position])
     names = dict.fromkeys(name for group in model.keepers(policy, layer)[label] for name in group if name)
-    swapped = [name for name in names if any(tuple(name.split("."))[: len(path)] == path for path in asked)]
+    swapped = [name for name in names if decided.of(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
     return swapped, [name for name in names if name not in swapped]
 
 

@@ -3,7 +3,6 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
-from mindswap.plan.baselines import STRATEGIES
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.curve import Candidate, Curve
@@ -12,6 +11,7 @@ from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
 from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers.search import Interruptible, Progress
 from mindswap.plan.step_space import collect_items
+from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.memory import profile_memory
@@ -24,15 +24,6 @@ LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
 # A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
 REPLAY_PERMILLE = 20
-# Those that need no look at the model are cheap enough to be looked at with every plan.
-QUICK_STRATEGIES = (
-    "keep all",
-    "full recompute",
-    "select recompute",
-    "default SWAP, prefetch 1",
-    "default SWAP, prefetch 10",
-    "swap everything",
-)
 
 
 def make_plan(problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
@@ -76,14 +67,14 @@ class Planner:
 
     def _plan(self, problem: Problem, solver: str, progress: Interruptible) -> Plan:
         policies = {
-            name: _with_settings(STRATEGIES[name](self.model, problem.budget_bytes), problem.settings)
-            for name in QUICK_STRATEGIES
+            name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
+            for name in BASELINES
         }
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
-        keep = evaluate(problem, policies["keep all"])
+        keep = evaluate(problem, policies[KEEP_ALL])
         curve = self._curve(problem, solver, keep, progress)
         num_before = curve.num_evaluations
-        found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies["keep all"], keep)])
+        found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies[KEEP_ALL], keep)])
         limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
         others = [
             Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
@@ -110,7 +101,10 @@ class Planner:
             least_budget_bytes=least_budget_bytes(self.facts, problem.host_bytes_per_card, problem.allow),
             host_budget_bytes=problem.host_bytes,
             holders=_holders(best),
-            compared=tuple(Compared(name, one.step_time_ns, one.peak_bytes, one.fits) for name, one in judged.items()),
+            compared=tuple(
+                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits)
+                for name, one in judged.items()
+            ),
             num_evaluations=curve.num_evaluations - num_before,
             uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
             is_interrupted=progress.is_stopped,

@@ -19,7 +19,7 @@ from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.program import NO_OP
-from mindswap.simulate.schedule import order_turns
+from mindswap.simulate.schedules import most_in_flight
 from mindswap.simulate.step_model import HELD, StepModel
 from mindswap.simulate.timeline import Timeline
 
@@ -368,14 +368,11 @@ class WholeSpace(_ModelSpace):
 def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
-    in_flight = most = 0
-    for turn in order_turns(stage, num_stages, num_chunks, layout.num_micro_batches):
-        in_flight += 1 if turn.is_forward else -1
-        most = max(most, in_flight)
+    most = most_in_flight(layout.passes(stage))
     if num_chunks > 1:  # whole rounds, as the order is made of them
         rounds = -(-(most + num_chunks) // (num_chunks * num_stages))
-        return min(layout.num_micro_batches, rounds * num_stages), -(-most // num_chunks)
-    return min(layout.num_micro_batches, most + 1), most
+        return layout.short_of(rounds * num_stages), -(-most // num_chunks)
+    return layout.short_of(most + 1), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:

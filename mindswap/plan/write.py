@@ -59,7 +59,7 @@ def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
     """
     swaps: dict[tuple[Layers, int], list[str]] = {}
     for entry in policy.op_swap:
-        swaps.setdefault((entry.layers, entry.num_prefetch_ops), []).append(entry.pattern)
+        swaps.setdefault((entry.layers, entry.prefetch), []).append(entry.pattern)
     again: dict[Layers, list[str]] = {}
     for recompute in policy.select_recompute:
         again.setdefault(recompute.layers, []).append(recompute.pattern)
@@ -71,7 +71,7 @@ def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
     select = [OpRecompute(p, where) for where, patterns in again.items() for p in _merge(patterns, names)]
     return replace(
         policy,
-        op_swap=tuple(sorted(op_swap, key=lambda entry: (entry.pattern, entry.num_prefetch_ops))),
+        op_swap=tuple(sorted(op_swap, key=lambda entry: (entry.pattern, entry.prefetch))),
         select_recompute=tuple(sorted(select, key=lambda entry: entry.pattern)),
     )
 

@@ -1,12 +1,13 @@
-"""What a policy does to one layer: matches in, actions and log lines out. Pure."""
+"""What to set on a layer for what a policy decides, and the log lines that say so. Pure."""
 
 from dataclasses import dataclass
 
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import Match, match_pattern
-from mindswap.policy.model import OpRecompute, Policy
+from mindswap.policy.match import Match
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import LayerDecisions, Setting, matches_of, resolve_layer
 
-__all__ = ["LayerActions", "OpSwapAction", "format_log_lines", "plan_layer"]
+__all__ = ["LayerActions", "OpSwapAction", "actions_of", "format_log_lines", "plan_layer"]
 
 
 @dataclass(frozen=True)
@@ -67,61 +68,27 @@ def plan_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerAction
     Raises:
         PatternError: if a pattern is no regular expression.
     """
-    if not policy.is_swap_enabled:
-        return LayerActions(layer_index)
-    excludes = _match_ops(policy.select_recompute_exclude, layer_index, layer)
-    comm_excludes = _match_ops(policy.select_comm_recompute_exclude, layer_index, layer, only_primitives=True)
-    is_full = layer_index in policy.layer_recompute
-    recomputes: tuple[Match, ...] = ()
-    comm_recomputes: tuple[Match, ...] = ()
-    if not is_full:
-        recomputes = _without(_match_ops(policy.select_recompute, layer_index, layer), excludes)
-        comm = _match_ops(policy.select_comm_recompute, layer_index, layer, only_primitives=True)
-        comm_recomputes = _without(comm, comm_excludes)
+    return actions_of(resolve_layer(policy, layer_index, layer))
+
+
+def actions_of(decisions: LayerDecisions) -> LayerActions:
+    """What to set on a layer so that its operators do what was decided."""
+    whole = next((c.entry for c in decisions.offloads if c.entry.setting is Setting.LAYER_SWAP), None)
     return LayerActions(
-        layer_index=layer_index,
-        is_fully_recomputed=is_full,
-        is_output_recomputed=is_full and layer_index in policy.output_recompute,
-        recomputes=recomputes,
-        comm_recomputes=comm_recomputes,
-        recompute_excludes=excludes,
-        comm_recompute_excludes=comm_excludes,
-        layer_prefetch=next((e.num_prefetch_ops for e in policy.layer_swap if layer_index in e.layers), None),
-        op_swaps=_match_swaps(policy, layer_index, layer),
+        layer_index=decisions.layer_index,
+        is_fully_recomputed=decisions.is_fully_recomputed,
+        is_output_recomputed=decisions.is_output_recomputed,
+        recomputes=matches_of(decisions.recomputes),
+        comm_recomputes=matches_of(decisions.comm_recomputes),
+        recompute_excludes=matches_of(decisions.excludes),
+        comm_recompute_excludes=matches_of(decisions.comm_excludes),
+        layer_prefetch=whole.prefetch if whole is not None else None,
+        op_swaps=tuple(
+            OpSwapAction(claim.match, claim.entry.prefetch, claim.entry.pattern)
+            for claim in decisions.offloads
+            if claim.entry.prefetch is not None and claim.path
+        ),
     )
-
-
-def _match_ops(
-    entries: tuple[OpRecompute, ...], layer_index: int, layer: CellNode, only_primitives: bool = False
-) -> tuple[Match, ...]:
-    found = {
-        match.path: match
-        for entry in entries
-        if layer_index in entry.layers
-        for match in match_pattern(entry.pattern, layer)
-        if match.node.is_primitive or not only_primitives
-    }
-    return tuple(found.values())
-
-
-def _without(matches: tuple[Match, ...], excludes: tuple[Match, ...]) -> tuple[Match, ...]:
-    """The matches that are neither excluded nor inside an excluded cell."""
-    excluded = {match.path for match in excludes}
-    return tuple(m for m in matches if not any(m.path[:depth] in excluded for depth in range(1, len(m.path) + 1)))
-
-
-def _match_swaps(policy: Policy, layer_index: int, layer: CellNode) -> tuple[OpSwapAction, ...]:
-    swaps: dict[tuple[str, ...], OpSwapAction] = {}
-    decided = set()  # a pattern that stands twice acts with its first entry that has the layer
-    for entry in policy.op_swap:
-        if layer_index not in entry.layers or entry.pattern in decided:
-            continue
-        decided.add(entry.pattern)
-        for match in match_pattern(entry.pattern, layer):
-            for path in [path for path in swaps if path[: len(match.path)] == match.path]:
-                del swaps[path]  # a later pattern overrides an earlier one on all that it covers
-            swaps[match.path] = OpSwapAction(match, entry.num_prefetch_ops, entry.pattern)
-    return tuple(swaps.values())
 
 
 def format_log_lines(actions: LayerActions) -> tuple[str, ...]:

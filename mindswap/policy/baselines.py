@@ -1,41 +1,83 @@
-"""Settings that everybody knows, by name: what a policy is compared with. Pure."""
+"""Settings that everybody knows, by name: what a policy or a plan is compared with. Pure."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from mindswap.errors import MindswapError
-from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, OpRecompute, OpSwap, Policy
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import match_pattern
+from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import default_operators
 
-__all__ = ["BASELINES", "baseline_policy"]
+__all__ = ["BASELINES", "KEEP_ALL", "Baseline", "baseline_policy"]
 
-BASELINES = {
-    "none": "keep every activation on the device",
-    "full-recompute": "recompute: True",
-    "select-recompute": "select_recompute: True, MindFormers' default operators",
-    "default-swap": "swap: True, default_prefetch: 1",
-    "default-swap-10": "swap: True, default_prefetch: 10",
+
+@dataclass(frozen=True)
+class Baseline:
+    """A setting that treats all layers alike.
+
+    Attributes:
+        title: in tables.
+        meaning: as one would write it.
+        policy: for the trees of all kinds of layers.
+    """
+
+    title: str
+    meaning: str
+    policy: Callable[[Sequence[CellNode]], Policy]
+
+
+def _keep_all(trees: Sequence[CellNode]) -> Policy:
+    return Policy(is_swap_enabled=True)
+
+
+def _full_recompute(trees: Sequence[CellNode]) -> Policy:
+    return Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS)
+
+
+def _select_recompute(trees: Sequence[CellNode]) -> Policy:
+    """Of the operators for legacy and for newer models those that the model has."""
+    known = (*default_operators("select_recompute", True), *default_operators("select_recompute", False))
+    patterns = [pattern for pattern in known if any(match_pattern(pattern, tree) for tree in trees)]
+    return Policy(
+        is_swap_enabled=True, select_recompute=tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in patterns)
+    )
+
+
+def _default_swap(distance: int) -> Callable[[Sequence[CellNode]], Policy]:
+    swaps = tuple(OpSwap(pattern, ALL_LAYERS, distance) for pattern in DEFAULT_SWAP_PATTERNS)
+    return lambda trees: Policy(is_swap_enabled=True, default_prefetch=distance, op_swap=swaps)
+
+
+def _swap_everything(trees: Sequence[CellNode]) -> Policy:
+    return Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 10),))
+
+
+KEEP_ALL = "none"
+# The defaults of `recompute`, `select_recompute` and `swap` in MindFormers 1.9.0; full recompute is also
+# `--recompute-granularity full` of Megatron-LM.
+BASELINES: Mapping[str, Baseline] = {
+    KEEP_ALL: Baseline("keep all", "keep every activation on the device", _keep_all),
+    "full-recompute": Baseline("full recompute", "recompute: True", _full_recompute),
+    "select-recompute": Baseline(
+        "select recompute", "select_recompute: True, MindFormers' default operators", _select_recompute
+    ),
+    "default-swap": Baseline("default SWAP, prefetch 1", "swap: True, default_prefetch: 1", _default_swap(1)),
+    "default-swap-10": Baseline("default SWAP, prefetch 10", "swap: True, default_prefetch: 10", _default_swap(10)),
+    "swap-everything": Baseline("swap everything", "layer_swap of all layers, backward_prefetch: 10", _swap_everything),
 }
 
 
-def baseline_policy(name: str, use_legacy: bool) -> Policy:
+def baseline_policy(name: str, trees: Sequence[CellNode]) -> Policy:
     """The policy of a baseline.
 
     Args:
         name: one of BASELINES.
-        use_legacy: top-level `use_legacy` of the configuration.
+        trees: of all kinds of layers that the model has.
 
     Raises:
         MindswapError: if there is no such baseline.
     """
-    if name == "none":
-        return Policy(is_swap_enabled=True)
-    if name == "full-recompute":
-        return Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS)
-    if name == "select-recompute":
-        operators = default_operators("select_recompute", use_legacy)
-        return Policy(
-            is_swap_enabled=True, select_recompute=tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in operators)
-        )
-    if name in ("default-swap", "default-swap-10"):
-        distance = 10 if name.endswith("10") else 1
-        swaps = tuple(OpSwap(pattern, ALL_LAYERS, distance) for pattern in DEFAULT_SWAP_PATTERNS)
-        return Policy(is_swap_enabled=True, default_prefetch=distance, op_swap=swaps)
-    raise MindswapError(f"no baseline '{name}'; known: {', '.join(BASELINES)}")
+    if name not in BASELINES:
+        raise MindswapError(f"no baseline '{name}'; known: {', '.join(BASELINES)}")
+    return BASELINES[name].policy(trees)

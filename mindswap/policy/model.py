@@ -5,8 +5,12 @@ simulating and planning alike. `Policy.to_config()` writes it as MindFormers spe
 back, that gives an equal policy.
 """
 
-from collections.abc import Iterable
+import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, cast
+
+from mindswap.errors import MindswapError
 
 __all__ = [
     "ALL_LAYERS",
@@ -25,15 +29,31 @@ __all__ = [
 DEFAULT_SWAP_PATTERNS = (r".*\.flash_attention", r".*\.core_attention\.flash_attention")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False)
 class Layers:
-    """A set of layer indices.
+    """A set of layer indices: `Layers(0, 3)`, or of one iterable, `Layers(range(4))`; `Layers(None)` is every layer.
 
     Attributes:
         indices: sorted, without repetition; None stands for every layer of the model.
+
+    Raises:
+        MindswapError: what is given is no layer index.
     """
 
     indices: tuple[int, ...] | None
+
+    def __init__(self, *indices: int | Iterable[int] | None):
+        given: Iterable[Any] = indices
+        if len(indices) == 1 and not isinstance(indices[0], int):
+            given = indices[0] if isinstance(indices[0], Iterable) and not isinstance(indices[0], str) else indices
+        given = tuple(given)
+        wrong = [index for index in given if isinstance(index, bool) or not isinstance(index, int) or index < 0]
+        if wrong and given != (None,):
+            raise MindswapError(f"Layers: {wrong[0]!r} is no layer\n    allowed: indices from 0: Layers(0, 3)")
+        object.__setattr__(self, "indices", None if wrong else tuple(sorted(set(given))))
+
+    def __repr__(self) -> str:
+        return f"Layers({'None' if self.indices is None else ', '.join(map(str, self.indices))})"
 
     def __contains__(self, layer_index: int) -> bool:
         return self.indices is None or layer_index in self.indices
@@ -50,6 +70,9 @@ class Layers:
         return True if self.indices is None else list(self.indices)
 
 
+# Fields of a policy that hold entries.
+ENTRY_FIELDS = ("layer_swap", "op_swap", "select_recompute", "select_comm_recompute", "select_recompute_exclude",
+                "select_comm_recompute_exclude")  # fmt: skip
 ALL_LAYERS = Layers(None)
 NO_LAYERS = Layers(())
 
@@ -62,12 +85,26 @@ def union_layers(parts: Iterable[Layers]) -> Layers:
     return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))
 
 
+def _require_layers(layers: object) -> None:
+    if not isinstance(layers, Layers):
+        raise MindswapError(f"layers={layers!r} is no set of layers\n    fix:     layers=Layers(0, 3)")
+
+
+def _require_swap(layers: object, prefetch: object) -> None:
+    _require_layers(layers)
+    if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
+        raise MindswapError(f"prefetch={prefetch!r} is no distance\n    allowed: a number of operators from 1")
+
+
 @dataclass(frozen=True)
 class LayerSwap:
-    """Offload every operator of these layers, prefetched `num_prefetch_ops` operators ahead."""
+    """Offload every operator of these layers, prefetched `prefetch` operators ahead."""
 
     layers: Layers
-    num_prefetch_ops: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        _require_swap(self.layers, self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -78,12 +115,15 @@ class OpSwap:
         pattern: parts joined by `\.`; each part is a regular expression that must match the whole
             name of one level below the layer, the last part names a cell or a primitive.
         layers: layers in which the pattern acts.
-        num_prefetch_ops: prefetch distance in operators (`backward_prefetch` in YAML), at least 1.
+        prefetch: prefetch distance in operators (`backward_prefetch` in YAML), at least 1.
     """
 
     pattern: str
     layers: Layers
-    num_prefetch_ops: int
+    prefetch: int
+
+    def __post_init__(self) -> None:
+        _require_swap(self.layers, self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -92,6 +132,9 @@ class OpRecompute:
 
     pattern: str
     layers: Layers
+
+    def __post_init__(self) -> None:
+        _require_layers(self.layers)
 
 
 @dataclass(frozen=True)
@@ -102,10 +145,12 @@ class Policy:
     the layer), then op_swap in order (a later pattern overrides an earlier one). Full recompute of a
     layer goes before select recompute of its operators; the exclude options go before both.
 
+    In Python, entries may be given as any sequence: `Policy(op_swap=[OpSwap("attention", Layers(0, 3), 20)])`.
+
     Attributes:
-        is_swap_enabled: `swap: True`. When False, every other swap field is empty, and so are the
-            recompute fields, because MindFormers does its own (stage count) recompute then. Only
-            `policy.stage_recompute` fills them with swap off, to say what that is.
+        is_swap_enabled: `swap: True`; not given, it is on where any layer or operator is named. When False, every
+            other swap field is empty, and so are the recompute fields, because MindFormers does its own (stage
+            count) recompute then. Only `stage.expand` fills them with swap off, to say what that is.
         default_prefetch: set when the default strategy acts; `op_swap` then holds its patterns.
         layer_swap: whole layers to offload.
         op_swap: operators to offload.
@@ -121,7 +166,7 @@ class Policy:
             for the layer that follows, so runs of them form groups that keep one hidden state each.
     """
 
-    is_swap_enabled: bool = False
+    is_swap_enabled: bool = cast(bool, None)  # never None behind __post_init__
     default_prefetch: int | None = None
     layer_swap: tuple[LayerSwap, ...] = ()
     op_swap: tuple[OpSwap, ...] = ()
@@ -135,6 +180,38 @@ class Policy:
     parallel_optimizer_comm_recompute: bool = False
     output_recompute: Layers = NO_LAYERS
 
+    def __post_init__(self) -> None:
+        for name in ENTRY_FIELDS:
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        _require_layers(self.layer_recompute)
+        _require_layers(self.output_recompute)
+        if self.is_swap_enabled is None:
+            names_any = any(getattr(self, name) for name in (*ENTRY_FIELDS, "layer_recompute", "output_recompute"))
+            object.__setattr__(self, "is_swap_enabled", names_any)
+
+    @staticmethod
+    def from_file(path: str | os.PathLike) -> "Policy":
+        """The policy of a YAML file.
+
+        Raises:
+            PolicyError: with every problem, if there is an error.
+        """
+        from mindswap.check.check import load_policy  # upward: users look for it on the class
+
+        return load_policy(path)
+
+    @staticmethod
+    def from_config(config: Mapping[str, Any]) -> "Policy":
+        """The policy of a configuration as plain data: `{"swap_config": {...}, "recompute_config": {...}}`.
+
+        Raises:
+            PolicyError: with every problem, if there is an error.
+        """
+        from mindswap.check.check import policy_of_document
+        from mindswap.document.plain_data import document_from_data
+
+        return policy_of_document(document_from_data(dict(config), "the configuration"))
+
     def to_config(self) -> dict:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""
         if not self.is_swap_enabled:
@@ -145,11 +222,11 @@ class Policy:
         else:
             if self.layer_swap:
                 swap["layer_swap"] = [
-                    {"backward_prefetch": e.num_prefetch_ops, "layers": e.layers.to_config()} for e in self.layer_swap
+                    {"backward_prefetch": e.prefetch, "layers": e.layers.to_config()} for e in self.layer_swap
                 ]
             if self.op_swap or not self.layer_swap:
                 swap["op_swap"] = [
-                    {"op_name": e.pattern, "backward_prefetch": e.num_prefetch_ops, "layers": e.layers.to_config()}
+                    {"op_name": e.pattern, "backward_prefetch": e.prefetch, "layers": e.layers.to_config()}
                     for e in self.op_swap
                 ]
         recompute = {

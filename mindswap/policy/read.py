@@ -28,7 +28,7 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import LayerRef, Misfit, MissingKey, Settings, StageCounts, Statement, UnknownKey
 
-__all__ = ["find_num_layers", "read_settings"]
+__all__ = ["find_num_layers", "is_empty", "read_settings"]
 
 # The names MindFormers takes for the number of layers, in model.model_config.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")

@@ -44,9 +44,14 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
         limit: how many to give.
         max_distance: leave out what is further away; None keeps all.
     """
-    letters = Counter(name.lower())
-    # The letters that differ bound the distance from below; most candidates need no closer look.
-    bounds = sorted((_least_distance(letters, Counter(c.lower())), i, c) for i, c in enumerate(candidates))
+    # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.
+    near = [
+        (index, candidate)
+        for index, candidate in enumerate(candidates)
+        if max_distance is None or abs(len(candidate) - len(name)) <= max_distance
+    ]
+    letters = Counter(name.lower()) if near else Counter()
+    bounds = sorted((_least_distance(letters, Counter(c.lower())), i, c) for i, c in near)
     best: list[tuple[int, int, str]] = []
     for bound, index, candidate in bounds:
         limit_now = best[limit - 1][0] if len(best) >= limit else bound

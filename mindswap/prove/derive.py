@@ -11,9 +11,6 @@ from mindswap.policy.read import NUM_LAYERS_KEYS
 
 __all__ = ["SyntheticData", "Wanted", "derive", "format_config", "switched_off"]
 
-LEGACY_COLUMNS = ("input_ids",)
-# What the newer models read, each of seq_length numbers (BlendedMegatronDatasetDataLoader gives the same four).
-NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 # A profile of this level has sizes and directions of copies; Level1 has neither.
 PROFILER_LEVEL = 2
 

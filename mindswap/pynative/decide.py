@@ -2,14 +2,14 @@
 
 from collections.abc import Sequence
 
-from mindswap.policy.actions import LayerActions
+from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.schedule import Distance, Unit
 from mindswap.pynative.trace import Operator, Trace
 
 __all__ = ["decide"]
 
 
-def decide(trace: Trace, actions: Sequence[LayerActions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
+def decide(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
     """Prefetch distance of each storage that a policy names.
 
     As in graph mode a storage goes with the operator that makes it: an entry that names the operator, or a cell around
@@ -18,7 +18,7 @@ def decide(trace: Trace, actions: Sequence[LayerActions], unit: Unit = Unit.OPER
 
     Args:
         trace: the step.
-        actions: what the policy does to each layer, from `applier.actions.plan_layer`.
+        layers: what the policy decides for each layer, from `policy.resolve.resolve_layer`.
         unit: what the distances of the policy count.
     """
     found = {}
@@ -27,19 +27,18 @@ def decide(trace: Trace, actions: Sequence[LayerActions], unit: Unit = Unit.OPER
         operator = trace.operators[save.operator if maker is None else maker]
         if operator.layer_index is None or save.storage in found:
             continue
-        count = _prefetch(actions[operator.layer_index], operator)
+        count = _prefetch(layers[operator.layer_index], operator)
         if count is not None:
             found[save.storage] = Distance(count, unit)
     return found
 
 
-def _prefetch(actions: LayerActions, operator: Operator) -> int | None:
-    """Distance that a policy asks of an operator; of several entries the last that names it decides."""
+def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
+    """Distance that a policy asks of an operator; of several that cannot be told apart, all must be named.
+
+    Recompute does not count: in PyNative mode the layer that runs again is recorded as it runs.
+    """
     *cell, names = operator.path
-    paths = [(*cell, name) for name in names.split("|")]
-    count = actions.layer_prefetch
-    for swap in actions.op_swaps:
-        named = swap.match.path
-        if all(path[: len(named)] == named for path in paths):
-            count = swap.num_prefetch_ops
-    return count
+    distances = [layer.of((*cell, name)).named_prefetch for name in names.split("|")]
+    known = [distance for distance in distances if distance is not None]
+    return min(known) if len(known) == len(distances) else None

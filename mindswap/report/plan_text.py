@@ -13,16 +13,18 @@ HEADER = ("simulated", "step time", "tokens/s/card", "against keep all", "peak m
 NUM_HOLDERS = 6
 
 
-def format_plan(plan: Plan, device_title: str, tokens_per_card: float) -> str:
+def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
     """The plan and what it is compared with.
 
     Args:
         plan: what was found.
         device_title: for which device.
         tokens_per_card: of a step.
+        budget_source: where the budget is from, if the user did not name it.
     """
     budget = format_bytes(plan.budget_bytes)
-    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated", ""]
+    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
+    lines += [f"budget: {budget_source}", ""] if budget_source else [""]
     if plan.fits:
         lines += [
             f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",
@@ -155,8 +157,8 @@ def _round_up(size_bytes: int) -> str:
 
 def _policy_lines(plan: Plan) -> list[str]:
     policy = plan.policy
-    lines = [f"swap       {e.pattern}  prefetch {e.num_prefetch_ops}  {_layers(e.layers)}" for e in policy.op_swap]
-    lines += [f"swap       whole layers  prefetch {e.num_prefetch_ops}  {_layers(e.layers)}" for e in policy.layer_swap]
+    lines = [f"swap       {e.pattern}  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.op_swap]
+    lines += [f"swap       whole layers  prefetch {e.prefetch}  {_layers(e.layers)}" for e in policy.layer_swap]
     lines += [f"recompute  {e.pattern}  {_layers(e.layers)}" for e in policy.select_recompute]
     if policy.layer_recompute:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")

@@ -4,24 +4,43 @@ from collections.abc import Iterable
 
 from mindswap.document.problem import Level, Problem, sort_problems
 
-__all__ = ["escape", "format_counts", "format_problems", "problem_to_data"]
+__all__ = ["MAX_SHOWN", "escape", "format_counts", "format_problems", "problems_to_data"]
 
+# Nobody reads more at once, and a file can have a hundred thousand.
+MAX_SHOWN = 100
 _COLOURS = {Level.ERROR: "\033[1;31m", Level.WARNING: "\033[1;33m"}
 _BOLD, _RESET = "\033[1m", "\033[0m"
 
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
-    """All problems in file order, one block of lines each.
+    """The problems in file order, one block of lines each; of very many the first, then how many there are.
 
     Args:
         problems: what was found.
         colour: write ANSI colours, for a terminal.
     """
-    return "\n".join(_format(problem, colour) for problem in sort_problems(problems))
+    found = sort_problems(problems)
+    blocks = [_format(problem, colour) for problem in _shown(found)]
+    if len(blocks) < len(found):
+        blocks.append(f"... {len(blocks)} of {len(found)} problems are shown")
+    return "\n".join(blocks)
 
 
-def problem_to_data(problem: Problem) -> dict:
-    """One problem as plain data, for JSON."""
+def problems_to_data(problems: Iterable[Problem]) -> dict:
+    """The problems as plain data, for JSON: `problems`, the first of very many, and `num_problems`."""
+    found = sort_problems(problems)
+    return {"problems": [_to_data(problem) for problem in _shown(found)], "num_problems": len(found)}
+
+
+def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
+    """The first ones, errors before warnings, in file order."""
+    if len(problems) <= MAX_SHOWN:
+        return problems
+    levels = list(Level)
+    return sort_problems(sorted(problems, key=lambda problem: levels.index(problem.level))[:MAX_SHOWN])
+
+
+def _to_data(problem: Problem) -> dict:
     return {
         "file": problem.location.file,
         "line": problem.location.line,
@@ -34,11 +53,19 @@ def problem_to_data(problem: Problem) -> dict:
     }
 
 
-def format_counts(problems: Iterable[Problem]) -> str:
-    """How many there are of each level: `1 error, 2 warnings`."""
+def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) -> str:
+    """How many there are of each level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
-    return ", ".join(f"{count} {name}{'' if count == 1 else 's'}" for count, name in counts if count) or "no problems"
+    parts = [_count(count, name) for count, name in counts if count] or ["no problems"]
+    rules = [problem.rule for problem in ignored]
+    if rules:
+        parts.append(f"{_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
+    return ", ".join(parts)
+
+
+def _count(count: int, name: str) -> str:
+    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def escape(text: str) -> str:

@@ -23,6 +23,7 @@ class PassArrays:
     wait_op: np.ndarray
     label: np.ndarray
     wait_once: np.ndarray
+    is_weight: np.ndarray
     last_compute: int | None
 
 
@@ -47,6 +48,10 @@ class TensorArrays:
     is_held: np.ndarray
     last_once: np.ndarray
     is_final: np.ndarray
+    first_input: np.ndarray
+    last_input: np.ndarray
+    first_weight: np.ndarray
+    last_weight: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +137,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
         np.array([_position(op.wait_op) for op in ops], np.int64),
         np.array([label_of(op.label) for op in ops], np.int32),
         np.array([_position(op.wait_once) for op in ops], np.int64),
+        np.array([op.is_weight for op in ops], bool),
         max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
     )
 
@@ -151,6 +157,10 @@ def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int
         is_held=np.array([t.is_held for t in tensors], bool),
         last_once=np.array([_position(t.uses.last_once) for t in tensors], np.int64),
         is_final=np.array([t.is_final for t in tensors], bool),
+        first_input=np.array([_position(t.uses.first_input) for t in tensors], np.int64),
+        last_input=np.array([_position(t.uses.last_input) for t in tensors], np.int64),
+        first_weight=np.array([_position(t.uses.first_weight) for t in tensors], np.int64),
+        last_weight=np.array([_position(t.uses.last_weight) for t in tensors], np.int64),
     )
 
 

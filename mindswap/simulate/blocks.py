@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
 from mindswap.graph.predict.fusion import fuse_work
+from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.storage import VIEW_OPS
 from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import OpKind
@@ -58,6 +58,7 @@ class BlockOp:
         wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
         op: name of the primitive.
         wait_once: position in `Block.once` of an operator that must have ended; None for none.
+        is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
     """
 
     label: str
@@ -66,6 +67,7 @@ class BlockOp:
     wait_op: int | None = None
     op: str = ""
     wait_once: int | None = None
+    is_weight: bool = False
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,18 @@ class Uses:
     Attributes:
         last_forward, first_backward, last_backward: in forward and backward.
         last_once: in `Block.once`.
+        first_input, last_input: in backward by operators that are not `BlockOp.is_weight`.
+        first_weight, last_weight: by those that are.
     """
 
     last_forward: int | None = None
     first_backward: int | None = None
     last_backward: int | None = None
     last_once: int | None = None
+    first_input: int | None = None
+    last_input: int | None = None
+    first_weight: int | None = None
+    last_weight: int | None = None
 
 
 @dataclass(frozen=True)
@@ -207,6 +215,7 @@ class _Tensor:
     last_forward: dict[int, int] = field(default_factory=dict)  # by section
     first_backward: dict[int, int] = field(default_factory=dict)
     last_backward: dict[int, int] = field(default_factory=dict)
+    halves: dict[tuple[int, bool], tuple[int, int]] = field(default_factory=dict)  # by section, whether is_weight
     prefetch: list[int] = field(default_factory=list)
     has_keeper: bool = False
     is_read: bool = False
@@ -247,6 +256,7 @@ class _Cutter:
         self.tensors: list[_Tensor] = []
         self.values: dict[str, tuple[int | None, ...]] = {}  # value -> its tensors, one per output
         self.gradients: set[int | None] = set()  # tensors that backward hands out
+        self.weight_nodes: frozenset[str] = frozenset()
         self.gradient_rule = GradientRule()
         self.alignment_bytes = 1
 
@@ -257,6 +267,7 @@ class _Cutter:
             self._read(node, section, True, work)
         for saved in self.graph.saved:
             self.values[saved.backward_name] = self.values.get(saved.forward_name, ())
+        self.weight_nodes = find_weight_gradients(self.graph)
         behind = {
             node.name for node, section in zip(self.graph.forward, sections, strict=True) if section == self.num_layers
         }
@@ -362,18 +373,19 @@ class _Cutter:
         label = self._label(node, is_forward)
         waits = []
         wait_once = None
+        is_weight = not is_forward and node.name in self.weight_nodes
         collectives = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
         for collective in collectives:
             if collective.is_before:
                 begin = self._made_at(node, section, is_forward)
-                waits.append(self._communicate(ops, label, collective.kind, collective, begin))
+                waits.append(self._communicate(ops, label, collective.kind, collective, begin, is_weight))
         position = len(ops)
         for name in node.inputs:
             for index in self.values.get(name, ()):
                 if index is None:
                     continue
                 tensor = self.tensors[index]
-                self._use(tensor, section, position, is_forward, is_once)
+                self._use(tensor, section, position, is_forward, is_once, is_weight)
                 if tensor.collective is None or (tensor.section, tensor.is_forward) != (section, is_forward):
                     continue
                 if tensor.is_once == is_once:
@@ -382,10 +394,10 @@ class _Cutter:
                     wait_once = max(wait_once or 0, tensor.collective)
         after = [collective for collective in collectives if not collective.is_before]
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
-            self._communicate(ops, label, node.op, after.pop() if after else None)
+            self._communicate(ops, label, node.op, after.pop() if after else None, None, is_weight)
         else:
             wait_op = max(waits, default=None)
-            ops.append(BlockOp(label, kind, self.operator_ns(node, work), wait_op, node.op, wait_once))
+            ops.append(BlockOp(label, kind, self.operator_ns(node, work), wait_op, node.op, wait_once, is_weight))
         outputs = []
         for known in node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
@@ -398,7 +410,7 @@ class _Cutter:
                 )
         self.values[node.name] = tuple(outputs)
         for collective in after:
-            self._communicate(ops, label, collective.kind, collective)
+            self._communicate(ops, label, collective.kind, collective, None, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
             for index in outputs:
                 if index is not None:
@@ -411,7 +423,13 @@ class _Cutter:
         return max(tensor.made_at for tensor in known) if known and is_here else None
 
     def _communicate(
-        self, ops: list[BlockOp], label: str, kind: str, collective: Collective | None, begin: int | None = None
+        self,
+        ops: list[BlockOp],
+        label: str,
+        kind: str,
+        collective: Collective | None,
+        begin: int | None = None,
+        is_weight: bool = False,
     ) -> int:
         """Appends communication; its position.
 
@@ -420,7 +438,7 @@ class _Cutter:
         """
         duration = self.collective_ns(collective) if collective is not None and self.collective_ns is not None else 0
         wait_op = begin if begin is not None else len(ops) - 1 if ops else None
-        ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind))
+        ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind, None, is_weight))
         return len(ops) - 1
 
     def _label(self, node: Node, is_forward: bool) -> str:
@@ -431,7 +449,9 @@ class _Cutter:
             return self.label(origin)
         return f"{node.cell_path}.{node.op}".strip(".")
 
-    def _use(self, tensor: _Tensor, section: int, position: int, is_forward: bool, is_once: bool) -> None:
+    def _use(
+        self, tensor: _Tensor, section: int, position: int, is_forward: bool, is_once: bool, is_weight: bool
+    ) -> None:
         tensor.is_read = True
         if is_once:
             tensor.last_once = position
@@ -440,6 +460,8 @@ class _Cutter:
         else:
             tensor.first_backward.setdefault(section, position)
             tensor.last_backward[section] = position
+            first, _ = tensor.halves.get((section, is_weight), (position, position))
+            tensor.halves[section, is_weight] = first, position
 
     def _note_copies(self) -> None:
         read_in_backward = {name for node in self.graph.backward for name in node.inputs}
@@ -507,6 +529,8 @@ class _Cutter:
                 tensor.first_backward.get(section),
                 tensor.last_backward.get(section),
                 tensor.last_once if tensor.section == section else None,
+                *tensor.halves.get((section, False), (None, None)),
+                *tensor.halves.get((section, True), (None, None)),
             )
             size_bytes = self._memory_of(tensor.type.size_bytes)
             if tensor.section == section and index in self.gradients:
@@ -531,11 +555,16 @@ class _Cutter:
         """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
         size_bytes, made_at = tensor.type.size_bytes, tensor.made_at
         ops = self.ops[tensor.section, False]
-        taken_at = next((at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication), made_at)
+        is_weight = ops[made_at].is_weight
+        behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
+        taken_at = behind[0] if behind else made_at
+        taken_in_half = next((at for at in behind if ops[at].is_weight == is_weight), made_at)
+        half = (None, None, taken_in_half, taken_in_half) if is_weight else (taken_in_half, taken_in_half, None, None)
+        taken = Uses(None, None, taken_at, None, *half)
         rule, is_cut = self.gradient_rule, self.gradient_rule.is_cut(tensor.type)
         passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
         kept_bytes = rule.kept_bytes(size_bytes, is_cut)
-        for size, uses, is_final in ((passing_bytes, Uses(None, None, taken_at), False), (kept_bytes, Uses(), True)):
+        for size, uses, is_final in ((passing_bytes, taken, False), (kept_bytes, Uses(), True)):
             if size:
                 yield BlockTensor(
                     tensor.label, self._memory_of(size), False, False, made_at, uses, None, is_gradient=True,

@@ -4,49 +4,34 @@ The rules of `backward_prefetch` are those of MindSpore's Ascend backend (acl_st
 insert_pre_fetch_depend.cc). Positions count kernels in the order in which a stage issues them.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import PassArrays, TensorArrays, arrays_of
-from mindswap.simulate.blocks import Block, Read, Role, Source, Uses
+from mindswap.simulate.block_arrays import TensorArrays, arrays_of
+from mindswap.simulate.blocks import Block
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
-from mindswap.simulate.schedule import Turn, order_turns
+from mindswap.simulate.schedules import Pass, Work
+from mindswap.simulate.stage_layout import StageLayout
+from mindswap.simulate.stage_pass import PassMaker, StagePass, cut_backward, shift
+from mindswap.simulate.stage_tensors import TENSOR_COLUMNS, TensorTable, Turns
 
 __all__ = ["StageLayout", "TransferCosts", "build_program"]
 
 
-@dataclass(frozen=True)
-class StageLayout:
-    """Which sections of the model are where.
-
-    Attributes:
-        chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
-            list of blocks (0 is what is before the layers, the last what is behind them).
-        num_micro_batches: micro-batches of one step.
-        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
-            that are there by then; none if empty.
-    """
-
-    chunks: tuple[tuple[tuple[int, ...], ...], ...]
-    num_micro_batches: int = 1
-    closing_bytes: tuple[int, ...] = ()
-
-    @property
-    def num_stages(self) -> int:
-        """Pipeline stages."""
-        return len(self.chunks)
-
-
 def build_program(
-    blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout | None = None, only_stage: int | None = None
+    blocks: Sequence[Block],
+    costs: TransferCosts,
+    layout: StageLayout | None = None,
+    only_stage: int | None = None,
 ) -> Program:
     """One step.
 
     Args:
-        blocks: what is before the layers, every layer of the model, what is behind them.
+        blocks: what is before the layers, every layer of the model, what is behind them; where sequences are cut,
+            as one piece computes them.
         costs: time of moving bytes.
         layout: default is one stage that has all, and one micro-batch.
         only_stage: this stage alone, which then waits for no other: what it receives is there at once.
@@ -55,66 +40,21 @@ def build_program(
     return _Builder(blocks, costs, layout).build(range(layout.num_stages) if only_stage is None else (only_stage,))
 
 
-# Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
-TENSOR_COLUMNS = (
-    "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
-    "micro_batch", "prefetch", "num_copies", "is_held",
-)  # fmt: skip
 OP_COLUMNS = ("duration_ns", "kind", "wait_op", "label", "layer", "micro_batch")
-# "No use" where positions count from the begin of a pass: those before it are negative.
-NONE = -(2**40)
+# Under what SENDs are found: section handed to, micro-batch, piece of the sequence, is forward.
+_Hand = tuple[int, int, int, bool]
 
 
-@dataclass(frozen=True, eq=False)
-class _Pass:
-    """One pass through the sections of a virtual chunk, to be laid down for every micro-batch.
-
-    Attributes:
-        columns: those of `OP_COLUMNS` but the micro-batch; positions count from the begin of the pass.
-        starts: where each section begins.
-        once: where what a section does once in a step begins; only in the first forward pass.
-        wait_once: what an operator waits for where `columns` has nothing, from the begin of the first forward pass.
-        receive: the section for which another stage hands something over; None for none.
-        send: the section of another stage to which something is handed over.
-        is_first_held_back: the pass begins with communication of what was computed just before it.
-    """
-
-    columns: dict[str, np.ndarray]
-    starts: dict[int, int]
-    once: dict[int, int]
-    wait_once: np.ndarray
-    receive: int | None
-    send: int | None
-    is_first_held_back: bool
-
-    @property
-    def num_ops(self) -> int:
-        """Operators, RECEIVE and SEND included."""
-        return len(self.columns["kind"])
-
-
-@dataclass(frozen=True, eq=False)
-class _Turns:
-    """Micro-batches of a virtual chunk that are laid down alike: their passes and tensors, and where they begin."""
-
-    forward: _Pass
-    backward: _Pass
-    own: dict[str, np.ndarray]  # tensors that only one block reads
-    others: dict[str, np.ndarray]
-    forward_begin: list[int] = field(default_factory=list)
-    backward_begin: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Chunk:
-    """A virtual chunk: its first micro-batch, which does what is done once, and the others."""
+    """A virtual chunk: turns by (its first forward, which does what is done once; backward is cut)."""
 
     sections: tuple[int, ...]
-    first: _Turns
-    later: _Turns
-
-    def of(self, micro_batch: int) -> _Turns:
-        return self.later if micro_batch else self.first
+    first_forward: StagePass
+    later_forward: StagePass
+    backward: StagePass
+    turns: dict[tuple[bool, bool], Turns] = field(default_factory=dict)
+    once_begin: int = 0  # of its first forward
 
 
 class _Builder:
@@ -129,12 +69,13 @@ class _Builder:
         self.layout = layout
         self.labels: dict[str, int] = {}
         self.label_maps: dict[int, np.ndarray] = {}
-        self.layers = [NO_OP, *range(len(blocks) - 2), NO_OP]  # layer of each section
+        self.maker = PassMaker(blocks, self.label_maps, self._label, self._send_ns)
+        self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
         self.position = 0
         self.last_compute = 0  # of the stage that is laid out
         self.ops: dict[str, list[np.ndarray]] = {name: [] for name in OP_COLUMNS}
-        self.sends: dict[tuple[int, int, bool], int] = {}  # (section handed to, micro-batch, is forward) -> SEND
-        self.receives: dict[int, tuple[int, int, bool]] = {}
+        self.sends: dict[_Hand, int] = {}
+        self.receives: dict[int, _Hand] = {}
 
     def build(self, stages: Sequence[int]) -> Program:
         starts, tables = [0], []
@@ -166,22 +107,17 @@ class _Builder:
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
         """Adds the operators of a stage; its tensors."""
-        chunks, num_micro_batches = self.layout.chunks[stage], self.layout.num_micro_batches
-        found = [self._chunk(sections) for sections in chunks]
-        for turn in order_turns(stage, self.layout.num_stages, len(chunks), num_micro_batches):
-            self._run_turn(found[turn.chunk], turn)
+        chunks = [self._chunk(sections) for sections in self.layout.chunks[stage]]
+        passes = self.layout.passes(stage)
+        cut = {_key(entry) for entry in passes if entry.work is Work.WEIGHT_GRADIENT}
+        for entry in passes:
+            self._run(chunks[entry.chunk], entry, _key(entry) in cut)
         tables = []
-        for chunk in found:
-            tables += [
-                self._laid_down(chunk.first.own, chunk.first, 0),
-                self._laid_down(chunk.later.own, chunk.later, 1),
-            ]
+        for chunk in chunks:
+            tables += [turns.laid_down(turns.own, self.last_compute) for turns in chunk.turns.values()]
             tables += [self._shared(section, chunk) for section in chunk.sections if self.blocks[section].once]
-        for chunk in found:
-            tables += [
-                self._laid_down(chunk.first.others, chunk.first, 0),
-                self._laid_down(chunk.later.others, chunk.later, 1),
-            ]
+        for chunk in chunks:
+            tables += [turns.laid_down(turns.others, self.last_compute) for turns in chunk.turns.values()]
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
         if closing_bytes:
             # The optimizer has no operator here: the last one of backward stands for its begin.
@@ -191,29 +127,6 @@ class _Builder:
             tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
 
-    def _run_turn(self, chunk: _Chunk, turn: Turn) -> None:
-        own = chunk.of(turn.micro_batch)
-        part, begins = (own.forward, own.forward_begin) if turn.is_forward else (own.backward, own.backward_begin)
-        assert len(begins) == max(0, turn.micro_batch - 1)  # the micro-batches of a chunk come in order
-        begins.append(self.position)
-        wait_op = _shift(part.columns["wait_op"], self.position)
-        if len(part.wait_once):
-            wait_op = np.where(wait_op == NO_OP, _shift(part.wait_once, chunk.first.forward_begin[0]), wait_op)
-        if part.is_first_held_back:
-            wait_op[0] = max(int(wait_op[0]), self.position - 1)
-        self.ops["wait_op"].append(wait_op)
-        for name in ("duration_ns", "kind", "label", "layer"):
-            self.ops[name].append(part.columns[name])
-        self.ops["micro_batch"].append(np.full(part.num_ops, turn.micro_batch))
-        if part.receive is not None:
-            self.receives[self.position] = (part.receive, turn.micro_batch, turn.is_forward)
-        compute = np.flatnonzero(part.columns["kind"] < OpKind.COLLECTIVE)
-        if len(compute):
-            self.last_compute = self.position + int(compute[-1])
-        self.position += part.num_ops
-        if part.send is not None:
-            self.sends[part.send, turn.micro_batch, turn.is_forward] = self.position - 1
-
     # -- operators --------------------------------------------------------------------------------
 
     def _chunk(self, sections: tuple[int, ...]) -> _Chunk:
@@ -222,275 +135,101 @@ class _Builder:
             if id(block) not in self.label_maps:
                 names = arrays_of(block).labels
                 self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
-        backward = self._pass(sections, False, {})
-        first = self._pass(sections, True, None)
-        later = self._pass(sections, True, first.once) if first.once else first
-        found = [self._turns(sections, forward, backward) for forward in dict.fromkeys((first, later))]
-        return _Chunk(sections, found[0], replace(found[-1], forward_begin=[], backward_begin=[]))
+        backward = self.maker.make(sections, False, {})
+        first = self.maker.make(sections, True, None)
+        later = self.maker.make(sections, True, first.once) if first.once else first
+        return _Chunk(sections, first, later, backward)
 
-    def _turns(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> _Turns:
-        rows = list(self._others(sections, forward, backward))
-        others = np.array(rows, np.int64).reshape(-1, len(TENSOR_COLUMNS))
-        own = self._own(sections, forward, backward)
-        return _Turns(forward, backward, own, dict(zip(TENSOR_COLUMNS, others.T, strict=True)))
+    def _turns(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> Turns:
+        """The turns that a micro-batch belongs to; made when the first of them comes."""
+        forward = chunk.later_forward if entry.micro_batch or entry.sequence else chunk.first_forward
+        key = (forward is chunk.first_forward, is_cut)
+        if key not in chunk.turns:
+            *halves, places = cut_backward(chunk.backward) if is_cut else (None,)
+            turns = Turns(forward, chunk.backward, (halves[0], halves[1]) if halves else None, places)
+            table = TensorTable(self.blocks, chunk.sections, turns, self.label_maps, self._label, self.maker.layer_of)
+            turns.own.update(table.own())
+            turns.others.update(table.others())
+            chunk.turns[key] = turns
+        return chunk.turns[key]
 
-    def _pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> _Pass:
-        """The operators of one pass; the first of them waits for what another stage sends.
+    def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
+        turns = self._turns(chunk, entry, is_cut)
+        begins = turns.begins.setdefault((entry.micro_batch, entry.sequence), [])
+        which = {Work.FORWARD: 0, Work.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
+        assert len(begins) == which, f"{entry} comes too early"
+        part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
+        if which == 0 and not entry.micro_batch and not entry.sequence:
+            chunk.once_begin = self.position
+        begins.append(self.position)
+        wait_op = shift(part.columns["wait_op"], self.position)
+        if len(part.wait_half):
+            wait_op = np.where(wait_op == NO_OP, shift(part.wait_half, begins[1]), wait_op)
+        if len(part.wait_once):
+            wait_op = np.where(wait_op == NO_OP, shift(part.wait_once, chunk.once_begin), wait_op)
+        if part.is_first_held_back:
+            wait_op[0] = max(int(wait_op[0]), self.position - 1)
+        self.ops["wait_op"].append(wait_op)
+        for name in ("duration_ns", "kind", "label", "layer"):
+            self.ops[name].append(part.columns[name])
+        self.ops["micro_batch"].append(np.full(part.num_ops, entry.micro_batch))
+        hand = entry.micro_batch, entry.sequence, which == 0
+        if part.receive is not None:
+            self.receives[self.position] = (part.receive, *hand)
+        compute = np.flatnonzero(part.columns["kind"] < OpKind.COLLECTIVE)
+        if len(compute):
+            self.last_compute = self.position + int(compute[-1])
+        self.position += part.num_ops
+        if part.send is not None:
+            self.sends[(part.send, *hand)] = self.position - 1
 
-        Args:
-            sections: of the chunk.
-            is_forward: which pass.
-            once: where what is done once begins in the first pass; None if this is the first pass.
-        """
-        order = sections if is_forward else sections[::-1]
-        ends = (0, len(self.blocks) - 1)  # a pass begins and ends at the ends of the model, else at another stage
-        step = 1 if is_forward else -1
-        has_receive = order[0] != ends[0 if is_forward else 1]
-        target = order[-1] + step if order[-1] != ends[1 if is_forward else 0] else None
-        parts: list[tuple[int, PassArrays, bool]] = []
-        for section in order:
-            arrays = arrays_of(self.blocks[section])
-            if once is None and self.blocks[section].once:
-                parts.append((section, arrays.once, True))
-            parts.append((section, arrays.forward if is_forward else arrays.backward, False))
-        sizes = [len(part.duration_ns) for _, part, _ in parts]
-        begins = np.cumsum([has_receive, *sizes])
-        placed = [(*part, at) for part, at in zip(parts, begins.tolist(), strict=False)]
-        begun = {section: at for section, _, is_once, at in placed if is_once} if once is None else {}
-        wait_op = _shift(
-            np.concatenate([part.wait_op for _, part, _ in parts]), np.repeat(begins[:-1], sizes), NO_OP, NONE
-        )
-        wait_once = self._wait_once(parts, sizes, begun if once is None else once)
-        if once is None and len(wait_once):
-            # Of two on the communication stream the later one, which is not the one that runs once, ends last.
-            wait_op, wait_once = np.where(wait_op == NONE, wait_once, wait_op), wait_once[:0]
-        if has_receive and len(wait_op):
-            wait_op[0] = max(int(wait_op[0]), 0)
-        for _, part, is_once, at in placed:  # communication of what the section before has made
-            if not is_once and len(part.kind) and part.kind[0] == OpKind.COLLECTIVE and at:
-                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        maps = [self.label_maps[id(self.blocks[section])] for section, _, _ in parts]
-        columns = {
-            "duration_ns": np.concatenate([part.duration_ns for _, part, _ in parts]),
-            "kind": np.concatenate([part.kind for _, part, _ in parts]),
-            "wait_op": wait_op,
-            "label": np.concatenate([names[part.label] for names, (_, part, _) in zip(maps, parts, strict=True)]),
-            "layer": np.repeat([self.layers[section] for section, _, _ in parts], sizes),
-        }
-        if has_receive:
-            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NONE)
-        if target is not None:
-            end = int(begins[-1])
-            size_bytes = self._handed_bytes(target, is_forward)
-            columns = self._with_transfer(columns, end, OpKind.SEND, size_bytes, end - 1)
-        if len(wait_once):
-            wait_once = np.pad(wait_once, (int(has_receive), int(target is not None)), constant_values=NONE)
-        _, first, is_once, at = placed[0]
-        is_held_back = not at and not is_once and bool(len(first.kind)) and first.kind[0] == OpKind.COLLECTIVE
-        starts = {section: at for section, _, is_once, at in placed if not is_once}
-        return _Pass(columns, starts, begun, wait_once, order[0] if has_receive else None, target, is_held_back)
-
-    def _wait_once(
-        self, parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]
-    ) -> np.ndarray:
-        """What operators wait for of what is done once, from the begin of the first forward pass; empty for nothing."""
-        if not once:
-            return np.empty(0, np.int64)
-        base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
-        wait_once = [np.full(len(part.kind), NO_OP) if is_once else part.wait_once for _, part, is_once in parts]
-        return _shift(np.concatenate(wait_once), base, NO_OP, NONE)
-
-    def _with_transfer(
-        self, columns: dict[str, np.ndarray], at: int, kind: OpKind, size_bytes: int, wait_op: int
-    ) -> dict[str, np.ndarray]:
-        duration = self.costs.send_ns(size_bytes) if kind is OpKind.SEND else 0
-        values = {
-            "duration_ns": duration,
-            "kind": kind,
-            "wait_op": wait_op,
-            "label": self._label(kind.name.lower()),
-            "layer": NO_OP,
-        }
-        return {name: np.insert(column, at, values[name]) for name, column in columns.items()}
-
-    def _handed_bytes(self, section: int, is_forward: bool) -> int:
-        """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
-
-        Copies of it in another type (for a norm) are made on the other side.
-        """
-        return min((read.size_bytes for read in _neighbour_reads(self.blocks[section], is_forward)), default=0)
+    def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
+        """Nothing moves where both sections are on one stage: the turn of a V."""
+        return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
 
     def _label(self, name: str) -> int:
         return self.labels.setdefault(name, len(self.labels))
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def _own(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> dict[str, np.ndarray]:
-        """Tensors that no other block reads; positions count from the begin of the pass."""
-        tables = [arrays_of(self.blocks[section]).own for section in sections]
-        sizes = [len(own.size_bytes) for own in tables]
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(own, name) for own in tables])
-
-        is_forward = joined("is_forward")
-        at = {
-            True: np.repeat([forward.starts[section] for section in sections], sizes),
-            False: np.repeat([backward.starts[section] for section in sections], sizes),
-        }
-        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
-        return {
-            "size_bytes": joined("size_bytes"),
-            "is_forward": is_forward,
-            "begin": joined("made_at") + np.where(is_forward, at[True], at[False]),
-            "last_forward": _shift(joined("last_forward"), at[True], NO_OP, NONE),
-            "first_backward": _shift(joined("first_backward"), at[False], NO_OP, NONE),
-            "last_backward": _shift(joined("last_backward"), at[False], NO_OP, NONE),
-            "kind": joined("kind"),
-            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, tables, strict=True)]),
-            "layer": np.repeat([self.layers[section] for section in sections], sizes),
-            "prefetch": joined("prefetch"),
-            "num_copies": joined("num_copies"),
-            "is_held": joined("is_held"),
-            "is_final": joined("is_final"),
-        }
-
     def _shared(self, section: int, chunk: _Chunk) -> dict[str, np.ndarray]:
         """Tensors that are made once and read by all micro-batches."""
         block = self.blocks[section]
         shared: TensorArrays = arrays_of(block).shared
-        once = chunk.first.forward.once[section] + chunk.first.forward_begin[0]
-        forward, backward = (
-            [
-                base + (turns.forward if is_forward else turns.backward).starts[section]
-                for turns in (chunk.first, chunk.later)
-                for base in (turns.forward_begin if is_forward else turns.backward_begin)
-            ]
-            for is_forward in (True, False)
-        )
+        once = chunk.first_forward.once[section] + chunk.once_begin
+        turns = chunk.turns.values()
+        forward = [int(own.begins_of(0).max()) + own.forward.starts[section] for own in turns]
+        first, last = zip(*(_uses_in_backward(own, section, shared) for own in turns), strict=True)
         num = len(shared.size_bytes)
-        last_forward = _shift(shared.last_forward, max(forward), NO_OP)
+        last_forward = shift(shared.last_forward, max(forward), NO_OP)
         return {
             "size_bytes": shared.size_bytes,
             "is_forward": shared.is_forward,
             "begin": shared.made_at + once,
-            "last_forward": np.maximum(last_forward, _shift(shared.last_once, once, NO_OP)),
-            "first_backward": _shift(shared.first_backward, min(backward), NO_OP),
-            "last_backward": _shift(shared.last_backward, max(backward), NO_OP),
+            "last_forward": np.maximum(last_forward, shift(shared.last_once, once, NO_OP)),
+            "first_backward": np.minimum.reduce(first),
+            "last_backward": np.maximum.reduce(last),
             "kind": shared.kind,
             "label": self.label_maps[id(block)][shared.label],
-            "layer": np.full(num, self.layers[section]),
+            "layer": np.full(num, self.maker.layer_of(section)),
             "micro_batch": np.zeros(num, np.int64),
             "prefetch": shared.prefetch,
             "num_copies": shared.num_copies,
             "is_held": shared.is_held,
         }
 
-    def _laid_down(
-        self, tensors: dict[str, np.ndarray], turns: _Turns, first_micro_batch: int
-    ) -> dict[str, np.ndarray]:
-        """The tensors of every micro-batch of a kind, one after the other, at the positions of its passes."""
-        num = len(turns.forward_begin)
-        micro_batches = first_micro_batch + np.arange(num)
-        forward, backward = (
-            np.array(begins, np.int64)[:, None] for begins in (turns.forward_begin, turns.backward_begin)
-        )
-        is_forward = tensors["is_forward"].astype(bool)
-        is_final = tensors.get("is_final", np.zeros_like(is_forward))
-        placed = {
-            "begin": tensors["begin"] + np.where(is_forward, forward, backward),
-            "last_forward": _shift(tensors["last_forward"], forward),
-            "first_backward": _shift(tensors["first_backward"], backward),
-            "last_backward": np.where(is_final, self.last_compute, _shift(tensors["last_backward"], backward)),
-            "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
-        }
-        table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
-        return table | {name: column.ravel() for name, column in placed.items()}
 
-    def _others(self, sections: tuple[int, ...], forward: _Pass, backward: _Pass) -> Iterator[tuple[int, ...]]:
-        """Rows of what blocks hand on, what other stages send, and what the layers share."""
-        sizes: dict[Role, int] = {}  # of what layers share
-        made: dict[Role, int] = {}  # where it is made, if that is on this stage
-        shared_uses: dict[Role, list[_Positions]] = {}
-        for index, section in enumerate(sections):
-            starts = forward.starts[section], backward.starts[section]
-            for tensor in arrays_of(self.blocks[section]).handed:
-                if tensor.role is not None and tensor.role.is_shared:
-                    sizes[tensor.role] = tensor.size_bytes
-                    made[tensor.role] = tensor.made_at + starts[not tensor.is_forward]
-                    shared_uses.setdefault(tensor.role, []).append(_relative(tensor.uses, *starts))
-            for read in self.blocks[section].reads:
-                if read.role.is_shared:
-                    sizes[read.role] = read.size_bytes
-                    shared_uses.setdefault(read.role, []).append(_relative(read.uses, *starts))
-            for part, position in ((forward, index + 1), (backward, index - 1)):
-                other = sections[position] if 0 <= position < len(sections) else None
-                yield from self._handed(section, other, part is forward, forward, backward)
-        for part, section in ((forward, sections[0]), (backward, sections[-1])):
-            if part.receive is not None:
-                is_forward = part is forward
-                for read in _neighbour_reads(self.blocks[section], is_forward):
-                    uses = _relative(read.uses, forward.starts[section], backward.starts[section])
-                    yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layers[section])
-        first = {True: forward.starts[sections[0]], False: backward.starts[sections[-1]]}
-        for role, size_bytes in sizes.items():
-            begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
-            yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
-
-    def _handed(
-        self, section: int, other: int | None, is_forward: bool, forward: _Pass, backward: _Pass
-    ) -> Iterator[tuple[int, ...]]:
-        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
-        own, part = self.blocks[section], forward if is_forward else backward
-        reads = {}
-        if other is not None:
-            reads = {read.role: read for read in _neighbour_reads(self.blocks[other], is_forward)}
-        send = part.num_ops - 1
-        for tensor in arrays_of(own).handed:
-            assert tensor.role is not None
-            if tensor.role.is_shared or tensor.is_forward != is_forward:
-                continue
-            uses = [_relative(tensor.uses, forward.starts[section], backward.starts[section])]
-            if tensor.role in reads:
-                assert other is not None
-                uses.append(_relative(reads[tensor.role].uses, forward.starts[other], backward.starts[other]))
-            elif other is None and part.send is not None:
-                uses.append((send, NONE, NONE) if is_forward else (NONE, send, send))
-            yield self._row(
-                tensor.size_bytes, is_forward, tensor.made_at + part.starts[section], _merge(uses), tensor.label,
-                self.layers[section], (tensor.prefetch, tensor.num_copies, tensor.is_held), tensor.is_again,
-            )  # fmt: skip
-
-    def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: "_Positions", label: str, layer: int,
-        copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
-    ) -> tuple[int, ...]:  # fmt: skip
-        kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
-        return (size_bytes, is_forward, begin, *uses, kind, self._label(label), layer, 0, *copies)
+def _key(entry: Pass) -> tuple[int, int, int]:
+    return entry.chunk, entry.micro_batch, entry.sequence
 
 
-# Last use in forward, first and last use in backward.
-_Positions = tuple[int, int, int]
-
-
-def _shift(positions: np.ndarray, base: int | np.ndarray, before: int = NONE, after: int = NO_OP) -> np.ndarray:
-    """Positions counted from an earlier begin; `before` says where there is none, which becomes `after`."""
-    return np.where(positions == before, after, positions + base)
-
-
-def _relative(uses: Uses, forward: int, backward: int) -> _Positions:
-    def at(value: int | None, base: int) -> int:
-        return NONE if value is None else value + base
-
-    return at(uses.last_forward, forward), at(uses.first_backward, backward), at(uses.last_backward, backward)
-
-
-def _merge(uses: Sequence[_Positions]) -> _Positions:
-    firsts = [first for _, first, _ in uses if first != NONE]
-    return max(last for last, _, _ in uses), min(firsts, default=NONE), max(last for _, _, last in uses)
-
-
-def _neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
-    """What a block reads that the neighbour makes from which a pass comes to it."""
-    source = Source.BEFORE if is_forward else Source.BEHIND
-    return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
+def _uses_in_backward(turns: Turns, section: int, shared: TensorArrays) -> tuple[np.ndarray, np.ndarray]:
+    """First and last use of what is made once by some micro-batches; `NO_OP` where there is none."""
+    base = turns.backward.starts[section]
+    found = []
+    for positions, choose in ((shared.first_backward, np.min), (shared.last_backward, np.max)):
+        relative = shift(positions, base, NO_OP, -(2**40))
+        if turns.places is not None and len(turns.places):
+            relative = np.where(relative < 0, relative, turns.places[np.maximum(relative, 0)])
+        found.append(choose(turns.in_backward(relative), axis=0))
+    return found[0], found[1]

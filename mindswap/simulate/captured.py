@@ -8,11 +8,10 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
+from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.ranks.gather import WEIGHT_MARK, weight_name
 from mindswap.graph.sample import LayerSample
-from mindswap.graph.storage import WEIGHT_OPS
-from mindswap.graph.work import NO_WORK_OPS
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]

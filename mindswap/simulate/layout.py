@@ -1,10 +1,11 @@
-"""Pipeline settings -> which section of the model is on which stage. Pure."""
+"""Pipeline settings -> which section of the model is on which stage, in which order they run. Pure."""
 
 from mindswap.config.pipeline import LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulate.build import StageLayout
+from mindswap.simulate.schedules import SCHEDULES, Shape, find_schedule
+from mindswap.simulate.stage_layout import StageLayout
 
-__all__ = ["lay_out_stages"]
+__all__ = ["lay_out_stages", "require_schedule"]
 
 
 def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) -> StageLayout:
@@ -18,8 +19,7 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
     """
-    if pipeline.is_zero_bubble_v:
-        raise SimulationError("pipeline_scheduler zero_bubble_v is not simulated; known: 1f1b")
+    require_schedule(pipeline, num_micro_batches)
     try:
         cells = list(pipeline.layout(num_layers).cells())
     except LayoutError as error:
@@ -34,4 +34,27 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
         if not sections:
             raise SimulationError(f"pipeline: chunk {cell.chunk} of stage {cell.stage} has no layers")
         chunks[cell.stage].append(sections)
-    return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches)
+    scheduler = pipeline.scheduler if pipeline.num_stages > 1 else "1f1b"
+    return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler)
+
+
+def require_schedule(pipeline: Pipeline, num_micro_batches: int, place: str = "pipeline_scheduler") -> None:
+    """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
+
+    Args:
+        pipeline: pipeline settings of the configuration.
+        num_micro_batches: micro-batches of one step.
+        place: where the schedule is set, for the message.
+
+    Raises:
+        SimulationError: if the step would run in an order that is not simulated, or MindSpore would not run it.
+    """
+    if pipeline.num_stages == 1:
+        return
+    name = pipeline.scheduler
+    if name not in SCHEDULES:
+        raise SimulationError(f"{place}: {name!r} is not known\n    allowed: {', '.join(SCHEDULES)}")
+    shape = Shape(pipeline.num_stages, pipeline.num_chunks, num_micro_batches)
+    refusal = find_schedule(name, shape).refusal(shape)
+    if refusal:
+        raise SimulationError(f"{place}: MindSpore does not run {name} so: {refusal}")

@@ -13,7 +13,6 @@ import numpy as np
 from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
-from mindswap.cost.roofline import ON_MATRIX_UNITS, classify
 from mindswap.cost.static_memory import (
     Parameter,
     StaticMemory,
@@ -34,8 +33,9 @@ from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import Unit, classify
 from mindswap.graph.predict.merge import merge_equal
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.ranks.gather import gather_weights, is_gathering
@@ -44,8 +44,8 @@ from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
-from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
@@ -173,7 +173,7 @@ class StepModel:
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
         acting = replace(policy, is_swap_enabled=True)
-        plain = self._blocks_of(None, (LayerActions(0),) * len(self.captured.trees))
+        plain = self._blocks_of(None, tuple(LayerDecisions(0, tree) for tree in self.captured.trees))
         layers = [
             self._step_blocks(acting, index).layers[position]
             for index, position in enumerate(self.captured.sample.layer_map)
@@ -210,8 +210,8 @@ class StepModel:
             swap takes away.
         """
         policy = replace(policy, is_swap_enabled=True, op_swap=(), layer_swap=())
-        actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
-        graph = self._rewritten(_signature(policy, layer_index), actions)
+        decisions = tuple(resolve_layer(policy, layer_index, tree) for tree in self.captured.trees)
+        graph = self._rewritten(_signature(policy, layer_index), decisions)
         position = self.captured.sample.layer_map[layer_index]
         readers = _readers_in_backward(graph)
         found: dict[str, dict[tuple[str, ...], None]] = {}
@@ -248,7 +248,7 @@ class StepModel:
         total = 0
         for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
             for node, work in zip(nodes, works, strict=True):
-                if classify(node.op) in ON_MATRIX_UNITS:
+                if classify(node.op).unit is Unit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
         return total * self.settings.num_micro_batches * per_stage_rank
@@ -261,24 +261,24 @@ class StepModel:
         """The compiled layers, all under what the policy sets on one layer."""
         key = _signature(policy, layer_index)
         if key not in self._blocks:
-            actions = tuple(plan_layer(policy, layer_index, tree) for tree in self.captured.trees)
+            decisions = tuple(resolve_layer(policy, layer_index, tree) for tree in self.captured.trees)
             try:
-                return self._blocks_of(key, actions)
+                return self._blocks_of(key, decisions)
             except SimulationError as error:
-                raise SimulationError(f"layer {layer_index}: {error}{self._outputs_made_again(actions)}") from None
+                raise SimulationError(f"layer {layer_index}: {error}{self._outputs_made_again(decisions)}") from None
         return self._blocks[key]
 
-    def _outputs_made_again(self, actions: tuple[LayerActions, ...]) -> str:
-        """What to mend where actions make again what a layer hands on."""
-        recomputed = settings_of_actions(self._graph, self._names, actions).recomputed
+    def _outputs_made_again(self, decisions: tuple[LayerDecisions, ...]) -> str:
+        """What to mend where a policy makes again what a layer hands on."""
+        recomputed = settings_of_policy(self._graph, self._names, decisions).recomputed
         handed_on = (self._graph.forward_nodes[name] for name in sorted(find_handed_on(self._graph) & set(recomputed)))
         names = dict.fromkeys(self._names(node) for node in handed_on)
         return f"\n    fix: recompute without {', '.join(names)}: what is behind the layer reads it" if names else ""
 
-    def _blocks_of(self, key: Hashable, actions: tuple[LayerActions, ...]) -> StepBlocks:
+    def _blocks_of(self, key: Hashable, decisions: tuple[LayerDecisions, ...]) -> StepBlocks:
         if key not in self._blocks:
             self._blocks[key] = cut_blocks(
-                self._in_turns(self._rewritten(key, actions)),
+                self._in_turns(self._rewritten(key, decisions)),
                 self.costs.operator_ns,
                 self.names,
                 {**self.captured.collectives, **self._gathers},
@@ -290,10 +290,10 @@ class StepModel:
             )
         return self._blocks[key]
 
-    def _rewritten(self, key: Hashable, actions: tuple[LayerActions, ...]) -> Graph:
-        """The graph under actions; `key` stands for them."""
+    def _rewritten(self, key: Hashable, decisions: tuple[LayerDecisions, ...]) -> Graph:
+        """The graph under what is decided for its layers; `key` stands for that."""
         if self._last is None or self._last[0] != key:
-            settings = settings_of_actions(self._graph, self._names, actions)
+            settings = settings_of_policy(self._graph, self._names, decisions)
             self._last = key, rewrite_graph(self._graph, settings, self._tag)
         return self._last[1]
 
@@ -321,7 +321,7 @@ class StepModel:
             )
             for parameters in self.parameters
         ]
-        if len(stages) > 1:
+        if not self.layout.are_ends_together:
             # A weight of the first stage that the last one reads is there a second time, as what it receives and as
             # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
             # InsertReceive). The optimizer has it on the first stage only.
@@ -499,6 +499,6 @@ def _signature(policy: Policy, layer_index: int) -> Hashable:
         tuple(entry.pattern for entry in policy.select_comm_recompute if layer_index in entry.layers),
         tuple(entry.pattern for entry in policy.select_comm_recompute_exclude if layer_index in entry.layers),
     )
-    layer_swap = next((entry.num_prefetch_ops for entry in policy.layer_swap if layer_index in entry.layers), None)
-    swaps = tuple((e.pattern, e.num_prefetch_ops) for e in policy.op_swap if layer_index in e.layers)
+    layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
+    swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
     return recompute, layer_swap, swaps

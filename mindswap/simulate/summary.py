@@ -17,6 +17,7 @@ from mindswap.simulate.summary_model import (
     StageReport,
 )
 from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
+from mindswap.simulate.waits import find_waits
 
 __all__ = ["build_report"]
 
@@ -100,12 +101,12 @@ def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
     compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
     duration_ns = program.ops.duration_ns[compute]
-    stall_ns, cause = timeline.stall_ns[compute], timeline.stall_cause[compute]
-    is_from_stage = program.ops.kind[program.ops.wait_op[compute]] == OpKind.RECEIVE
     compute_ns = int(duration_ns.sum())
-    copy_out_ns = int(stall_ns[cause == StallCause.COPY_OUT].sum())
-    copy_in_ns = int(stall_ns[cause == StallCause.COPY_IN].sum())
-    communication_ns = int(stall_ns[(cause == StallCause.COMMUNICATION) & ~is_from_stage].sum())
+    _, begin_ns, end_ns, cause = find_waits(timeline, stage)
+    copy_out_ns, copy_in_ns, communication_ns = (
+        int((end_ns - begin_ns)[cause == one].sum())
+        for one in (StallCause.COPY_OUT, StallCause.COPY_IN, StallCause.COMMUNICATION)
+    )
     copies = np.flatnonzero(program.copies_stage == stage)
     return StageReport(
         stage=stage,

@@ -234,7 +234,7 @@ class _Expansion:
             option: tuple(OpRecompute(s.pattern, s.layers) for s in statements if s.option == option and s.layers)
             for option in SELECT_OPTIONS
         }
-        policy = Policy(layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
+        policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
         has_errors = any(problem.level is Level.ERROR for problem in problems)
         lines = () if has_errors else self._formative_lines(self.layer_counts)
         return StageRecompute(policy, lines, problems, layout, statements)

@@ -7,9 +7,9 @@ import json
 import sys
 
 from mindswap.check.check import load_policy
-from mindswap.commands.executing import execute_config
 from mindswap.document.source import load_document
 from mindswap.report.execution import execution_to_json, format_execution
+from mindswap.session.execute import execute_config
 
 
 def main():

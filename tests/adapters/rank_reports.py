@@ -8,10 +8,10 @@ import json
 import sys
 
 from mindswap.check.check import check_document
-from mindswap.commands.inspect import inspect_config
 from mindswap.config.rank import place_rank
 from mindswap.document.source import load_document
 from mindswap.report.memory import memory_to_json
+from mindswap.session.inspect import inspect_config
 
 
 def main():

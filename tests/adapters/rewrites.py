@@ -13,14 +13,14 @@ from pathlib import Path
 from mindswap.adapters.quiet import quiet
 from mindswap.config.step import read_step_settings
 from mindswap.cost.device_file import load_device
-from mindswap.cost.roofline import is_kernel
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
+from mindswap.graph.ops import is_kernel
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import classify_saved
-from mindswap.policy.actions import plan_layer
+from mindswap.policy.resolve import resolve_layer
 from mindswap.simulate.blocks import cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep
@@ -46,8 +46,8 @@ def compare_rewrites(config, family):
     names, graph = plain.names(), settle_layers(plain.graph)
     results = {}
     for name, policy in getattr(rewrite_policies, family).items():
-        actions = [plan_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
-        predicted = rewrite_graph(graph, settings_of_actions(graph, names, actions), plain.tag)
+        actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
+        predicted = rewrite_graph(graph, settings_of_policy(graph, names, actions), plain.tag)
         compiled = settle_layers(capture(config, policy, plain.sample).graph)
         results[name] = {"compiled": describe(compiled), "predicted": describe(predicted)}
     return results

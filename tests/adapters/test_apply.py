@@ -266,7 +266,7 @@ def test_a_disabled_policy_changes_nothing(layers):
         return cells, [[(path, dict(p.attrs)) for path, p in primitives(layer).items()] for layer in layers]
 
     before = state()
-    off = Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("nothing"),), layer_recompute=ALL_LAYERS)
+    off = Policy(False, layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("nothing"),), layer_recompute=ALL_LAYERS)
     assert apply_policy(layers, off) == ()
     assert state() == before
 

@@ -41,7 +41,8 @@ class Place:
     def __init__(self, folder: Path):
         self.folder = folder
         (folder / "mindswap").mkdir()
-        (folder / "mindswap" / "__init__.py").touch()
+        # What the stub does not replace is of the real package.
+        (folder / "mindswap" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'mindswap')!r})\n")
         stub = (Path(__file__).parent / "stub_training.py").read_text()
         (folder / "mindswap" / "__main__.py").write_text(stub)
         (folder / "c.yaml").write_text(CONFIG)
@@ -56,7 +57,7 @@ class Place:
     def start_words(self, *words, policies=POLICIES):
         path = [str(ROOT), *filter(None, [self.environment.get("EXTRA_PATH")])]
         environment = {**os.environ, **self.environment, "PYTHONPATH": ":".join(path), "STUB": json.dumps(self.stub)}
-        environment.setdefault("POLL_S", "0.1")
+        environment.setdefault("POLL_S", "0.05")
         runner = str(Path(__file__).parent / "run_by_hand.py")
         return subprocess.Popen(
             [sys.executable, runner, json.dumps(policies), *words],
@@ -76,6 +77,19 @@ class Place:
                 if f"MINDSWAP_ADAPTIVE_RUN={self.run_dir}".encode() in words:
                     state = (place / "stat").read_text().rpartition(")")[2].split()[0]
                     found += [(int(place.name), dict(w.split(b"=", 1) for w in words if b"=" in w))] * (state != "Z")
+            except OSError:
+                pass
+        return found
+
+    def guardians(self, process):
+        """Processes that were forked from this one and are no longer its children: its command line, another parent."""
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                if (place / "cmdline").read_bytes() == words and parent != os.getpid():
+                    found.append(int(place.name))
             except OSError:
                 pass
         return found

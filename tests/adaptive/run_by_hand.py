@@ -10,7 +10,9 @@ import time
 from functools import partial
 
 from mindswap import cli
+from mindswap.adaptive import workers
 from mindswap.commands import adaptive
+from mindswap.launch.processes import stop_descendants
 from tests.adaptive import policies
 
 if __name__ == "__main__":
@@ -23,5 +25,8 @@ if __name__ == "__main__":
         return plan(*arguments)
 
     adaptive.AdaptiveRun = partial(adaptive.AdaptiveRun, poll_s=float(os.environ.get("POLL_S", "1")))
+    # As patient as a stub needs: it dies at once, and its last lines are there at once.
+    workers.DRAIN_S = 0.3
+    workers.stop_descendants = partial(stop_descendants, grace_s=1.5)
     adaptive.find_planner = lambda run_dir: plan_slowly
     sys.exit(cli.main(["run", *sys.argv[2:]]))

@@ -1,7 +1,8 @@
 """In the place of `mindswap` in the working folder of a test: a training that logs and saves as MindFormers does.
 
 It does no arithmetic: the tests that use it are about processes, logs and files. STUB (JSON) in the environment says
-what happens: num_steps, step_s, save_every, peaks {policy: bytes}, oom {policy: step}, fail_at, ignore_term.
+what happens: num_steps, step_s, save_every, peaks {policy: bytes}, oom {policy: step}, fail_at, ignore_term,
+chatter_bytes.
 """
 
 import json
@@ -13,6 +14,8 @@ import time
 from pathlib import Path
 
 import yaml
+
+from mindswap.launch.lifeline import hold_lifeline
 
 OOM = (
     "[ERROR] RUNTIME_FRAMEWORK(1,7f,python):2026-11-21-03:44:42.598.627 [mindspore/ccsrc/x.cc:1215] Run] #umsg#Memory "
@@ -26,6 +29,7 @@ STEP = (
 
 
 def main() -> None:
+    hold_lifeline(os.environ)
     stub = json.loads(os.environ["STUB"])
     if os.environ.get("MS_ROLE") == "MS_SCHED":
         time.sleep(stub["num_steps"] * stub["step_s"] + 1)  # msrun waits for it
@@ -46,6 +50,7 @@ def main() -> None:
         if stub.get("fail_at") == step:
             raise ValueError(f"boom at step {step}")
         print(STEP % (step, stub["num_steps"], stub["step_s"] * 1000), flush=True)
+        print("x" * (stub.get("chatter_bytes", 0) // stub["num_steps"]), flush=True)
         peak = stub.get("peaks", {}).get(policy, 1 << 30)
         print(f"mindswap: peak memory {peak} bytes used, {peak} bytes reserved", flush=True)
         if step % stub["save_every"] == 0:

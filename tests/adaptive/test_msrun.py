@@ -82,6 +82,20 @@ def test_msrun_itself_killed(slow, command):
     assert slow.outcomes() == ["killed", "finished"]
 
 
+def test_supervisor_and_guardian_killed(slow, command):
+    """The workers have msrun for a parent, which knows nothing of either; the kernel ends them all."""
+    process = slow.start(command=command)
+    in_the_middle(slow)
+    for pid in (*slow.guardians(process), process.pid):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_for(lambda: not slow.workers(), timeout_s=15)
+    slow.stub["step_s"] = 0.01
+    code, out = slow.run(command=command)
+    assert code == 0, out
+    assert slow.outcomes() == ["interrupted", "finished"]
+
+
 def test_ctrl_c(slow, command):
     process = slow.start(command=command)
     in_the_middle(slow)

@@ -1,5 +1,6 @@
 """The loop with real processes, one worker without msrun; the training itself is a stub (stub_training.py)."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -50,8 +51,8 @@ def test_what_never_fits_ends_with_the_budget_that_would(place):
 
 def test_room_is_used_at_the_next_checkpoint(place):
     """3 GiB would not fit 2.5; but keep-all takes 1.2 instead of 2 GiB: 0.8 less everywhere, and 2.2 fits."""
-    place.stub |= {"num_steps": 150, "step_s": 0.1, "save_every": 5, "peaks": {"keep": 12 * GIB // 10}}
-    policies = [["keep", 2 * GIB, 100_000_000], ["recompute", 3 * GIB, 10_000_000]]
+    place.stub |= {"num_steps": 150, "step_s": 0.05, "save_every": 5, "peaks": {"keep": 12 * GIB // 10}}
+    policies = [["keep", 2 * GIB, 50_000_000], ["recompute", 3 * GIB, 10_000_000]]
     process = place.start(policies=policies, memory="2.5GiB")
     wait_for(lambda: "step:[" in place.log(2))
     process.send_signal(signal.SIGINT)
@@ -64,8 +65,8 @@ def test_room_is_used_at_the_next_checkpoint(place):
 
 
 def test_a_loosened_plan_that_fails_is_never_tried_again(place):
-    place.stub |= {"num_steps": 120, "step_s": 0.05, "save_every": 5, "peaks": {"keep": GIB}, "oom": {"recompute": 60}}
-    policies = [["keep", 2 * GIB, 50_000_000], ["recompute", 3 * GIB, 1_000_000]]
+    place.stub |= {"num_steps": 60, "step_s": 0.03, "save_every": 5, "peaks": {"keep": GIB}}
+    policies = [["keep", 2 * GIB, 30_000_000], ["recompute", 3 * GIB, 1_000_000]]
     place.stub["oom"] = {"recompute": 30}
     code, out = place.run(policies=policies, memory="2.5GiB")
     assert code == 0, out
@@ -74,7 +75,7 @@ def test_a_loosened_plan_that_fails_is_never_tried_again(place):
 
 
 def test_a_killed_worker_is_started_again_with_the_same_plan(place):
-    place.stub["step_s"] = 0.1
+    place.stub["step_s"] = 0.05
     process = place.start()
     wait_for(lambda: "step:[    5" in place.log())
     os.kill(place.workers()[0][0], signal.SIGKILL)
@@ -140,12 +141,12 @@ def test_ctrl_c_while_workers_start(place):
 
 def test_ctrl_c_twice_while_a_stubborn_worker_is_stopped(place):
     """The worker ignores SIGTERM: it is killed after the grace time, whatever else comes."""
-    place.stub |= {"step_s": 0.1, "num_steps": 1000, "ignore_term": True}
+    place.stub |= {"step_s": 0.05, "num_steps": 1000, "ignore_term": True}
     process = place.start()
     wait_for(lambda: "step:[    2" in place.log())
     for _ in range(3):
         process.send_signal(signal.SIGINT)
-        time.sleep(0.3)
+        time.sleep(0.2)
     code, out = finish(process)
     assert code == 130, out
     assert place.outcomes() == ["interrupted"]
@@ -162,6 +163,28 @@ def test_when_mindswap_is_killed_outright_no_worker_stays(place):
     assert not status["at_work"] and status["attempts"][0]["last_step"] >= 5
     code, out = place.run()
     assert code == 0 and "attempt 2: from the checkpoint of step " in out
+    assert place.outcomes() == ["interrupted", "finished"]
+
+
+@pytest.mark.parametrize("first", ["guardian", "supervisor", "both at once"])
+def test_when_the_guardian_is_killed_too_no_worker_stays(place, first):
+    """Workers that ignore SIGTERM and would train for a minute; the next start goes on from their checkpoint."""
+    place.stub |= {"step_s": 0.05, "num_steps": 1200, "ignore_term": True}
+    process = place.start()
+    wait_for(lambda: "step:[    5" in place.log())
+    guardians = place.guardians(process)
+    assert len(guardians) == 1
+    order = {"guardian": [*guardians, process.pid], "supervisor": [process.pid, *guardians]}
+    if first == "both at once":
+        for pid in (process.pid, *guardians):
+            os.kill(pid, signal.SIGSTOP)
+    for pid in order.get(first, [process.pid, *guardians]):
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=60)
+    wait_for(lambda: not place.workers(), timeout_s=15)
+    place.stub |= {"step_s": 0.01, "num_steps": 12}
+    code, out = place.run(timeout_s=30)
+    assert code == 0 and "attempt 2: from the checkpoint of step " in out, out
     assert place.outcomes() == ["interrupted", "finished"]
 
 
@@ -212,32 +235,74 @@ def test_checkpoints_that_were_there_before_do_not_count(place):
     assert code == 0 and out.count("from the beginning") == 2
 
 
-def full_folder(path):
-    """A file system of 4 KiB, all of it taken; skips where mounting is not allowed."""
+@contextlib.contextmanager
+def small_disk(path, size):
+    """A file system of this size; gives a function that makes it larger. Skips where mounting is not allowed."""
     path.mkdir(parents=True)
-    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", path], capture_output=True, check=False)
-    if mount.returncode:
+    command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", path]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mount is not permitted")
+    try:
+        yield lambda: subprocess.run(["mount", "-o", "remount,size=64m", path], check=True)
+    finally:
+        subprocess.run(["umount", path], check=True)
+
+
+def test_a_full_disk_under_the_checkpoints_then_room_again(place):
+    """8 KiB hold the checkpoints of steps 2 and 4; that of step 6 is left behind empty."""
+    with small_disk(place.folder / "output/checkpoint", "8k") as make_room:
+        code, out = place.run()
+        assert code == 1 and "worker_0.log: OSError: [Errno 28] No space left on device" in out
+        folder = place.folder / "output/checkpoint"
+        assert f"    {folder}: 0 B of 8.0 KiB are free on its file system; a checkpoint needs 160 B, 160 B more" in out
+        make_room()
+        code, out = place.run()
+        assert code == 0 and "attempt 2: from the checkpoint of step 4" in out
+        assert place.outcomes() == ["failed", "finished"]
+
+
+def test_a_full_run_directory_stops_before_anything_is_planned(place):
+    with small_disk(place.run_dir, "4k") as make_room:
+        (place.run_dir / "filler").write_bytes(b"x" * 4096)
+        code, out = place.run()
+        assert code == 1 and "planning" not in out
+        assert f"{place.run_dir}: 0 B of 4.0 KiB are free on its file system; a run needs 1.0 MiB, 1.0 MiB more" in out
+        make_room()
+        assert place.run()[0] == 0
+
+
+def test_a_run_directory_that_fills_up_names_itself(place):
+    """The log of the worker takes what is left; it cannot say what went wrong."""
+    place.stub |= {"num_steps": 60, "chatter_bytes": 2 << 20}
+    with small_disk(place.run_dir, "1100k") as make_room:
+        code, out = place.run()
+        assert code == 1 and f"    {place.run_dir}: " in out and "a run needs 1.0 MiB" in out
+        make_room()
+        place.stub["chatter_bytes"] = 0
+        code, out = place.run()
+        assert code == 0, out
+
+
+def full_folder(path):
+    """A file system of 4 KiB, all of it taken."""
     (path / "lock").touch()
     (path / "filler").write_bytes(b"x" * 4096)
 
 
 def test_a_full_disk_under_the_state_does_not_stop_the_training(place):
     folder = place.run_dir / "adaptive"
-    full_folder(folder)
-    try:
+    with small_disk(folder, "4k"):
+        full_folder(folder)
         code, out = place.run()
         assert code == 0, out
         assert out.count("cannot be written: No space left on device; the training goes on") == 1
         assert "the training finished" in out and "1-12" not in out.split("attempt 1")[0]
         assert not list(folder.glob("*.tmp"))
-    finally:
-        subprocess.run(["umount", folder], check=True)
 
 
 @pytest.mark.parametrize("what", ["deleted", "rotated", "truncated"])
 def test_a_log_that_goes_away_does_not_blind_the_watch(place, what):
-    place.stub |= {"step_s": 0.1, "num_steps": 30, "oom": {"recompute": 15}}
+    place.stub |= {"step_s": 0.05, "num_steps": 20, "oom": {"recompute": 15}}
     process = place.start()
     wait_for(lambda: "step:[    3" in place.log())
     log = place.run_dir / "attempt_1/worker_0.log"

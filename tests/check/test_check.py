@@ -16,7 +16,7 @@ CONFIGS = Path(__file__).parents[2] / "configs"
 
 def test_all_problems_come_at_once_in_file_order():
     text = """
-        context: {mode: 1, memory_optimize_level: O1}
+        context: {mode: 2, memory_optimize_level: O1}
         recompute_config:
           recompute: [9]
           typo: 1
@@ -27,7 +27,7 @@ def test_all_problems_come_at_once_in_file_order():
             - {op_name: none, backward_prefetch: x, layers: [7, '1']}
     """
     assert found(text) == [
-        (1, 17, "graph-mode"),
+        (1, 17, "context-mode"),
         (1, 43, "memory-optimize-level"),
         (3, 15, "layer-out-of-range"),
         (4, 3, "unknown-key"),

@@ -71,7 +71,7 @@ def test_the_default_strategy(options):
 
 def test_the_default_prefetch_is_one():
     assert swap_of().default_prefetch == 1
-    assert {swap.num_prefetch_ops for swap in swap_of().op_swap} == {1}
+    assert {swap.prefetch for swap in swap_of().op_swap} == {1}
 
 
 @pytest.mark.parametrize(

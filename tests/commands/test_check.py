@@ -1,7 +1,9 @@
 import io
 import json
+import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -106,11 +108,13 @@ def test_swap_off_needs_no_note(run, write):
     )
 
 
-def test_the_real_network_goes_before_the_table(run, write, monkeypatch):
+def test_the_real_network_is_asked_where_no_table_has_the_model(run, write, monkeypatch):
     monkeypatch.setattr(check, "has_mindformers", lambda: True)
     monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
     assert "operators of the test model" in run(write(GOOD))[1]
-    assert "operators of" not in run(write(GOOD), "--table")[1]
+    assert "to check them: leave out --table" in run(write(GOOD), "--table")[1]
+    assert "operators of table llama" in run(str(CASE_4))[1]
+    assert "operators of the test model" in run(str(CASE_4), "--network")[1]
 
 
 def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
@@ -118,13 +122,13 @@ def test_uses_come_from_the_table_where_the_network_has_none(run, monkeypatch):
     seen = []
     real = check.check_document
 
-    def spy(document, num_layers=None, model=None, environ=None):
+    def spy(document, num_layers=None, model=None, environ=None, **options):
         seen.append(model)
-        return real(document, num_layers, model, environ)
+        return real(document, num_layers, model, environ, **options)
 
     monkeypatch.setattr(check, "check_document", lambda *args, **options: spy(*args, **options))
     monkeypatch.setattr(check, "read_real_trees", lambda path, num_layers: trees(num_layers))
-    run(str(CASE_4))
+    run(str(CASE_4), "--network")
     assert seen[-1].source == "the test model" and seen[-1].uses
 
 
@@ -135,7 +139,7 @@ def test_a_network_that_cannot_be_built_falls_back_to_the_table(run, monkeypatch
 
     monkeypatch.setattr(check, "has_mindformers", lambda: True)
     monkeypatch.setattr(check, "read_real_trees", fail)
-    code, out = run(str(CASE_4))
+    code, out = run(str(CASE_4), "--network")
     assert code == 0
     notes = [line for line in out.splitlines() if line.startswith("note:")]
     assert "could not be built" in notes[0] and "second line" not in out
@@ -206,3 +210,33 @@ print([name for name in ("mindspore", "mindformers") if name in sys.modules])
 """
     done = start("-c", program, "check", "--table", str(CASE_4))
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("section", "line"),
+    [
+        ("swap_config:\n  swap: True\n", "  k{}: 1\n"),
+        ("swap_config:\n  swap: True\n", "  default_prefetch: {}\n"),
+        ("swap_config: {swap: True}\nmindswap:\n", "  k{}: 1\n"),
+        ("swap_config:\n  swap: True\n  op_swap:\n", "    - {}\n"),
+    ],
+)
+def test_work_grows_with_the_file_and_output_does_not(tmp_path, run, section, line):
+    """5000 problems in one section; before, what they cost grew with their square, or megabytes came out."""
+    path = tmp_path / "x.yaml"
+    text = "context: {mode: 0}\nmodel: {model_config: {num_layers: 4}}\n"
+    path.write_text(text + section + "".join(map(line.format, range(5000))))
+    start = time.process_time()
+    code, out = run(str(path))
+    assert code == 1 and len(out) < 120_000
+    assert re.search(r"\.\.\. 100 of (49|50)\d\d problems are shown", out) and re.search(r"\b(49|50)\d\d errors", out)
+    assert time.process_time() - start < 5
+
+
+def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
+    path = tmp_path / "c\x1b[31m.yaml"
+    path.write_text('swap_config: {swap: True, "\\e[31m\\a": 1, op_swap: "\\x9b"}')
+    for arguments in (["check"], ["explain"], ["convert", "--to", "1.9"], ["check", "--\x1b[31m"]):
+        code = cli.main([*arguments, str(path)])
+        captured = capsys.readouterr()
+        assert code == 1 and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", captured.out + captured.err), arguments

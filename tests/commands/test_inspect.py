@@ -93,7 +93,7 @@ def test_three_compiled_layers_tell_the_same_as_all(tmp_path):
     script = f"""
 import json
 from mindswap.adapters.quiet import quiet
-from mindswap.commands import inspect
+from mindswap.session import inspect
 from mindswap.graph.sample import LayerSample
 from mindswap.check.check import load_policy
 from mindswap.report.memory import memory_to_json

@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from mindswap.commands.stepping import load_step
 from mindswap.graph.storage import Fate
 from mindswap.plan.explain import saved_by_label
+from mindswap.session.step import load_step
 from tests.adapters.conftest import data  # noqa: F401 a fixture
 from tests.adapters.training import SMALL, train, write_config
 

@@ -138,7 +138,7 @@ def test_convert_a_1_9_file(run, tmp_path):
     back = tmp_path / "back.yaml"
     assert run("convert", "CONFIG", "--to", "1.9", "--ops-per-layer", "1", "-o", back, text=out)[0] == 0
     policy = load_policy(back)
-    assert [(swap.layers.indices, swap.num_prefetch_ops) for swap in policy.layer_swap] == [((0, 1), 1)]
+    assert [(swap.layers.indices, swap.prefetch) for swap in policy.layer_swap] == [((0, 1), 1)]
 
 
 def test_nothing_to_convert_and_both_forms(run):

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.verify.effect import IdleReason
+from mindswap.effect.swap import IdleReason
 from tests.logs.samples import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mindswap.cli import main
-from mindswap.commands import verify
+from mindswap.session import verify
 from tests.builders import trees
 from tests.logs.samples import SET, log_text
 

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from mindswap.cli import main
-from mindswap.commands import verify
+from mindswap.session import verify
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
@@ -45,7 +45,7 @@ def answers(tmp_path, monkeypatch, capsys):
 
     def answer(*arguments):
         calls.append(arguments)
-        return verify.Answer(False, "the graph", {"ok": False, "layers": [{"layer": 0}]})
+        return verify.Verification(False, "the graph", {"ok": False, "layers": [{"layer": 0}]})
 
     monkeypatch.setattr(verify, "_answer_recompute", answer)
 

@@ -45,5 +45,5 @@ def test_layers_that_do_not_fit_the_stages_are_refused(document):
 def test_virtual_chunks_give_a_stage_several_runs_of_layers():
     interleaved = Pipeline(num_stages=2, num_chunks=2)
     assert [interleaved.stage_layers(stage, 8) for stage in (0, 1)] == [(0, 1, 4, 5), (2, 3, 6, 7)]
-    v_shaped = Pipeline(num_stages=2, num_chunks=2, is_zero_bubble_v=True)
+    v_shaped = Pipeline(num_stages=2, num_chunks=2, scheduler="zero_bubble_v")
     assert [v_shaped.stage_layers(stage, 8) for stage in (0, 1)] == [(0, 1, 6, 7), (2, 3, 4, 5)]

@@ -7,19 +7,23 @@ from mindswap.convert.stage_form import policy_sections, resolve_policy, to_inde
 from mindswap.document.problem import Level
 from mindswap.document.source import document_from_data
 from mindswap.policy.model import Policy
+from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute
-from tests.builders import document
+from tests.builders import document, trees
 
 STAGES = "parallel_config: {{pipeline_stage: 2}}, recompute_config: {}"
 
 
-def index(text, num_layers=8):
-    return to_index_form(document(text), num_layers)
+MODEL = trees(8)
+
+
+def index(text, num_layers=8, model=MODEL):
+    return to_index_form(document(text), num_layers, model)
 
 
 def stage(recompute, more="", num_layers=8, swap="{swap: True, op_swap: []}"):
     text = f"{{swap_config: {swap}, parallel_config: {{pipeline_stage: 2}}, recompute_config: {recompute}{more}}}"
-    return to_stage_form(document(text), num_layers)
+    return to_stage_form(document(text), num_layers, MODEL)
 
 
 def test_counts_become_indices_and_nothing_is_swapped():
@@ -63,7 +67,7 @@ def test_impossible_counts_are_refused():
 
 def test_the_form_it_has_already():
     assert "in layer indices already" in index("{swap_config: {swap: True}}").problems[0].message
-    off = to_stage_form(document("{swap_config: {swap: False}}"), 4)
+    off = to_stage_form(document("{swap_config: {swap: False}}"), 4, None)
     assert "in counts per stage already" in off.problems[0].message
 
 
@@ -122,6 +126,61 @@ def test_excludes_that_mean_something_else_are_refused():
     assert stage(recompute).sections is None
 
 
+# Excluded cells: with swap off MindFormers excludes operators only.
+
+CELL = "{select_recompute: {'feed_forward': True}, select_recompute_exclude: {'feed_forward\\.w1': True%s}}"
+
+
+def test_an_excluded_cell_is_left_out_of_the_index_form():
+    """All 6 operators of feed_forward are recomputed with swap off, those of w1 too; so they are afterwards."""
+    converted = index("{" + STAGES.format(CELL % "") + "}")
+    assert converted.sections["recompute_config"]["select_recompute_exclude"] is False
+    (problem,) = converted.problems
+    assert problem.level is Level.WARNING
+    assert problem.message == (
+        "recompute_config.select_recompute_exclude['feed_forward\\.w1']: had no effect on 'feed_forward.w1', a cell: "
+        "MindFormers excludes operators only; so it is left out"
+    )
+
+
+def test_operators_that_are_excluded_beside_a_cell_stay():
+    """`feed_forward\\..*l` names the operator mul; `feed_forward\\.m.*|w1` a cell and an operator."""
+    kept = index("{" + STAGES.format(CELL % ", 'feed_forward\\..*l': [1, 0]") + "}")
+    assert kept.sections["recompute_config"]["select_recompute_exclude"] == {r"feed_forward\..*l": [0]}
+    text = CELL.replace(r"\.w1", r"\.(?:mul|w1)") % ""
+    split = index("{" + STAGES.format(text) + "}")
+    assert split.sections["recompute_config"]["select_recompute_exclude"] == {r"feed_forward\.mul": True}
+    assert "only the operators it names beside are written" in split.problems[0].message
+
+
+def test_an_excluded_cell_has_no_stage_form():
+    converted = stage(CELL % "")
+    assert converted.sections is None
+    (problem,) = converted.problems
+    assert problem.message == (
+        "recompute_config.select_recompute_exclude['feed_forward\\.w1']: 'feed_forward.w1' is a cell, and with swap "
+        "off MindFormers excludes operators only"
+    )
+    by_operator = stage(CELL.replace("w1", r"w1\.matmul") % "")
+    assert by_operator.sections["recompute_config"]["select_recompute_exclude"] == {r"feed_forward\.w1\.matmul": True}
+
+
+def test_what_is_excluded_from_an_unknown_model_is_refused():
+    converted = index("{" + STAGES.format(CELL % "") + "}", model=None)
+    assert converted.sections is None and "no table has this model" in converted.problems[0].message
+
+
+def test_a_pattern_that_is_no_regular_expression_is_refused():
+    converted = index("{" + STAGES.format("{select_recompute: {'(': True}}") + "}")
+    assert converted.sections is None and "'('" in converted.problems[0].message
+
+
+def test_attention_that_is_recomputed_besides_is_said_in_both_directions():
+    model = ", model: {arch: {type: LlamaForCausalLM}}"
+    (problem,) = stage("{select_recompute: {'feed_forward': [0]}}", model).problems
+    assert problem.level is Level.WARNING and "scores of attention in every layer" in problem.message
+
+
 # Round trips.
 
 RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -156,16 +215,33 @@ def written(config, converted):
 @given(stage_configs())
 def test_to_indices_and_back_is_the_same_policy(case):
     config, num_layers = case
+    model = trees(num_layers)
     before = expand_stage_recompute(document_from_data(config, "x"), num_layers).policy
-    by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers))
+    by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers, model))
     policy = normalize(by_index, num_layers).policy
     assert policy.is_swap_enabled and policy.op_swap == ()
     assert resolve_policy(policy, num_layers).layer_recompute == resolve_policy(before, num_layers).layer_recompute
-    by_stage = written(config, to_stage_form(by_index, num_layers))
+    by_stage = written(config, to_stage_form(by_index, num_layers, model))
     after = expand_stage_recompute(by_stage, num_layers).policy
     assert resolve_policy(after, num_layers) == resolve_policy(before, num_layers)
-    again = normalize(written(config, to_index_form(by_stage, num_layers)), num_layers).policy
+    again = normalize(written(config, to_index_form(by_stage, num_layers, model)), num_layers).policy
     assert resolve_policy(again, num_layers) == resolve_policy(policy, num_layers)
+
+
+excluded = st.sampled_from(["attention", r"attention\.w.", r"feed_forward\..*", r"feed_forward\.mul", "add"])
+
+
+@RELAXED
+@given(stage_configs(), st.dictionaries(excluded, st.booleans(), max_size=2))
+def test_in_every_layer_the_same_operators_are_recomputed(case, exclude):
+    config, num_layers = case
+    model = trees(num_layers)
+    config["recompute_config"]["select_recompute_exclude"] = exclude
+    before = as_applied(expand_stage_recompute(document_from_data(config, "x"), num_layers).policy, model)
+    by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers, model))
+    after = normalize(by_index, num_layers).policy
+    for index, tree in enumerate(model.layers):
+        assert recomputed_operators(before, index, tree) == recomputed_operators(after, index, tree)
 
 
 def test_sections_keep_what_else_is_in_them():

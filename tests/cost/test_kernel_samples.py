@@ -7,7 +7,7 @@ import pytest
 from mindswap.cost.kernel_samples import can_measure, measure, samples_of
 from mindswap.cost.measured import Measurement, measured_key
 from mindswap.cost.profile import Kernel
-from mindswap.cost.roofline import OpClass
+from mindswap.graph.ops import OpClass
 from tests.cost.builders import matmul, mul, tensor
 
 

@@ -1,8 +1,10 @@
+from array import array
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.datasets.samples import Counts, read_samples
+from mindswap.datasets.samples import Counts, four_columns, read_samples
 from mindswap.datasets.text_files import TextSource
 from mindswap.datasets.tokenizing import ByteTokenizer
 
@@ -41,3 +43,8 @@ def test_nothing_is_lost_but_the_last_tokens(folder, texts, length):
     assert [token for part in samples for token in part] == everything[:kept]
     assert (counts.num_tokens, counts.num_samples * length) == (len(everything), kept)
     assert sum(seen) == counts.num_bytes == sum(map(len, texts))
+
+
+def test_the_four_columns_of_the_newer_models():
+    """Three of four tokens are read, the next ones are the labels, every loss counts, positions from 0."""
+    assert list(four_columns(array("i", [7, 8, 9, 5]))) == [7, 8, 9, 8, 9, 5, 1, 1, 1, 0, 1, 2]

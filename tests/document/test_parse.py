@@ -1,18 +1,21 @@
+import random
 import time
 
 import pytest
 import yaml
 
-from mindswap.document import parse as yaml_parser
+from mindswap.document import loadable, parse
 from mindswap.document.nodes import expanded_size, show, to_data
 from mindswap.document.parse import parse_document, parse_file
 
 
 @pytest.fixture(params=["C loader", "Python loader"], autouse=True)
 def loader(request, monkeypatch):
-    """Every test runs with both of PyYAML's parsers; which one is there depends on the machine."""
+    """Every test runs with both of PyYAML's parsers: the size of a file decides, and the machine has one or both."""
     if request.param == "Python loader":
-        monkeypatch.setattr(yaml_parser, "LOADER", yaml.SafeLoader)
+        monkeypatch.setattr(loadable, "LOADER", yaml.SafeLoader)
+    else:
+        monkeypatch.setattr(loadable, "MAX_CHARS_OF_SLOW_LOADER", 0)
 
 
 def problems(content):
@@ -161,7 +164,7 @@ def test_a_merge_bomb_is_stopped():
 
 
 def test_ten_megabytes_are_read(tmp_path, loader):
-    if yaml_parser.LOADER is yaml.SafeLoader:
+    if loadable.LOADER is yaml.SafeLoader:
         pytest.skip("the Python parser needs a minute")
     path = tmp_path / "big.yaml"
     path.write_text("a:\n" + "- " + "x" * 1000 + "\n" + ("- " + "y" * 1000 + "\n") * 10_000)
@@ -171,7 +174,7 @@ def test_ten_megabytes_are_read(tmp_path, loader):
 
 
 def test_a_file_that_is_too_large_is_not_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(yaml_parser, "MAX_FILE_BYTES", 10)
+    monkeypatch.setattr(parse, "MAX_FILE_BYTES", 10)
     path = tmp_path / "big.yaml"
     path.write_text("a: 0123456789")
     assert [p.rule for p in parse_file(str(path)).problems] == ["yaml-file"]
@@ -191,3 +194,84 @@ def test_a_file_without_permission(monkeypatch):
     monkeypatch.setattr("builtins.open", refuse)
     problem = parse_file("secret.yaml").problems[0]
     assert (problem.rule, problem.message) == ("yaml-file", "the file cannot be read: Permission denied")
+
+
+# What PyYAML's safe_load, and so MindFormers, refuses. Recorded with mindformers 1.9.0 (MindFormerConfig._file2dict).
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a: !!map x", (1, 4, "yaml-value")),
+        ("a: !!seq {}", (1, 4, "yaml-value")),
+        ("!!seq a: 1", (1, 1, "yaml-value")),
+        ("a: !!omap [1]", (1, 12, "yaml-value")),
+        ("a: !!pairs {}", (1, 4, "yaml-value")),
+        ("a: <<", (1, 4, "yaml-value")),
+        ("a: [<<]", (1, 5, "yaml-value")),
+        ("a: &x 1\nb: &x 2", (2, 4, "yaml-value")),
+        ("a: 1\n2: b", (2, 1, "yaml-key")),
+        ("a: 1\nnull: b", (2, 1, "yaml-key")),
+        ("2024-01-01: 1\n2024-01-01 10:00:00: b", (1, 1, "yaml-key")),
+    ],
+)
+def test_what_mindformers_cannot_load_is_an_error(text, expected):
+    with pytest.raises((yaml.YAMLError, TypeError, AttributeError)):
+        sorted(yaml.safe_load(text).items())
+    assert problems(text) == [expected]
+
+
+@pytest.mark.parametrize("text", ["a: 1\t", "a:\t1", "a: [1,\t2]", "a: \tb"])
+def test_tabs_are_judged_as_by_pyyaml(text):
+    """libyaml takes some of the tabs that MindFormers' loader refuses; small files are read with the latter."""
+    try:
+        yaml.safe_load(text)
+    except yaml.YAMLError:
+        document = parse_document(text, "x")
+        if loadable.loader_for(text) is yaml.SafeLoader:
+            assert document.problems[0].message == "a tab stands where YAML takes spaces only"
+    else:
+        assert parse_document(text, "x").problems == ()
+
+
+def test_mindformers_takes_ten_mappings_in_each_other():
+    """`a: {a: ...}`: the top level is the first; what is in a list does not count (check_yaml_depth_before_loading)."""
+    assert problems("{a: " * 10 + "1" + "}" * 10) == []
+    assert problems("{a: " * 11 + "1" + "}" * 11) == [(1, 41, "yaml-depth")]
+    assert problems("{a: [" * 11 + "1" + "]}" * 11) == []
+    assert problems("x: &x {a: {a: {a: {a: {a: 1}}}}}\ny: {a: {a: {a: {a: {a: *x}}}}}") == [(1, 23, "yaml-depth")]
+
+
+def test_an_equals_sign_is_a_key_as_in_pyyaml():
+    assert to_data(parse_document("=: 1", "x").root) == yaml.safe_load("=: 1") == {"=": 1}
+    assert problems("a: =") == [(1, 4, "yaml-tag")]
+
+
+FRAGMENTS = (
+    *("a: ", "b: ", "- ", "? ", ": ", "{", "}", "[", "]", ", ", "&x ", "*x", "!!int ", "!!str ", "!!map ", "!!seq "),
+    *("!!omap ", "!!binary ", "!!null ", "!!float ", "!x ", "! ", "'q'", '"d"', "|\n", "> \n", "\n", "\n  ", "\n    "),
+    *("\t", " # c", "<<: ", "<<", "=", "---", "...", "1", "0o7", "1e3", "1:30", ".inf", "off", "~", "2024-99-99", "\r"),
+    *("\x85", "\x07", "\u00e9", "x", "y: z", "k", "key: {a: 1}\n", "l: [1, 2]\n", "+", "_", "0x_", "@", "\r\n"),
+)
+
+
+def test_generated_files_are_loaded_as_mindformers_loads_them():
+    """Of 4000 texts about one in five can be loaded; what is accepted has the same data, the rest is refused."""
+    rng = random.Random(16)
+    num_accepted = 0
+    for _ in range(4000):
+        text = "a: " + "".join(rng.choices(FRAGMENTS, k=rng.randint(1, 8)))
+        try:
+            data = dict(sorted(yaml.safe_load(text).items()))
+        except Exception as error:  # noqa: BLE001 whatever stops MindFormers
+            data = error
+        document = parse_document(text, "x")
+        if document.problems:
+            continue
+        if loadable.loader_for(text) is not yaml.SafeLoader and not isinstance(data, dict):
+            continue  # libyaml's grammar is a bit wider
+        assert isinstance(data, dict), text
+        num_accepted += 1
+        if loadable.loader_for(text) is yaml.SafeLoader:
+            assert repr(dict(sorted(to_data(document.root).items()))) == repr(data), text
+    assert num_accepted > 400

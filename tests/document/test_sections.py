@@ -71,7 +71,6 @@ def test_the_comment_replaces_the_last_one_with_our_mark_and_no_other():
         ("s:\r\n    y: 2\r\n    x: 3\r\nb: 4\r\n", "s:\r\n    x: 1\r\nb: 4\r\n"),
         ("b:\r\n    y: 2\r\n", "b:\r\n    y: 2\r\ns:\r\n    x: 1\r\n"),
         ("\ufeffs:\n  x: 2\n", "\ufeffs:\n  x: 1\n"),
-        ("s:\n  x:\t3\t# tab\n", "s:\n  x:\t1\t# tab\n"),
         ("größe: 'ü'\ns:\n  x: 'ä'\n", "größe: 'ü'\ns:\n  x: 1\n"),
         ("s:\n  x: |\n    text\n\n    more\n\nb: 2\n", "s:\n  x: 1\n\nb: 2\n"),
         ("s:\n  x:\n    - 1\n    - 2  # two\nb: 2\n", "s:\n  x: 1  # two\nb: 2\n"),
@@ -179,3 +178,30 @@ def test_comments_survive(value):
     assert positions == sorted(positions)
     for key, line in (("x", "  x: 1  # first"), ("y", "  y: [1, 2]  # second")):
         assert (line in lines) == (value.get(key) == yaml.safe_load(line)[key])
+
+
+# Line ends are those of the lines around, whatever they are.
+
+LINES = ["a: 1", "s:  # here", "  x: 3", "  y:", "    - 1", "  z: |", "    text", "", "# tail", "b: {f: 1}"]
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n", "\r"])
+@pytest.mark.parametrize("comment", [None, "two\nlines"])
+@pytest.mark.parametrize("value", [{"x": 1}, {"x": 3, "y": [{"q": 1}], "n": {"m": [{"k": 1}]}}, {"new": 5}])
+def test_a_file_has_one_kind_of_line_end_before_and_after(newline, comment, value):
+    expected = rewrite_section("\n".join(LINES), "s", value, comment)
+    assert rewrite_section(newline.join(LINES), "s", value, comment) == expected.replace("\n", newline)
+    again = rewrite_section(newline.join(LINES) + newline, "new", value, comment)
+    assert again == rewrite_section("\n".join(LINES) + "\n", "new", value, comment).replace("\n", newline)
+
+
+def test_mixed_line_ends_stay_and_new_lines_end_like_their_neighbours():
+    text = "a: 1\rs:\r\n  x: 3\n  y: 4\r\nb: 2\r"
+    assert rewrite_section(text, "s", {"x": 3, "z": 5}) == "a: 1\rs:\r\n  x: 3\n  z: 5\nb: 2\r"
+    assert rewrite_section(text, "s", {"x": 3, "y": 4}, "new") == text.replace("s:", "# mindswap: new\r\ns:")
+
+
+def test_a_comment_of_ours_is_replaced_with_any_line_end():
+    for newline in ("\n", "\r\n", "\r"):
+        text = newline.join(["a: 1", "# mindswap: old", "# mindswap: older", "s: 1", ""])
+        assert rewrite_section(text, "s", {}, "new") == newline.join(["a: 1", "# mindswap: new", "s: {}", ""])

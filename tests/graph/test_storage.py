@@ -21,8 +21,10 @@ def test_views_of_one_tensor_count_once():
             node("a", "Reshape", "mul"),
             node("b", "ExpandDims", "a"),
             node("c", "Depend", "mul u"),
+            node("d", "Flatten", "mul"),
+            node("e", "Squeeze", "b"),
         ],
-        saved="mul a b c",
+        saved="mul a b c d e",
     )
     assert fates(step) == [("mul", Fate.KEPT, KIB, 0)]
 

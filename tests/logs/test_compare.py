@@ -229,8 +229,8 @@ def test_lines_of_a_policy():
     """The lines that the applier writes are the lines that are expected."""
     policy = Policy(
         is_swap_enabled=True,
-        layer_swap=(LayerSwap(Layers((0, 3)), num_prefetch_ops=20),),
-        op_swap=(OpSwap(r"attention\.flash_attention", Layers((1, 3)), num_prefetch_ops=1),),
+        layer_swap=(LayerSwap(Layers((0, 3)), prefetch=20),),
+        op_swap=(OpSwap(r"attention\.flash_attention", Layers((1, 3)), prefetch=1),),
     )
     expected = [format_log_lines(plan_layer(policy, index, tree)) for index, tree in enumerate(trees().layers)]
     text = log_text([info(line) for lines in expected for line in lines])

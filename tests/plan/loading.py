@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.commands.stepping import load_step
+from mindswap.session.step import load_step
 from mindswap.simulate.step_model import StepModel
 
 

@@ -5,13 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from reference.exact import count_choices, enumerate_all
 
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Layers, Stage
 from mindswap.plan.bound.flow import Flow, Window
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, Problem
-from mindswap.plan.solvers.exact import count_choices, enumerate_all
 from mindswap.plan.step_space import Catalog, collect_items, to_policy
 from mindswap.policy.model import Policy
 from mindswap.simulate.placing import TransferCosts

@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 from mindswap.check.check import check_document
-from mindswap.commands.planning import planned_text
-from mindswap.commands.stepping import load_step
 from mindswap.document.parse import parse_document
 from mindswap.plan.coupling import ALL_OPERATORS, idle_swaps, without_idle_swaps
 from mindswap.plan.planner import Planner
@@ -17,6 +15,8 @@ from mindswap.plan.solvers.fill import fill, lossless_order, recompute_order, sw
 from mindswap.plan.space import KEEP, Figures
 from mindswap.plan.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.session.plan import planned_text
+from mindswap.session.step import load_step
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml"
 USES = {"mlp.w1": frozenset({"mlp.silu"}), "mlp.silu": frozenset({"mlp.mul"}), "mlp.mul": frozenset({"mlp.w2"})}
@@ -97,7 +97,7 @@ def test_check_of_a_plan_by_the_specification_is_clean(loaded, gib):
     assert plan.fits and plan.uncoupled_peak_bytes is None
     assert plan.policy.op_swap and plan.policy.select_recompute
     plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
-    text = planned_text(CONFIG, loaded, plan, "plan.yaml")
+    text = planned_text(loaded, plan, "plan.yaml")
     assert check_document(parse_document(text.encode(), "plan.yaml")).problems == ()
 
 

@@ -16,7 +16,7 @@ from mindswap.plan.solvers.search import Stop
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 from tests.cost.builders import GENERIC
-from tests.plan.baselines.models import small_model
+from tests.plan.models import small_model
 
 PLENTY = 2**50
 NUM_BUDGETS = 5

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.commands.stepping import load_step
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Objective, Problem
 from mindswap.plan.result import Status
 from mindswap.plan.solvers.search import Stop
+from mindswap.session.step import load_step
 
 pytestmark = pytest.mark.mindspore
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from reference.exact import enumerate_all
 
-from mindswap.plan.solvers.exact import enumerate_all
 from mindswap.plan.solvers.fast import solve
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.step_space import Catalog, StepSpace, collect_items

@@ -42,7 +42,7 @@ def prefetch_of(actions):
 
 
 def test_a_disabled_policy_asks_for_nothing():
-    policy = Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("add", 1),), layer_recompute=ALL_LAYERS)
+    policy = Policy(False, layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("add", 1),), layer_recompute=ALL_LAYERS)
     assert plan_layer(policy, 0, LAYER) == LayerActions(0)
 
 
@@ -279,3 +279,19 @@ def test_every_match_is_in_the_line():
 
 def test_a_layer_with_nothing_to_set_has_no_line():
     assert lines(op_swap=(op("add", 1, [1]),)) == []
+
+
+def test_the_output_is_recomputed_only_with_the_whole_layer():
+    # Layer 0: both; layer 1: whole, its output is kept; layer 2: the output is named, but the layer is not recomputed.
+    fields = {"layer_recompute": Layers((0, 1)), "output_recompute": Layers((0, 2))}
+    found = [plan(index, **fields) for index in range(3)]
+    assert [(a.is_fully_recomputed, a.is_output_recomputed) for a in found] == [
+        (True, True),
+        (True, False),
+        (False, False),
+    ]
+    assert [format_log_lines(actions) for actions in found] == [
+        ("Set full recompute at layer 0, with its output",),
+        ("Set full recompute at layer 1",),
+        (),
+    ]

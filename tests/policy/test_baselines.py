@@ -3,7 +3,7 @@ import pytest
 from mindswap.errors import MindswapError
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
-from tests.builders import check
+from tests.builders import LLAMA, QWEN, check, layer
 
 # The same, as a user writes it.
 WRITTEN = {
@@ -12,20 +12,22 @@ WRITTEN = {
     "select-recompute": "swap_config: {swap: True, op_swap: []}\nrecompute_config: {select_recompute: True}",
     "default-swap": "swap_config: {swap: True, default_prefetch: 1}",
     "default-swap-10": "swap_config: {swap: True, default_prefetch: 10}",
+    "swap-everything": "swap_config: {swap: True, layer_swap: {backward_prefetch: 10, layers: True}}",
 }
 
 
 @pytest.mark.parametrize("name", BASELINES)
 def test_a_baseline_is_what_its_yaml_says(name):
-    assert baseline_policy(name, use_legacy=True) == check(WRITTEN[name]).policy
+    assert baseline_policy(name, [layer(LLAMA)]) == check(WRITTEN[name]).policy
 
 
 def test_the_newer_models_have_other_operators():
-    policy = baseline_policy("select-recompute", use_legacy=False)
-    assert any(entry.pattern.startswith("mlp") for entry in policy.select_recompute)
-    assert baseline_policy("none", use_legacy=False) == Policy(is_swap_enabled=True)
+    """A model without shared experts has two of the four default operators."""
+    policy = baseline_policy("select-recompute", [layer(QWEN)])
+    assert [entry.pattern for entry in policy.select_recompute] == [r"mlp\.mul", r"mlp\.activation_func\.silu"]
+    assert baseline_policy("none", [layer(QWEN)]) == Policy(is_swap_enabled=True)
 
 
 def test_an_unknown_name_lists_those_that_are_known():
     with pytest.raises(MindswapError, match="no baseline 'all'; known: none, full-recompute"):
-        baseline_policy("all", use_legacy=True)
+        baseline_policy("all", [layer(LLAMA)])

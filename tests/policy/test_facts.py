@@ -21,7 +21,7 @@ def op_swap(entry, more=""):
 def test_the_default_strategy_reaches_flash_attention_of_the_newer_models():
     result = check("{use_legacy: False, swap_config: {swap: True, default_prefetch: 10}}", trees(outline=QWEN))
     assert result.problems == ()
-    assert {swap.num_prefetch_ops for swap in result.policy.op_swap} == {10}
+    assert {swap.prefetch for swap in result.policy.op_swap} == {10}
 
 
 # Crashes.

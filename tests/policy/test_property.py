@@ -152,7 +152,7 @@ def test_layers_hold_no_index_that_was_not_written(data):
     for entry in (*policy.layer_swap, *policy.op_swap, *policy.select_recompute):
         assert entry.layers
         assert all(0 <= index < NUM_LAYERS for index in entry.layers.resolve(NUM_LAYERS))
-    assert all(swap.num_prefetch_ops >= 1 for swap in (*policy.layer_swap, *policy.op_swap))
+    assert all(swap.prefetch >= 1 for swap in (*policy.layer_swap, *policy.op_swap))
 
 
 @RELAXED

@@ -12,7 +12,7 @@ import pytest
 from mindswap.document.source import document_from_data
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.schema import RECOMPUTE_FLAGS
-from mindswap.report.recompute import as_applied, recomputed_operators
+from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute
 from tests.builders import layer
 

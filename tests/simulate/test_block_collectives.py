@@ -1,7 +1,7 @@
 """Collectives in the blocks of the step of `steps.py`, and where blocks meet."""
 
-from mindswap.cost.roofline import is_kernel
 from mindswap.graph.memory import OperatorNames
+from mindswap.graph.ops import is_kernel
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.simulate.blocks import cut_blocks
 from mindswap.simulate.build import build_program

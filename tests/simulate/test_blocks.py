@@ -6,9 +6,9 @@ import pytest
 
 from mindswap.errors import SimulationError
 from mindswap.graph.memory import OperatorNames
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_actions
-from mindswap.policy.actions import LayerActions, plan_layer
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.blocks import Source, Uses, cut_blocks
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.placing import TransferCosts
@@ -26,8 +26,8 @@ def cut(step=GRAPH, **options):
 
 
 def under(**policy):
-    actions = [plan_layer(Policy(True, **policy), 0, TREE)] * 3
-    return cut(rewrite_graph(GRAPH, settings_of_actions(GRAPH, NAMES, actions)))
+    actions = [resolve_layer(Policy(True, **policy), 0, TREE)] * 3
+    return cut(rewrite_graph(GRAPH, settings_of_policy(GRAPH, NAMES, actions)))
 
 
 def labels(ops):
@@ -57,8 +57,8 @@ def test_tensors_of_a_layer():
     tensors = {(tensor.label, tensor.is_forward): tensor for tensor in cut().layers[1].tensors}
     assert {label for label, is_forward in tensors if is_forward} == {"mlp.matmul", "mlp.gelu", "mul", "add"}
     # gelu_grad, the second operator of backward, is the only one there that reads matmul.
-    assert tensors["mlp.matmul", True].uses == Uses(1, 1, 1)
-    assert tensors["mlp.gelu", True].uses == Uses(2, 0, 0)
+    assert tensors["mlp.matmul", True].uses == uses(1, 1, 1)
+    assert tensors["mlp.gelu", True].uses == uses(2, 0, 0)
     assert tensors["mlp.matmul", True].role is None
     # The output is read by the next layer; the layer itself does not read it.
     assert tensors["add", True].uses == Uses()
@@ -68,10 +68,10 @@ def test_tensors_of_a_layer():
 def test_what_a_layer_reads_of_others():
     reads = {(read.source, read.role.is_forward): read for read in cut().layers[1].reads}
     # h is read by matmul and add, and by matmul_grad.
-    assert reads[Source.BEFORE, True].uses == Uses(3, 2, 2)
+    assert reads[Source.BEFORE, True].uses == uses(3, 2, 2)
     # Of the layer behind comes the gradient, for mul_grad and for the sum.
-    assert reads[Source.BEHIND, False].uses == Uses(None, 0, 3)
-    assert reads[Source.SHARED, True].uses == Uses(2, 0, 0)
+    assert reads[Source.BEHIND, False].uses == uses(None, 0, 3)
+    assert reads[Source.SHARED, True].uses == uses(2, 0, 0)
     assert len(reads) == 3
 
 
@@ -92,7 +92,7 @@ def test_recomputed_operators_and_their_tensors():
     assert labels(block.backward) == ["mlp.gelu", "mul", "mlp.gelu", "mlp.matmul", "add"]
     assert block.backward[0].kind is OpKind.RECOMPUTE
     (again,) = [tensor for tensor in block.tensors if tensor.is_again]
-    assert (again.label, again.made_at, again.uses) == ("mlp.gelu", 0, Uses(None, 1, 1))
+    assert (again.label, again.made_at, again.uses) == ("mlp.gelu", 0, uses(None, 1, 1))
 
 
 def test_copies():
@@ -132,6 +132,11 @@ def test_bytes_kept_by_a_model_put_together():
         assert intervals.size_bytes[intervals.kind == MemoryKind.KEPT].sum() == (3 * num_layers + 2) * KIB
 
 
+def uses(last_forward, first_backward, last_backward):
+    """No product of these graphs gives a gradient of a weight."""
+    return Uses(last_forward, first_backward, last_backward, first_input=first_backward, last_input=last_backward)
+
+
 def test_uses_of_a_tensor_that_the_next_layer_reads():
     program = assemble(cut())
     # Forward is 0-14 (2, 4, 4, 4, 1), backward 15-28 (1, 4, 4, 4, 1). add of layer 0 is 5; layer 1 begins at 6
@@ -163,4 +168,4 @@ def test_two_stages_hand_over_hidden_states_and_gradients():
 
 
 def test_actions_that_set_nothing():
-    assert settings_of_actions(GRAPH, NAMES, [LayerActions(0)] * 3).recomputed == frozenset()
+    assert settings_of_policy(GRAPH, NAMES, [LayerDecisions(0, TREE)] * 3).recomputed == frozenset()

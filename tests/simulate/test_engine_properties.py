@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 from hypothesis import given, settings
+from reference.program_bounds import compute_only_ns, lower_bound_ns
 
-from mindswap.simulate.bounds import compute_only_ns, lower_bound_ns
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import interval_times, peak_memory, profile_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from other_systems.saved import find_turns
 
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import TensorType
-from mindswap.plan.baselines.saved import find_turns
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.candidates import find_items
 from mindswap.plan.problem import Allow

@@ -5,14 +5,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.gradients import GradientRule
-from mindswap.simulate.memory import profile_memory
-from mindswap.simulate.program import MemoryKind
+from mindswap.simulate.memory import interval_times, profile_memory
+from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import StepModel
 from tests.cost.builders import device
 from tests.graph.builders import KIB, node
@@ -120,6 +122,33 @@ def test_memory_ends_at_the_static_level_and_is_never_negative():
             profile = profile_memory(simulate(own.program(policy)), 0)
             assert (profile.by_kind_bytes >= 0).all()
             assert (profile.by_kind_bytes[:, -1] == 0).all()
+
+
+def test_zero_bubble_v_computes_gradients_of_weights_apart():
+    """Two stages of two layers; stage 1 has layers 1 and 2, the turn of the V.
+
+    Its micro-batch 3 is cut in both chunks, the others are not: per layer 5 operators of backward, one of them `dw`.
+    """
+    step = replace(captured(4), graph=with_gradients())
+    pipeline = Pipeline(2, 2, 0, "zero_bubble_v")
+    own = StepModel(step, CostTable(device()), replace(SETTINGS, pipeline=pipeline, num_micro_batches=4))
+    program = own.program(KEEP_ALL)
+    check_program(program)
+    stage = np.arange(program.stage_starts[1], program.stage_starts[2])
+    is_last = stage[(program.ops.micro_batch[stage] == 3) & (program.ops.kind[stage] == OpKind.BACKWARD)]
+    labels = [program.labels[label] for label in program.ops.label[is_last]]
+    # Layers are 2 and 1; mul, gelu, matmul, add of each, then the two products that were left.
+    each = ["mul", "mlp.gelu", "mlp.matmul", "add"]
+    assert labels == [*each, *each, "mlp.matmul", "mlp.matmul"]
+    # `dw` reads the gradient of gelu, which is there until then.
+    profile = profile_memory(simulate(program), 1)
+    assert (profile.by_kind_bytes >= 0).all() and (profile.by_kind_bytes[:, -1] == 0).all()
+    (begins, ends) = interval_times(simulate(program))
+    intervals = program.intervals
+    gelu = (intervals.stage == 1) & (intervals.label == program.labels.index("mlp.gelu"))
+    is_made_back = gelu & (intervals.kind == MemoryKind.TRANSIENT) & np.isin(intervals.begin, is_last)
+    assert sorted(intervals.end[is_made_back]) == sorted(is_last[-2:])
+    assert (begins[is_made_back] < ends[is_made_back]).all()
 
 
 def test_tensors_are_aligned():

@@ -30,6 +30,10 @@ def test_interleaved_chunks_go_round_the_stages():
     assert chunks(4, num_stages=2, num_chunks=2) == (((0, 1), (3,)), ((2,), (4, 5)))
 
 
+def test_the_second_chunk_of_a_v_runs_backwards():
+    assert chunks(4, num_stages=2, num_chunks=2, scheduler="zero_bubble_v") == (((0, 1), (4, 5)), ((2,), (3,)))
+
+
 def test_an_offset_for_each_chunk():
     # 6 layers on 2 stages x 2 chunks: 1 each, and two more as the offset says.
     assert chunks(6, num_stages=2, num_chunks=2, offset=[[1, 0], [0, 1]]) == (((0, 1, 2), (4,)), ((3,), (5, 6, 7)))
@@ -39,7 +43,8 @@ def test_an_offset_for_each_chunk():
     "settings,words",
     [
         ({"num_stages": 3}, "leave a rest of 1"),
-        ({"num_stages": 2, "num_chunks": 2, "is_zero_bubble_v": True}, "zero_bubble_v is not simulated"),
+        ({"num_stages": 3, "num_chunks": 2, "scheduler": "zero_bubble_v"}, "it takes 6 micro-batches or more"),
+        ({"num_stages": 2, "scheduler": "zero_bubble_h"}, "'zero_bubble_h' is not known"),
     ],
 )
 def test_what_cannot_be_laid_out_is_an_error(settings, words):

@@ -6,6 +6,7 @@ way through the network) everything is brought back, the pass goes on without sw
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from mindswap.adapters.pynative.copies import Copies, Copy
@@ -37,6 +38,7 @@ class Executor:
         schedule: made from it.
         copies: how bytes move.
         poison: fill memory with NaN before it is given back, for tests.
+        on_pass: gets the totals of each pass that followed the schedule to its end.
 
     Attributes:
         totals: what the last whole pass moved and held.
@@ -45,8 +47,12 @@ class Executor:
         was_different: saves of the last pass were not those of the trace: a new trace is needed.
     """
 
-    def __init__(self, trace: Trace, schedule: Schedule, copies: Copies, poison: bool = False):
+    def __init__(
+        self, trace: Trace, schedule: Schedule, copies: Copies, poison: bool = False,
+        on_pass: Callable[[Totals], None] = lambda totals: None,
+    ):  # fmt: skip
         self.trace = trace
+        self.on_pass = on_pass
         self.schedule = schedule
         self.copies = copies
         self.poison = poison
@@ -193,6 +199,7 @@ class Executor:
         self.totals = self._ledger.totals
         self.num_passes += 1
         self._live.clear()
+        self.on_pass(self.totals)
 
     # -- otherwise ------------------------------------------------------------------------------
 

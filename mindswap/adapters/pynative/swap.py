@@ -3,7 +3,9 @@
 import contextlib
 import weakref
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
+import mindspore as ms
 from mindspore import nn
 
 from mindswap.adapters.pynative.copies import Copies, ThreadCopies
@@ -11,9 +13,10 @@ from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.policy.actions import LayerActions
+from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.decide import decide
 from mindswap.pynative.ledger import Totals, predict
+from mindswap.pynative.report import SwapReport
 from mindswap.pynative.schedule import Schedule, Unit, make_schedule
 from mindswap.pynative.trace import Trace
 
@@ -31,7 +34,7 @@ class Swap:
     Args:
         network: the cell that is called.
         layers: its transformer layers.
-        actions: what the policy does to each of them.
+        decisions: what the policy decides for each of them.
         unit: what its prefetch distances count.
         copies: how bytes move; default is a thread, which is right for a CPU.
         poison: fill memory with NaN before it is given back, for tests.
@@ -40,27 +43,31 @@ class Swap:
     Attributes:
         watch: its hooks on the network.
         trace, schedule, executor: of the passes that swap; None before.
+        predicted: what the schedule says of a pass; None before.
+        report: all passes so far.
 
     Raises:
         ApplyError: if a swap runs on this network already.
     """
 
     def __init__(
-        self, network: nn.Cell, layers: Sequence[nn.Cell], actions: Sequence[LayerActions],
+        self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions],
         unit: Unit = Unit.OPERATORS, copies: Copies | None = None, poison: bool = False, watch_all: bool = False,
     ):  # fmt: skip
         if network in _running:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
         self.network = network
         self.layers = list(layers)
-        self.actions = tuple(actions)
+        self.decisions = tuple(decisions)
         self.unit = unit
         self.copies = copies or ThreadCopies()
         self.poison = poison
         self.watch_all = watch_all
         self.trace: Trace | None = None
         self.schedule: Schedule | None = None
+        self.predicted: Totals | None = None
         self.executor: Executor | None = None
+        self.report = SwapReport(ms.get_context("device_target"))
         self._recorder: Recorder | None = Recorder(network, self.layers)
         self._recording = contextlib.ExitStack()
         self.watch = Watch(network, self.layers, self._recorder, before_pass=self._before_pass)
@@ -71,10 +78,14 @@ class Swap:
         """What the last pass moved and held; None before the first that swapped."""
         return self.executor.totals if self.executor is not None else None
 
-    @property
-    def predicted(self) -> Totals | None:
-        """What the schedule says of a pass."""
-        return predict(self.trace, self.schedule) if self.trace is not None and self.schedule is not None else None
+    def finish(self) -> SwapReport:
+        """The training is over: what it did. What is still on the host comes back."""
+        left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
+        last_was_different = self.executor is not None and self.executor.was_different
+        self._recording.close()
+        if self.executor is not None:
+            self.executor.give_up()
+        return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_was_different)
 
     def remove(self) -> None:
         """Leave the network as it was before; what is on the host comes back."""
@@ -95,6 +106,7 @@ class Swap:
                 self._record(self._recorder)
         elif self.executor is not None and self.executor.was_different:
             self.executor.give_up()
+            self.report = replace(self.report, num_deviations=self.report.num_deviations + 1)
             self.executor = None
             self._record(Recorder(self.network, self.layers))
 
@@ -110,9 +122,21 @@ class Swap:
     def _follow(self, trace: Trace) -> None:
         self.trace, self._recorder = trace, None
         watched = range(len(self.layers)) if self.watch_all else ()
-        self.schedule = make_schedule(trace, decide(trace, self.actions, self.unit), watched)
-        self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison)
+        self.schedule = make_schedule(trace, decide(trace, self.decisions, self.unit), watched)
+        self.predicted = predict(trace, self.schedule)
+        without = predict(trace, make_schedule(trace, {}, self.schedule.hooked_layers)).peak_device_bytes
+        self.report = replace(
+            self.report,
+            is_audited=self.watch_all and self.poison,
+            num_recorded=self.report.num_recorded + 1,
+            peak_without_swap_bytes=max(self.report.peak_without_swap_bytes, without),
+        )
+        self.executor = self.watch.observer = Executor(trace, self.schedule, self.copies, self.poison, self._count)
         self.watch.choose(self.schedule.hooked_layers)
+
+    def _count(self, totals: Totals) -> None:
+        assert self.predicted is not None
+        self.report = self.report.with_pass(totals, self.predicted)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ A rule is a module with
 - a docstring that says what it finds, with a PASS and a FAIL example: its page of documentation;
 - `check(context) -> Iterator[Problem]`: yields problems, prints and raises nothing.
 
-Write one by copying a short one, such as `graph_mode.py`; its test goes to `tests/check/rules/`.
+Write one by copying a short one, such as `context_mode.py`; its test goes to `tests/check/rules/`.
 """
 
 import functools

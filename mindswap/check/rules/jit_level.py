@@ -14,6 +14,7 @@ FAIL:
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
+from mindswap.config.mode import is_pynative
 from mindswap.document.nodes import show
 from mindswap.document.problem import Level, Problem
 
@@ -25,7 +26,7 @@ PLACES = (("context", "jit_config", "jit_level"), ("context", "jit_level"))
 
 def check(context: Context) -> Iterator[Problem]:
     """The level at either of its places, if swap is on and it is neither O0 nor O1."""
-    if not context.settings.is_swap_enabled:
+    if not context.settings.is_swap_enabled or is_pynative(context.document):
         return
     for place in PLACES:
         node = context.document.get(*place)

@@ -2,7 +2,9 @@
 
 With swap off, `recompute: [2, 1]` means 2 layers of stage 0 and 1 of stage 1. With swap on it would
 mean layers 2 and 1. Lists that cannot be indices are refused: lists of lists, lists with a bool, and
-one number per stage (of several) of which one is no layer or stands twice.
+one number per stage (of several) of which one is no layer or stands twice. A list that can be both, one number per
+stage that is not ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next to a list that can only
+be counts it is an error, ascending or not.
 
 PASS (swap on):
     recompute_config:
@@ -16,9 +18,11 @@ FAIL (swap on; two lists of stages):
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.document.nodes import show
+from mindswap.document.nodes import Node, key_text, show
 from mindswap.document.problem import Level, Problem
-from mindswap.policy.words import last_key
+from mindswap.policy.model import Layers
+from mindswap.policy.schema import SELECT_OPTIONS
+from mindswap.policy.words import format_layers, last_key
 from mindswap.stage.counts import layers_of_stage_counts
 
 ID = "stage-count-form"
@@ -29,10 +33,49 @@ def check(context: Context) -> Iterator[Problem]:
     """Every list of stage counts, with the indices it stands for."""
     settings = context.settings
     for counts in settings.stage_counts:
-        layers = layers_of_stage_counts(counts.node, settings.pipeline, settings.num_layers)
-        if layers is None:
-            fix = "write the indices of the layers, counted from 0 over all stages"
-        else:
-            fix = f"{last_key(counts.path)}: {list(layers) if layers else False}"
         message = f"{counts.path}: {show(counts.node)} counts layers per pipeline stage, but swap is on"
-        yield Problem(counts.node.location, ID, LEVEL, message, "True, False, or a list of layer indices", fix)
+        allowed = "True, False, or a list of layer indices"
+        yield Problem(counts.node.location, ID, LEVEL, message, allowed, _fix(context, counts.path, counts.node))
+    refused = {id(counts.node) for counts in settings.stage_counts}
+    for path, node in _lists(context) if settings.is_swap_enabled else ():
+        values = [item.value for item in node.items or ()]
+        if id(node) in refused or not _can_be_counts(context, values):
+            continue
+        what = f"{path}: {show(node)} is read as {format_layers(Layers(tuple(sorted(values))))}"
+        fix = f"if layers of each stage are meant: {_fix(context, path, node)}"
+        if settings.stage_counts:
+            other = settings.stage_counts[0]
+            message = f"{what}, while {other.path} ({other.node.location}) counts layers per pipeline stage"
+            yield Problem(node.location, ID, LEVEL, message, "one form in the whole section: layer indices", fix)
+        elif values != sorted(values):
+            message = f"{what}, because swap is on; with swap off it would count the layers of {len(values)} stages"
+            yield Problem(node.location, ID, Level.WARNING, message, "layer indices, ascending to say so", fix)
+
+
+def _lists(context: Context) -> Iterator[tuple[str, Node]]:
+    """Every list under a recompute option, with its key path."""
+    for option in ("recompute", *SELECT_OPTIONS):
+        node = context.document.get("recompute_config", option)
+        path = f"recompute_config.{option}"
+        if node is not None and node.items:
+            yield path, node
+        for entry in node.unique_entries() if node is not None else ():
+            if entry.value.items:
+                yield f"{path}['{key_text(entry.key)}']", entry.value
+
+
+def _can_be_counts(context: Context, values: list) -> bool:
+    """Whether there is one number for each of several stages, none above the layers of its stage."""
+    pipeline, num_layers = context.settings.pipeline, context.num_layers
+    is_plain = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
+    if not is_plain or num_layers is None or pipeline.num_stages == 1 or len(values) != pipeline.num_stages:
+        return False
+    stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
+    return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))
+
+
+def _fix(context: Context, path: str, node: Node) -> str:
+    layers = layers_of_stage_counts(node, context.settings.pipeline, context.num_layers)
+    if layers is None:
+        return "write the indices of the layers, counted from 0 over all stages"
+    return f"{last_key(path)}: {list(layers) if layers else False}"

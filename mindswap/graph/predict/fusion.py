@@ -10,18 +10,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.storage import VIEW_OPS, resolve_storage
+from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
+from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["FUSED_OPS", "PASSING_OPS", "fuse_work", "least_work_again"]
-
-# Of the operators that the dvm clusters take, those that the models here use.
-FUSED_OPS = frozenset(
-    {"Add", "AddExt", "AddN", "Cast", "Div", "Exp", "GeLU", "GeLUGrad", "Log", "Maximum", "Minimum", "Mul", "Muls",
-     "Neg", "RealDiv", "Rsqrt", "Sigmoid", "SiLU", "SiLUGrad", "Sqrt", "Sub", "SubExt", "Swiglu", "SwigluGrad"}
-)  # fmt: skip
-# Before these a value is what it is behind them.
-PASSING_OPS = frozenset({*VIEW_OPS, "MakeTuple", "TupleGetItem"})
+__all__ = ["fuse_work", "least_work_again"]
 
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
@@ -95,7 +88,7 @@ def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list
     is_handed = set(handed)
     for node in reversed(nodes):
         for name in node.inputs:
-            if node.op in PASSING_OPS:
+            if node.op in VALUE_PASSING_OPS:
                 readers.setdefault(name, []).extend(readers.get(node.name, ()))
                 if node.name in is_handed:
                     is_handed.add(name)

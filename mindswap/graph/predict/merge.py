@@ -9,11 +9,9 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.ops import RANDOM_OPS
 
 __all__ = ["merge_equal"]
-
-# Two of them with the same inputs give different results.
-RANDOM_OPS = frozenset({"Dropout", "DropoutExt", "DropoutGenMask", "DropoutGenMaskExt"})
 
 
 def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:

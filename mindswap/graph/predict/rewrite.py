@@ -11,14 +11,14 @@ from dataclasses import dataclass, field, replace
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.ops import BOOKKEEPING_OPS, COMM_PASSING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.predict.merge import merge_equal
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS, has_scope
+from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering, is_released
-from mindswap.graph.ranks.sharding import COMMUNICATION_OPS
-from mindswap.graph.storage import VIEW_OPS, StorageKind, resolve_storage
-from mindswap.policy.actions import LayerActions
+from mindswap.graph.storage import StorageKind, resolve_storage
+from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["NodeSettings", "rewrite_graph", "settings_of_actions"]
+__all__ = ["NodeSettings", "rewrite_graph", "settings_of_policy"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class NodeSettings:
         return node.name in self.recomputed, self.prefetch.get(node.name)
 
 
-def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[LayerActions]) -> NodeSettings:
-    """What actions on layers set on the operators of a compiled step.
+def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
+    """What a policy sets on the operators of a compiled step.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
@@ -48,9 +48,10 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
     Args:
         graph: the step without swap and recompute.
         names: operator paths of its nodes.
-        actions: for each compiled layer, what is set.
+        layers: for each compiled layer, what is decided.
     """
-    readers = _forward_readers(graph)
+    readers = graph.index.forward_readers
+    outside = _Outside(graph, names, readers)
     recomputed: set[str] = set()
     prefetch: dict[str, int] = {}
     for node in graph.forward:
@@ -61,16 +62,14 @@ def settings_of_actions(graph: Graph, names: OperatorNames, actions: Sequence[La
             continue
         if owner.layer_index is None or _is_of_compiler(owner, names):
             continue
-        action = actions[owner.layer_index]
-        paths = _paths(names, graph, node)
-        is_covered = _is_recompute_set(paths, action)
-        if is_covered and _runs_again(_Outside(graph, names, readers), node, paths, action):
+        layer = layers[owner.layer_index]
+        decision = layer.of(*_paths(names, graph, node))
+        if _runs_again(outside, node, layer, decision):
             recomputed.add(node.name)
-        if node.op in COMMUNICATION_OPS and _is_communicated_again(node, graph, names, action):
+        if node.op in REDISTRIBUTION_OPS and _is_communicated_again(node, graph, names, layer):
             recomputed.add(node.name)
-        distance = _prefetch(paths, action) if node is owner and names.can_name(node) else None
-        if distance is not None and not is_covered:
-            prefetch[node.name] = distance
+        if node is owner and decision.prefetch is not None and names.can_name(node):
+            prefetch[node.name] = decision.prefetch
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
         is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
@@ -84,29 +83,21 @@ def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
     return not names.is_tagged(node) and not has_scope(node)
 
 
-def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[tuple[str, ...]]:
+def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[Path]:
     """The attribute paths that may name an operator; its cell with the type where no attribute does."""
     return [tuple(path.split(".")) for path in names(graph.owner(node)).split("|")]
 
 
-def _is_recompute_set(paths, action: LayerActions) -> bool:
-    """Whether recompute is set on an operator; then offload has no effect on it, also where its output is kept."""
-    if any(_covers(match.path, path) for match in action.recompute_excludes for path in paths):
-        return False
-    if action.is_fully_recomputed:
-        return True
-    return any(_covers(match.path, path) for match in action.recomputes for path in paths)
+def _runs_again(outside: "_Outside", node: Node, layer: LayerDecisions, decision: Decision) -> bool:
+    """Whether recompute is decided for an operator, and it is not the output of the cell for which it is.
 
-
-def _runs_again(outside: "_Outside", node: Node, paths, action: LayerActions) -> bool:
-    """Whether an operator on which recompute is set is not the output of the cell that it is set on."""
-    if action.is_fully_recomputed:
-        return action.is_output_recomputed or not outside.reads(node, ())
+    Such an output is kept, and not offloaded.
+    """
     return any(
-        match.node.is_primitive or not outside.reads(node, match.path)
-        for match in action.recomputes
-        for path in paths
-        if _covers(match.path, path)
+        claim.match.node.is_primitive
+        or (layer.is_output_recomputed and not claim.path)
+        or not outside.reads(node, claim.path)
+        for claim in decision.recomputed_by
     )
 
 
@@ -116,7 +107,7 @@ class _Outside:
 
     graph: Graph
     names: OperatorNames
-    readers: Mapping[str, list[Node]]
+    readers: Mapping[str, Sequence[Node]]
 
     def reads(self, node: Node, cell: tuple[str, ...]) -> bool:
         """Whether a value is read outside a cell; members of a tuple are values of their own."""
@@ -134,44 +125,20 @@ class _Outside:
 
     def _is_inside(self, reader: Node, cell: tuple[str, ...]) -> bool:
         """Where an operator has no name of its own, its cell counts."""
-        return any(_covers(cell, path) for path in _paths(self.names, self.graph, reader))
+        return any(path[: len(cell)] == cell for path in _paths(self.names, self.graph, reader))
 
 
-def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, action: LayerActions) -> bool:
+def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, layer: LayerDecisions) -> bool:
     """Whether communication hands on what an operator makes whose communication is recomputed (`recompute_comm_op`)."""
-    chosen = {match.path for match in action.comm_recomputes}
     while node.inputs and node.inputs[0] in graph.forward_nodes:
         node = graph.forward_nodes[node.inputs[0]]
-        if node.layer_index is None or any(path in chosen for path in _paths(names, graph, node)):
-            return node.layer_index is not None
-        if node.op not in PASSING_OPS:
+        if node.layer_index is None:
+            return False
+        if layer.of(*_paths(names, graph, node)).communicated_again_by:
+            return True
+        if node.op not in COMM_PASSING_OPS:
             return False
     return False
-
-
-def _covers(prefix: tuple[str, ...], path: tuple[str, ...]) -> bool:
-    return path[: len(prefix)] == prefix
-
-
-def _prefetch(paths, action: LayerActions) -> int | None:
-    """The last entry that names an operator decides; `layer_swap` is weaker than `op_swap`."""
-    distance = action.layer_prefetch
-    for swap in action.op_swaps:
-        if any(_covers(swap.match.path, path) for path in paths):
-            distance = swap.num_prefetch_ops
-    return distance
-
-
-# Behind these a value is what it was before them.
-PASSING_OPS = frozenset({*VIEW_OPS, *COMMUNICATION_OPS, "Cast", "TupleGetItem"})
-
-
-def _forward_readers(graph: Graph) -> dict[str, list[Node]]:
-    readers: dict[str, list[Node]] = {}
-    for node in graph.forward:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
-    return readers
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
@@ -230,7 +197,7 @@ class _Rewriter:
         )
 
     def _can_recompute(self, node: Node) -> bool:
-        return (node.op not in BOOKKEEPING_OPS or node.op == "MakeTuple") and not self._is_weight(node.name)
+        return node.op not in TYING_OPS and not self._is_weight(node.name)
 
     def _fetch(self, name: str, gradient_of: str) -> str:
         """The name under which backward has a value of forward, made available here if need be.
@@ -297,4 +264,4 @@ class _Rewriter:
 
     def _is_weight(self, name: str) -> bool:
         node = self.nodes[name]
-        return node.op in ("Load", "TensorMove") and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT
+        return node.op in WEIGHT_OPS and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT

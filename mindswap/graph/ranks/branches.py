@@ -8,13 +8,13 @@ import re
 from collections.abc import Iterable, Mapping
 
 from mindswap.graph.model import Node
+from mindswap.graph.ops import UNJOINING_OPS
 
 __all__ = ["Branches"]
 
 # The cell that cuts a half out of a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
 CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
 JOINING_OP = "Concat"
-CUTTING_GRADIENTS = frozenset({"Split", "SplitWithSize"})
 
 
 class Branches:
@@ -51,7 +51,7 @@ class Branches:
             node: reads only what is placed already.
             origins: forward operators that it may be the gradient of.
         """
-        if node.op in CUTTING_GRADIENTS and any(origin.op == JOINING_OP for origin in origins):
+        if node.op in UNJOINING_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
             self._of[node.name] = self._of_inputs(node)
         elif node.op == "TupleGetItem" and node.inputs[0] in self._cut:

@@ -15,26 +15,16 @@ models cut by code of their own.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
 from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
 from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
 from mindswap.graph.ranks.splits import num_parts
-from mindswap.graph.storage import VIEW_OPS
-from mindswap.graph.work import NO_WORK_OPS
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
-
-GRADIENTS = {
-    "AllReduce": "AllReduce",
-    "AllGather": "ReduceScatter",
-    "ReduceScatter": "AllGather",
-    "AllToAll": "AllToAll",
-}
-# Between a sum and the communication that a model itself has for it.
-BETWEEN_OPS = frozenset({*VIEW_OPS, "Cast", "Add", "AddExt", "BiasAdd"})
 
 
 @dataclass(frozen=True)
@@ -117,7 +107,7 @@ class _Finder:
             if node.op not in ("AllReduce", "ReduceScatter"):
                 continue
             source = self.nodes.get(node.inputs[0])
-            while source is not None and source.name not in self.sharding.sums and source.op in BETWEEN_OPS:
+            while source is not None and source.name not in self.sharding.sums and source.op in SUM_PASSING_OPS:
                 source = self.nodes.get(source.inputs[0])
             if source is not None and source.name in self.sharding.sums:
                 yield node.name, source.name
@@ -126,7 +116,7 @@ class _Finder:
         collective = _sum_of(node.op, node.size_bytes, num_ranks)
         self._add(node.name, collective)
         for gradient in self.gradients.get(node.name, ()):
-            if gradient.op == GRADIENTS[node.op]:
+            if gradient.op == gradient_of_collective(node.op):
                 self._add(gradient.name, _gradient_of(collective))
                 return
         self._note_missing(node)
@@ -136,11 +126,11 @@ class _Finder:
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         collective = _sum_of(kind, node.size_bytes, partial.num_ranks)
         self._add(node.name, collective)
-        first = next((gradient for gradient in self.gradients.get(node.name, ()) if _is_kernel(gradient)), None)
+        first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         if first is None:
             self._note_missing(node)
         else:
-            self._add(first.name, _gradient_of(collective, is_before=first.op != GRADIENTS[kind]))
+            self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
 
     def _add_exchange(self, node: Node) -> None:
         """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
@@ -158,7 +148,8 @@ class _Finder:
         size_bytes = part_bytes * num_parts(moved.before) // num_parts(moved.after)
         num_ranks = num_parts(moved.before) // num_parts(moved.after)
         if kind == "AllToAll":
-            num_ranks = _num_exchanging(moved)
+            made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
+            num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
         key = (self._maker(moved.producer), kind, num_ranks)
         if key in self.gathered:
             return
@@ -185,7 +176,7 @@ class _Finder:
             is_tuple = node.op == "MakeTuple" and any(name in names for name in node.inputs)
             if is_same or is_tuple:
                 names.add(node.name)
-            elif node.name not in own and _is_kernel(node) and any(name in names for name in node.inputs):
+            elif node.name not in own and is_kernel(node.op) and any(name in names for name in node.inputs):
                 return node
         return None
 
@@ -195,11 +186,11 @@ class _Finder:
         if gradients:
             return gradients
         size_bytes = self.nodes[consumer.name].size_bytes
-        readers = [node for node in self.graph.forward if consumer.name in node.inputs]
+        readers = self.graph.index.forward_readers.get(consumer.name, ())
         return [
             gradient
-            for reader in readers
-            for gradient in self.gradients.get(reader.name, ())
+            for name in dict.fromkeys(reader.name for reader in readers)
+            for gradient in self.gradients.get(name, ())
             if gradient.size_bytes == size_bytes
         ]
 
@@ -217,15 +208,45 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
 
 
 def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
-    return Collective(GRADIENTS[collective.kind], collective.size_bytes, collective.num_ranks, is_before)
+    return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
 
 
-def _num_exchanging(moved: Redistribution) -> int:
-    """Ranks that exchange parts: those over which a dimension was cut that no longer is."""
-    if len(moved.before) != len(moved.after):
-        return num_parts(moved.before)
-    return math.prod(before // math.gcd(before, after) for before, after in zip(moved.before, moved.after, strict=True))
+def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
+    """Ranks that exchange parts: those over which a dimension was cut that no longer is.
+
+    Args:
+        moved: the cuts before and after.
+        made, read: shapes on one rank before and after.
+    """
+    if len(moved.before) == len(moved.after):
+        cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
+    else:
+        cuts = _cuts_of_blocks(made, moved.before, read, moved.after)
+    return math.prod(before // math.gcd(before, after) for before, after in cuts)
 
 
-def _is_kernel(node: Node) -> bool:
-    return node.op not in NO_WORK_OPS
+def _cuts_of_blocks(
+    made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
+
+    Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
+    cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
+    """
+    if len(made) != len(before) or len(read) != len(after):
+        return [(math.prod(before), 1)]
+    sides = [[(size * cut, cut) for size, cut in zip(*side, strict=True)] for side in ((made, before), (read, after))]
+    blocks = []
+    while any(sides):
+        size, cut = [1, 1], [1, 1]
+        for at, side in enumerate(sides):
+            if side:
+                size[at], cut[at] = side.pop(0)
+        while size[0] != size[1]:
+            at = 0 if size[0] < size[1] else 1
+            if not sides[at]:
+                return [(math.prod(before), 1)]  # not the same elements
+            more, parts = sides[at].pop(0)
+            size[at], cut[at] = size[at] * more, cut[at] * parts
+        blocks.append((cut[0], cut[1]))
+    return blocks

@@ -19,14 +19,13 @@ its cast stands in the function: backward holds as many bytes, the float32 copy 
 With level3 a layer that is not recomputed hands the whole weight to backward; here it is released.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.storage import VIEW_OPS
 
 __all__ = ["WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
 
@@ -134,10 +133,7 @@ class _Weight:
 
 
 def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
-    readers: dict[str, list[Node]] = {}
-    for node in graph.forward:
-        for name in node.inputs:
-            readers.setdefault(name, []).append(node)
+    readers = graph.index.forward_readers
     kept = _needed_whole(graph)
     loads: dict[str, list[Node]] = {}
     for node in graph.forward:
@@ -193,7 +189,7 @@ def _reads(kept: Mapping[str, set[str]], values: Iterable[str], cast: Node) -> b
     return any(kept.get(name, set()) - {cast.name} for name in values)
 
 
-def _users(name: str, readers: Mapping[str, list[Node]]) -> Iterator[Node]:
+def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
     """Operators that compute with a value; what only ties values together is none."""
     for reader in readers.get(name, ()):
         is_tuple = reader.op == "MakeTuple" and any(True for _ in _users(reader.name, readers))

@@ -1,13 +1,9 @@
 """What a layer hands on to operators outside it. Pure."""
 
 from mindswap.graph.model import Graph
-from mindswap.graph.storage import VIEW_OPS
-from mindswap.graph.work import NO_WORK_OPS
+from mindswap.graph.ops import LAYER_PASSING_OPS, NO_WORK_OPS
 
 __all__ = ["find_handed_on"]
-
-# The compiler puts these between two layers: casts of norms, and what makes nothing new.
-PASSING_OPS = frozenset({*VIEW_OPS, "Cast", "TupleGetItem", "MakeTuple"})
 
 
 def find_handed_on(graph: Graph) -> frozenset[str]:
@@ -25,7 +21,7 @@ def find_handed_on(graph: Graph) -> frozenset[str]:
             source = nodes.get(stack.pop())
             if source is None or source.name in found:
                 continue
-            if source.op in PASSING_OPS:
+            if source.op in LAYER_PASSING_OPS:
                 stack += source.inputs
             if source.layer_index not in (None, reader.layer_index):
                 found.add(source.name)

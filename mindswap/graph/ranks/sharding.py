@@ -10,13 +10,22 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.ops import (
+    KEEPING_OPS,
+    PRODUCT_OPS,
+    RESHAPING_OPS,
+    SPLIT_PASSING_OPS,
+    TUPLE_OPS,
+    TYING_OPS,
+    Cut,
+    cut_of,
+)
 from mindswap.graph.ranks.arrivals import GatheredGradient, with_arrivals, with_gathered_gradients
 from mindswap.graph.ranks.experts import FROM_LOCAL, RANK_NAMES, TO_LOCAL, LocalNames
-from mindswap.graph.ranks.splits import ONE_HOT_OPS, Call, Split, num_parts, output_splits, reshape_split, summed_parts
+from mindswap.graph.ranks.splits import Call, Split, num_parts, output_splits, reshape_split, summed_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
 __all__ = [
-    "COMMUNICATION_OPS",
     "PartialSum",
     "Redistribution",
     "Sharding",
@@ -24,19 +33,6 @@ __all__ = [
     "name_communication",
     "shard_graph",
 ]
-
-# Handed on as they are: MindSpore gives them no operator info of their own (step_parallel_utils.cc, IsParallelCareNode;
-# a Cast without strategy is looked through).
-PASSING_OPS = frozenset({"AllReduce", "Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"})
-# Take the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
-RESHAPING_OPS = frozenset({"Reshape", "Flatten"})
-# No tensors of their own.
-BOOKKEEPING_OPS = frozenset({"UpdateState", "Partial", "Return"})
-# What a Reshape is called in the sharded graph when it redistributes.
-COMMUNICATION_OPS = frozenset({"AllGather", "AllToAll", "Slice"})
-MATMUL_OPS = frozenset({"MatMul", "BatchMatMul", "MatMulExt", "BatchMatMulExt"})
-# Operators whose backward reads their operands, so an operand that arrives by communication is kept as it arrived.
-KEEPING_OPS = frozenset({*MATMUL_OPS, "Mul", "FlashAttentionScore"})
 
 
 @dataclass(frozen=True)
@@ -109,7 +105,7 @@ def shard_graph(graph: Graph) -> Sharding:
         return Sharding(graph, (), ())
     tracer = _Tracer(graph)
     sharded = tracer.trace()
-    arrivals = [(moved.producer, moved.consumer) for moved in tracer.kept_copies() if moved.consumer.op in MATMUL_OPS]
+    arrivals = [(moved.producer, moved.consumer) for moved in tracer.kept_copies() if moved.consumer.op in PRODUCT_OPS]
     if arrivals:
         tracer = _Tracer(with_arrivals(graph, arrivals))
         sharded = tracer.trace()
@@ -139,14 +135,11 @@ class _Tracer:
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
         self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
-        self.users: dict[str, list[Node]] = {}
+        self.users, self.nodes = graph.index.readers, graph.index.nodes
         # Backward reads what forward saved under the name of a parameter of its own.
         self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
         for node in (*graph.forward, *graph.backward):
             self.types[node.name] = node.outputs
-            for name in node.inputs:
-                self.users.setdefault(name, []).append(node)
-        self.nodes = {node.name: node for node in (*graph.forward, *graph.backward)}
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
         self.local = LocalNames()
 
@@ -172,7 +165,7 @@ class _Tracer:
 
     def _checked(self, node: Node, splits: "list[Split | None] | None") -> tuple[Split | None, ...]:
         """The splits if they fit the outputs, else none, with a note."""
-        if node.op in BOOKKEEPING_OPS:
+        if node.op in TYING_OPS:
             return (None,) * len(node.outputs)
         if splits is None or len(splits) != len(node.outputs):
             if any(_num_elements(known) > 1 for known in node.outputs) and node.op != "MakeTuple":
@@ -226,11 +219,11 @@ class _Tracer:
     # -- forward ----------------------------------------------------------------------------------
 
     def _forward_splits(self, node: Node) -> "list[Split | None] | None":
-        if node.op in BOOKKEEPING_OPS:
+        if node.op in TYING_OPS:
             return [None] * len(node.outputs)
         if self.local.add(node, self.forward_names):
             return [(1,) * len(known.shape) for known in node.outputs]
-        if node.op in ("MakeTuple", "TupleGetItem"):
+        if node.op in TUPLE_OPS:
             return self._tuple_splits(node)
         operands = self._operands(node)
         if node.op == FROM_LOCAL:
@@ -240,7 +233,7 @@ class _Tracer:
             return self._split_by_strategy(node, operands, strategy)
         if node.op in RESHAPING_OPS:
             return self._split_reshape(node, operands)
-        if node.op in PASSING_OPS:
+        if node.op in SPLIT_PASSING_OPS:
             if operands and operands[0].split is not None:
                 return [operands[0].split]
             # A weight is cut as the operator asks that reads it.
@@ -256,7 +249,7 @@ class _Tracer:
         used = operands[: len(strategy)]
         for operand, asked in zip(used, strategy, strict=True):
             is_made = operand.split is not None and len(operand.split) == len(asked) and operand.name in self.nodes
-            if is_made and operand.split != asked and node.op not in ONE_HOT_OPS:
+            if is_made and operand.split != asked and cut_of(node.op) is not Cut.ONE_HOT:
                 assert operand.split is not None
                 self.redistributions.append(Redistribution(operand.name, node, operand.split, asked, operand.index))
         call = self._call(node, used, list(strategy))
@@ -298,7 +291,7 @@ class _Tracer:
             node = self.nodes[name]
             if node.attributes.get("recompute_comm_op"):
                 return True
-            if node.op not in PASSING_OPS and node.op not in RESHAPING_OPS and node.op != "TupleGetItem":
+            if node.op not in SPLIT_PASSING_OPS and node.op not in RESHAPING_OPS and node.op != "TupleGetItem":
                 return False
             name = node.inputs[0]
         return False
@@ -311,7 +304,7 @@ class _Tracer:
                 for operand, asked in zip(self._operands(user), strategy, strict=False):
                     if operand.name == node.name and len(asked) == len(operand.type.shape):
                         return asked
-            elif user.op in PASSING_OPS and user.inputs[0] == node.name:
+            elif user.op in SPLIT_PASSING_OPS and user.inputs[0] == node.name:
                 asked_later = self._asked_split(user)
                 if asked_later is not None:
                     return asked_later
@@ -374,7 +367,7 @@ class _Tracer:
             if node.origin in self.communications:
                 self.communications[node.name] = self.communications[node.origin]
             return list(self.splits[node.origin])
-        if node.op in ("MakeTuple", "TupleGetItem") or node.op in BOOKKEEPING_OPS or read_strategy(node.attributes):
+        if node.op in TUPLE_OPS or node.op in TYING_OPS or read_strategy(node.attributes):
             return self._forward_splits(node)
         operands = self._operands(node)
         if not operands and node.outputs:
@@ -389,18 +382,18 @@ class _Tracer:
                 reason = f"{source.split} of {source.type.shape} is no regular cut of {node.outputs[0].shape}"
                 self.unresolved.append(Unresolved(node, reason))
             return [carried]
-        if node.op in PASSING_OPS:
+        if node.op in SPLIT_PASSING_OPS:
             return [operands[0].split] * len(node.outputs)
         if node.op == "AllGather":  # the gradient of a ReduceScatter: of what that reads
             return [self._operand_split(node)]
         gradient = self._gradient_split(node, operands)
         if gradient is not None:
             return [gradient]
-        if node.op in MATMUL_OPS and all(
+        if node.op in PRODUCT_OPS and all(
             operand.split is None or num_parts(operand.split) == 1 for operand in operands
         ):
             return [(1,) * len(known.shape) for known in node.outputs]
-        if node.op in MATMUL_OPS:
+        if node.op in PRODUCT_OPS:
             self.unresolved.append(Unresolved(node, "its forward operator is not found; counted as whole"))
             return [None]
         return self._split_by_operands(node, operands, has_note=False)
@@ -428,7 +421,7 @@ class _Tracer:
         """The cut of the forward product whose gradients read `node`: it is the gradient of what came out."""
         for user in self.users.get(node.name, ()):
             product = self.nodes.get(user.origin)
-            if product is not None and product.op in MATMUL_OPS and product.outputs[0].shape == node.outputs[0].shape:
+            if product is not None and product.op in PRODUCT_OPS and product.outputs[0].shape == node.outputs[0].shape:
                 return self.splits[product.name][0]
         return None
 
@@ -439,10 +432,10 @@ class _Tracer:
         one: the gradient of one operand of a product reads the other one, so the forward operator is among
         the readers of what is read here.
         """
-        if len(node.outputs) != 1 or node.op not in (*MATMUL_OPS, "UnsortedSegmentSum"):
+        if len(node.outputs) != 1 or node.op not in (*PRODUCT_OPS, "UnsortedSegmentSum"):
             return None
         shape = node.outputs[0].shape
-        wanted = MATMUL_OPS if node.op in MATMUL_OPS else frozenset({"Gather"})
+        wanted = PRODUCT_OPS if node.op in PRODUCT_OPS else frozenset({"Gather"})
         forward = self.nodes.get(node.origin)
         if forward is not None and forward.op in wanted:
             by_operand = zip(self._operands(forward), read_strategy(forward.attributes), strict=False)
@@ -487,13 +480,13 @@ class _Tracer:
             if node.is_duplicate and node.origin:
                 name = node.origin
                 continue
-            if node.op not in PASSING_OPS and node.op not in RESHAPING_OPS:
+            if node.op not in SPLIT_PASSING_OPS and node.op not in RESHAPING_OPS:
                 return
             name = node.inputs[0]
 
 
 def name_communication(before: Split, after: Split) -> str:
-    """What gives a rank its part of a tensor under another cut: one of `COMMUNICATION_OPS`."""
+    """What gives a rank its part of a tensor under another cut: one of `REDISTRIBUTION_OPS`."""
     if num_parts(before) > num_parts(after):
         return "AllGather"
     return "Slice" if num_parts(before) < num_parts(after) else "AllToAll"

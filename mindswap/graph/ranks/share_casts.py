@@ -14,7 +14,7 @@ AutoMonadEliminator and the frontend's cse make one of equal casts, whatever the
 from dataclasses import replace
 
 from mindswap.graph.model import Node
-from mindswap.graph.predict.settle import BOOKKEEPING_OPS
+from mindswap.graph.ops import BOOKKEEPING_OPS
 from mindswap.graph.ranks.gather import GATHER_MARK, HALF_DTYPES, GatheredStep, is_gathering, weight_name
 
 __all__ = ["share_casts"]

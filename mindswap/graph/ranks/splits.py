@@ -8,8 +8,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from mindswap.graph.ops import Cut, cut_of
+
 __all__ = [
-    "ONE_HOT_OPS",
     "Call",
     "Shape",
     "Split",
@@ -20,8 +21,6 @@ __all__ = [
     "summed_parts",
 ]
 
-# The strategy is that of the output, so it does not fit the operands.
-ONE_HOT_OPS = ("OneHot", "OneHotExt")
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
 
@@ -56,11 +55,12 @@ def num_parts(split: Split) -> int:
 
 def output_splits(call: Call) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
-    rule = RULES.get(call.op)
+    kind = cut_of(call.op)
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
-    if rule is None or not call.splits or not (is_matching or call.op in ONE_HOT_OPS):
+    # The strategy of a OneHot is that of the output, so it does not fit the operands.
+    if kind is None or not call.splits or not (is_matching or kind is Cut.ONE_HOT):
         return None
-    splits = rule(call)
+    splits = RULES[kind](call) if isinstance(kind, Cut) else _like(call, kind)
     if splits is None or [len(split) for split in splits] != [len(shape) for shape in call.outputs]:
         return None
     is_divisible = all(
@@ -77,14 +77,14 @@ def summed_parts(call: Call) -> int:
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
-    first = call.splits[0]
-    if call.op in PRODUCTS and len(first) > 1:
+    first, kind = call.splits[0], cut_of(call.op)
+    if kind is Cut.PRODUCT and len(first) > 1:
         return first[-2] if _transpose_flags(call)[0] else first[-1]
-    if call.op == "Gather" and len(call.splits) > 1:
+    if kind is Cut.GATHER and len(call.splits) > 1:
         return first[_look_up_axis(call)]
-    if call.op == "Embedding" and len(call.splits) > 1:
+    if kind is Cut.EMBEDDING and len(call.splits) > 1:
         return call.splits[1][0]
-    if call.op in REDUCTIONS:
+    if kind is Cut.REDUCTION:
         splits = output_splits(call)
         return num_parts(first) // num_parts(splits[0]) if splits else 1
     return 1
@@ -163,20 +163,16 @@ def _like_first(call: Call) -> list[Split]:
     ]
 
 
-def _like(*operands: int) -> Callable[[Call], list[Split] | None]:
+def _like(call: Call, operands: Sequence[int]) -> list[Split] | None:
     """Output k is cut as operand `operands[k]`: the gradient of a tensor as the tensor."""
-
-    def rule(call: Call) -> list[Split] | None:
-        splits = []
-        for position, shape in enumerate(call.outputs):
-            source = operands[position] if position < len(operands) else len(call.splits)
-            is_known = source < len(call.splits) and len(call.shapes[source]) == len(shape)
-            if not is_known and math.prod(shape) > 1:
-                return None
-            splits.append(call.splits[source] if is_known else (1,) * len(shape))
-        return splits
-
-    return rule
+    splits = []
+    for position, shape in enumerate(call.outputs):
+        source = operands[position] if position < len(operands) else len(call.splits)
+        is_known = source < len(call.splits) and len(call.shapes[source]) == len(shape)
+        if not is_known and math.prod(shape) > 1:
+            return None
+        splits.append(call.splits[source] if is_known else (1,) * len(shape))
+    return splits
 
 
 def _matmul(call: Call) -> list[Split] | None:
@@ -302,46 +298,20 @@ def _segment_sum(call: Call) -> list[Split] | None:
     return [(1, *call.splits[0][len(call.splits[1]) :])]
 
 
-ELEMENTWISE = (
-    "Abs", "Add", "AddExt", "AddN", "BiasAdd", "BitwiseAnd", "BitwiseOr", "Cast", "Cos", "Div", "DivNoNan", "Elu",
-    "Equal", "Erf", "Exp", "FastGeLU", "FastGeLUGrad", "FloorDiv", "FloorMod", "GeLU", "GeLUGrad", "Gelu", "GeluGrad",
-    "Greater", "GreaterEqual", "Identity", "InvertPermutation", "IsFinite", "Less", "LessEqual", "Log", "Log1p",
-    "LogicalAnd", "LogicalNot", "LogicalOr", "LogSoftmax", "LogSoftmaxGrad", "MaskedFill", "Maximum", "Minimum", "Mod",
-    "Mul", "Muls", "Neg", "NotEqual", "OnesLike", "Pow", "PowTensorScalar", "RealDiv", "Reciprocal", "ReLU", "ReluGrad",
-    "ReLUGrad", "Round", "Rsqrt", "RsqrtGrad", "Select", "Sigmoid", "SigmoidGrad", "Sign", "SiLU", "SiLUGrad", "Sin",
-    "Softmax", "SoftmaxGrad", "SoftmaxBackward", "Sqrt", "SqrtGrad", "Square", "StopGradient", "Sub", "SubExt", "Tanh",
-    "TanhGrad", "ZerosLike",
-)  # fmt: skip
-LIKE_FIRST = (
-    "Concat", "CumSum", "DropoutGradExt", "LayerNorm", "LayerNormV3", "RmsNorm", "Split", "SplitWithSize",
-    "StridedSlice", "StridedSliceGrad",
-)  # fmt: skip
-REDUCTIONS = (
-    "ArgMaxWithValue", "MeanExt", "ReduceAll", "ReduceAny", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceSum",
-    "SumExt",
-)  # fmt: skip
-PRODUCTS = ("BatchMatMul", "BatchMatMulExt", "MatMul", "MatMulExt")
-RULES: dict[str, Callable[[Call], list[Split] | None]] = {
-    **dict.fromkeys(ELEMENTWISE, _elementwise),
-    **dict.fromkeys(LIKE_FIRST, _like_first),
-    **dict.fromkeys(REDUCTIONS, _reduce),
-    **dict.fromkeys(PRODUCTS, _matmul),
-    "BroadcastTo": _tile,
-    "DropoutExt": _dropout,
-    "Embedding": _embedding,
-    "EmbeddingDenseBackward": _segment_sum,
-    "ExpandDims": _expand_dims,
-    "FlashAttentionScore": _flash_attention,
-    "FlashAttentionScoreGrad": _like(0, 1, 2),
-    "Gather": _gather,
-    "LayerNormGrad": _like(0, 4, 4),
-    "LayerNormGradV3": _like(1, 4, 4),
-    "OneHot": _one_hot,
-    "OneHotExt": _one_hot,
-    "Outer": _outer,
-    "RmsNormGrad": _like(1, 3),
-    "Squeeze": _squeeze,
-    "Tile": _tile,
-    "Transpose": _transpose,
-    "UnsortedSegmentSum": _segment_sum,
+RULES: dict[Cut, Callable[[Call], list[Split] | None]] = {
+    Cut.ATTENTION: _flash_attention,
+    Cut.BROADCAST: _tile,
+    Cut.DROPOUT: _dropout,
+    Cut.ELEMENTWISE: _elementwise,
+    Cut.EMBEDDING: _embedding,
+    Cut.EXPAND_DIMS: _expand_dims,
+    Cut.GATHER: _gather,
+    Cut.LIKE_FIRST: _like_first,
+    Cut.ONE_HOT: _one_hot,
+    Cut.OUTER: _outer,
+    Cut.PRODUCT: _matmul,
+    Cut.REDUCTION: _reduce,
+    Cut.SEGMENT_SUM: _segment_sum,
+    Cut.SQUEEZE: _squeeze,
+    Cut.TRANSPOSE: _transpose,
 }

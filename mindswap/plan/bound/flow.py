@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.cost.roofline import COMMUNICATION_OPS, is_kernel
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.predict.fusion import PASSING_OPS, least_work_again
+from mindswap.graph.ops import COMMUNICATION_OPS, VALUE_PASSING_OPS, is_kernel
+from mindswap.graph.predict.fusion import least_work_again
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
@@ -142,9 +142,9 @@ def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Windo
     first_reader: dict[str, int] = {}
     for position in range(len(graph.backward) - 1, -1, -1):
         node = graph.backward[position]
-        if node.op not in PASSING_OPS and not is_kernel(node.op):
+        if node.op not in VALUE_PASSING_OPS and not is_kernel(node.op):
             continue
-        moment = first_reader.get(node.name, len(graph.backward)) if node.op in PASSING_OPS else position
+        moment = first_reader.get(node.name, len(graph.backward)) if node.op in VALUE_PASSING_OPS else position
         for name in node.inputs:
             first_reader[name] = min(first_reader.get(name, moment), moment)
     for position, node in enumerate(graph.backward):

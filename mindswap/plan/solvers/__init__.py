@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from mindswap.plan.solvers import exact, fast
+from mindswap.plan.solvers import fast
 from mindswap.plan.solvers.search import Progress, Search
 from mindswap.plan.space import Space
 
@@ -12,8 +12,4 @@ __all__ = ["SOLVERS", "Solver"]
 
 Solver = Callable[[Space, Progress, int, Sequence[np.ndarray]], Search]
 
-SOLVERS: Mapping[str, Solver] = {
-    "fast": fast.solve,
-    "exact": exact.enumerate_all,
-    "relaxed": exact.solve_relaxed,
-}
+SOLVERS: Mapping[str, Solver] = {"fast": fast.solve}

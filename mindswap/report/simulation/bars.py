@@ -9,6 +9,7 @@ from mindswap.report.simulation.style import BarKind, Lane
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.summary_model import SimulationReport
 from mindswap.simulate.timeline import StallCause, Timeline
+from mindswap.simulate.waits import find_waits
 
 __all__ = ["Bars", "find_kinds", "list_bars"]
 
@@ -74,7 +75,6 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
     moved = np.flatnonzero(program.copies_stage == stage)
     is_communication = ops.kind[own] >= OpKind.COLLECTIVE
-    stalled = own[(timeline.stall_ns[own] > 0) & ~is_communication]
     parts = (
         _part(
             _translate(_LANE_OF_OP, ops.kind[own]),
@@ -85,7 +85,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
             ops.layer[own],
             ops.micro_batch[own],
         ),
-        _stalls(timeline, stalled),
+        _stalls(timeline, stage),
         _part(
             Lane.COPY_OUT,
             BarKind.COPY_OUT,
@@ -114,21 +114,20 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     return Bars(*(column[order[(end_ns > start_ns)[order]]] for column in columns))
 
 
-def _stalls(timeline: Timeline, stalled: np.ndarray) -> list[np.ndarray]:
+def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
     """Waits of the compute stream, named after what is waited for."""
     program = timeline.program
+    stalled, begin_ns, end_ns, cause = find_waits(timeline, stage)
     copy, wait_op = timeline.stall_copy[stalled], program.ops.wait_op[stalled]
-    cause = timeline.stall_cause[stalled]
     is_copy = (copy >= 0) & ((cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN))
-    is_from_stage = program.ops.kind[wait_op] == OpKind.RECEIVE
     # Arrays may be empty: -1 stands for "none" and must not be looked up.
     label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
     layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
     return _part(
         Lane.COMPUTE,
-        np.where((cause == StallCause.COMMUNICATION) & is_from_stage, BarKind.BUBBLE, _translate(_OF_STALL, cause)),
-        timeline.op_start_ns[stalled] - timeline.stall_ns[stalled],
-        timeline.op_start_ns[stalled],
+        _translate(_OF_STALL, cause),
+        begin_ns,
+        end_ns,
         np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
         np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
         program.ops.micro_batch[stalled],

@@ -30,18 +30,18 @@ def parts():
     return Parts
 
 
-def actions_of(policy, layers):
+def decisions_of(policy, layers):
     from mindswap.adapters.apply import read_tree
-    from mindswap.policy.actions import plan_layer
+    from mindswap.policy.resolve import resolve_layer
 
-    return [plan_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
+    return [resolve_layer(policy, index, read_tree(layer)) for index, layer in enumerate(layers)]
 
 
 def run(parts, network, policy, inputs, num_passes=3, **options):
     """Train passes under a policy; gives the swap and the results of the last pass."""
     step = parts.networks.gradients(network)
     swap = parts.swap.Swap(
-        network, list(network.layers), actions_of(policy, network.layers), poison=True, watch_all=True, **options
+        network, list(network.layers), decisions_of(policy, network.layers), poison=True, watch_all=True, **options
     )
     for _ in range(num_passes):
         results = step(inputs)
@@ -209,8 +209,8 @@ PATTERNS = ("norm", "feed_forward", r"feed_forward\.mul", r"feed_forward\.w1", r
 layers = st.sets(st.integers(0, 2), min_size=1).map(lambda found: Layers(tuple(sorted(found))))
 policies = st.builds(
     lambda swaps, whole: Policy(is_swap_enabled=True, op_swap=tuple(swaps), layer_swap=tuple(whole)),
-    st.lists(st.builds(OpSwap, st.sampled_from(PATTERNS), layers, st.integers(0, 12)), max_size=3),
-    st.lists(st.builds(LayerSwap, layers, st.integers(0, 12)), max_size=1),
+    st.lists(st.builds(OpSwap, st.sampled_from(PATTERNS), layers, st.integers(1, 12)), max_size=3),
+    st.lists(st.builds(LayerSwap, layers, st.integers(1, 12)), max_size=1),
 )
 
 
@@ -246,7 +246,7 @@ def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, reco
 
     network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
-    schedule = make_schedule(trace, decide(trace, actions_of(policy, network.layers), unit), range(3))
+    schedule = make_schedule(trace, decide(trace, decisions_of(policy, network.layers), unit), range(3))
     executor = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True)
     differences = []
     act = executor._act

@@ -1,3 +1,4 @@
+from mindswap.document.problem import Level
 from tests.builders import check, found
 
 
@@ -46,8 +47,40 @@ def test_without_stages_a_list_names_layers():
     assert [rule for *_, rule in found(config("[8]", stages=1), None)] == ["nothing-swapped", "layer-out-of-range"]
 
 
+def problems(text):
+    return [problem for problem in check(text, None).problems if problem.rule == "stage-count-form"]
+
+
+def test_one_number_per_stage_that_is_not_ascending_is_a_warning():
+    """32 layers on 4 stages: counts 8, 6, 4, 2 are layers 0-7, 8-13, 16-19 and 24-25; as indices they are four."""
+    (problem,) = problems(config("[8, 6, 4, 2]", 32, 4))
+    assert problem.level is Level.WARNING
+    assert problem.message == (
+        "recompute_config.recompute: [8, 6, 4, 2] is read as layers 2, 4, 6, 8, because swap is on; with swap off it "
+        "would count the layers of 4 stages"
+    )
+    counted = [*range(0, 8), *range(8, 14), *range(16, 20), 24, 25]
+    assert problem.fix == f"if layers of each stage are meant: recompute: {counted}"
+    assert problems(config("[2, 4, 6, 8]", 32, 4)) == []
+    assert problems(config("[9, 6, 4, 2]", 32, 4)) == []  # no stage has 9 layers
+    assert problems(config("[8, 6, 4]", 32, 4)) == []
+
+
+def test_next_to_counts_it_is_an_error():
+    """16 layers on 2 stages: [3, 5] could be layers 3 and 5, but [16, 16] can only be counts."""
+    text = config("[3, 5]\n          select_recompute: [16, 16]", 16)
+    assert [(p.location.line, p.level) for p in problems(text)] == [(6, Level.ERROR), (7, Level.ERROR)]
+    assert "while recompute_config.select_recompute (x.yaml:7:21) counts layers" in problems(text)[0].message
+
+
+def test_lists_of_operators_are_looked_at_too():
+    text = config("False\n          select_recompute: {add: [2, 1]}")
+    (problem,) = problems(text)
+    assert problem.fix == "if layers of each stage are meant: 'add': [0, 1, 4]"
+
+
 def test_lists_that_can_be_indices_pass():
-    for recompute in ("[2, 1]", "[0, 7]", "[0, 1, 2]", "[]", "True"):
+    for recompute in ("[1, 2]", "[0, 7]", "[0, 1, 2]", "[]", "True"):
         assert "stage-count-form" not in [rule for *_, rule in found(config(recompute), None)]
 
 

@@ -10,11 +10,11 @@ import pytest
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import TensorType
-from mindswap.graph.predict.rewrite import NodeSettings, rewrite_graph, settings_of_actions
+from mindswap.graph.predict.rewrite import NodeSettings, rewrite_graph, settings_of_policy
 from mindswap.graph.storage import Fate, classify_saved
 from mindswap.graph.work import measure_work
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
 from tests.graph.builders import KIB, graph, node
 
@@ -72,8 +72,8 @@ TWO = graph(
 def settings(step, tree=TREE, **policy):
     num_layers = 1 + max(n.layer_index for n in step.forward)
     names = OperatorNames([tree] * num_layers, step, "tag")
-    actions = [plan_layer(Policy(True, **policy), index, tree) for index in range(num_layers)]
-    return settings_of_actions(step, names, actions)
+    actions = [resolve_layer(Policy(True, **policy), index, tree) for index in range(num_layers)]
+    return settings_of_policy(step, names, actions)
 
 
 def rewritten(step, tree=TREE, **policy):

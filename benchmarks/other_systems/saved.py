@@ -1,0 +1,164 @@
+"""What the layers of a model keep for backward, as the strategies of other systems see it. Pure."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.graph.model import Graph
+from mindswap.graph.ops import VIEW_OPS, is_kernel
+from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.policy.match import SEPARATOR
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
+from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses
+from mindswap.simulate.program import Program
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["SavedTensor", "Turn", "find_turns", "saved_tensors", "swap_policy"]
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """A tensor that forward of a layer makes and backward reads, and that `op_swap` can name.
+
+    Positions count operators from the begin of the layer's own forward or backward; one that the next layer
+    reads is behind the end of forward, or before the begin of backward (negative).
+
+    Attributes:
+        layer_index: layer of the model.
+        operators: paths below the layer; it leaves the device if `op_swap` names all of them.
+        size_bytes: on the device.
+        made_at, last_forward: positions in forward.
+        first_backward: position in backward.
+        saved_in: paths of the cells whose gradients read it, below the layer or the one behind it.
+    """
+
+    layer_index: int
+    operators: tuple[str, ...]
+    size_bytes: int
+    made_at: int
+    last_forward: int
+    first_backward: int
+    saved_in: tuple[str, ...]
+
+
+def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]:
+    """The tensors of a layer that leave the device if they are named, in order of production."""
+    graph, names = model.captured.graph, model.names
+    position = model.captured.sample.layer_map[layer_index]
+    unit_bytes = model.costs.device.pool_alignment_bytes
+    waiting: dict[tuple[str, int], list[SavedStorage]] = {}
+    for entry in classify_saved(graph):
+        if entry.storage.layer_index == position and entry.storage.producer is not None:
+            label = names(graph.owner(entry.storage.producer))
+            on_device_bytes = -(-entry.storage.size_bytes // unit_bytes) * unit_bytes
+            waiting.setdefault((label, on_device_bytes), []).append(entry)
+    swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
+    leaves = [tensor.num_copies > 0 and not tensor.is_held for tensor in swapped.tensors if tensor.is_forward]
+    found = []
+    for number, tensor, uses in _kept_tensors(model, layer_index):
+        entries = waiting.get((tensor.label, tensor.size_bytes))
+        held = entries.pop(0).keepers if entries else ()
+        keepers = [graph.owner(node) for node in held]
+        if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
+            paths = dict.fromkeys(path for node in keepers for path in names(node).split("|"))
+            assert uses.last_forward is not None and uses.first_backward is not None
+            found.append(
+                SavedTensor(
+                    layer_index=layer_index,
+                    operators=tuple(paths),
+                    size_bytes=tensor.size_bytes,
+                    made_at=tensor.made_at,
+                    last_forward=uses.last_forward,
+                    first_backward=uses.first_backward,
+                    saved_in=_gradient_cells(graph, {node.name for node in held}),
+                )
+            )
+    return tuple(found)
+
+
+def _gradient_cells(graph: Graph, names: set[str]) -> tuple[str, ...]:
+    """Cells of the operators of backward that read values of forward, behind other names of them."""
+    own = {saved.backward_name for saved in graph.saved if saved.forward_name in names}
+    cells: dict[str, None] = {}
+    for node in graph.backward:
+        if own.isdisjoint(node.inputs):
+            continue
+        if node.op in VIEW_OPS:
+            own.add(node.name)
+        elif is_kernel(node.op) and node.layer_index is not None:
+            cells[node.cell_path] = None
+    return tuple(cells)
+
+
+def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, Uses]]:
+    """Tensors of a layer that backward reads: number among those that forward makes, uses also by the next layer."""
+    section = layer_index + 1  # section 0 is what is before the layers
+    sections = model.blocks(Policy())
+    block, behind = sections[section], sections[section + 1]
+    is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
+    reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
+    for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
+        uses = tensor.uses
+        if tensor.role is not None and tensor.role in reads:
+            uses = _join(block, behind, uses, reads[tensor.role])
+        if uses.first_backward is not None:
+            last = tensor.made_at if uses.last_forward is None else uses.last_forward
+            yield number, tensor, Uses(last, uses.first_backward, uses.last_backward)
+
+
+def _join(block: Block, behind: Block, own: Uses, other: Uses) -> Uses:
+    last, first = own.last_forward, own.first_backward
+    if other.last_forward is not None:
+        last = len(block.forward) + other.last_forward
+    if other.first_backward is not None:
+        first = other.first_backward - len(behind.backward)
+    return Uses(last, first, own.last_backward)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Where a stage runs a layer for one micro-batch: first operators of its forward and its backward."""
+
+    forward: int
+    backward: int
+
+
+def find_turns(model: StepModel, program: Program, stage: int) -> dict[int, list[Turn]]:
+    """For each layer of a stage its turns, in order of micro-batches; positions count from the first of the stage.
+
+    What a layer does once in a step stands before its first turn.
+    """
+    sections = model.blocks(Policy())
+    begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
+    layer, micro_batch = program.ops.layer[begin:end], program.ops.micro_batch[begin:end]
+    changes = np.flatnonzero((np.diff(layer) != 0) | (np.diff(micro_batch) != 0)) + 1
+    starts: dict[tuple[int, int], list[int]] = {}
+    for start in (0, *changes.tolist()):
+        if layer[start] >= 0:
+            starts.setdefault((int(micro_batch[start]), int(layer[start])), []).append(start)
+    turns: dict[int, list[Turn]] = {}
+    for (_, index), (forward, backward) in sorted(starts.items()):
+        num_once = 0 if index in turns else len(sections[index + 1].once)
+        turns.setdefault(index, []).append(Turn(forward + num_once, backward))
+    return turns
+
+
+def swap_policy(chosen: Iterable[tuple[SavedTensor, int]]) -> Policy:
+    """A policy that swaps these tensors, each with its prefetch distance in operators.
+
+    An operator that makes several tensors has one distance: the largest asked for.
+    """
+    distances: dict[tuple[str, int], int] = {}
+    for tensor, distance in chosen:
+        for path in tensor.operators:
+            key = (path, tensor.layer_index)
+            distances[key] = max(distances.get(key, 1), distance)
+    layers: dict[tuple[str, int], list[int]] = {}
+    for (path, layer_index), distance in distances.items():
+        layers.setdefault((path, distance), []).append(layer_index)
+    entries = [
+        OpSwap(path.replace(".", SEPARATOR), Layers(tuple(sorted(indices))), distance)
+        for (path, distance), indices in layers.items()
+    ]
+    return Policy(is_swap_enabled=True, op_swap=tuple(entries))

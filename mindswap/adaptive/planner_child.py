@@ -1,0 +1,53 @@
+"""The planner of an adaptive run, asked in a process of its own.
+
+That process takes the memory of MindSpore with it when it ends, and a compiler that crashes does not end the run. The
+one that asks imports nothing of what plans: it is to be there at once, and small beside the training.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
+from mindswap.errors import PlanError
+from mindswap.graph.codec import from_plain, to_plain
+from mindswap.launch.lifeline import tie_to_parent
+
+__all__ = ["planner_in_child"]
+
+_CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
+_MODULE = "mindswap.adaptive.planner"
+# Of what a child prints before it crashes.
+NUM_LAST_LINES = 5
+
+
+def planner_in_child(environment: dict[str, str]) -> Planner:
+    """`make_plan` in a process of its own.
+
+    Args:
+        environment: of that process.
+    """
+
+    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
+        asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
+        try:
+            # A session of its own: Ctrl-C is for this process, which then ends the child.
+            done = subprocess.run(
+                [sys.executable, "-m", _MODULE, asked], env=environment, stdin=subprocess.DEVNULL,
+                capture_output=True, text=True, errors="replace", check=False, start_new_session=True,
+                preexec_fn=tie_to_parent(),
+            )  # fmt: skip
+        except OSError as error:
+            raise PlanError(f"the planner cannot be started: {error.strerror or error}") from error
+        lines = done.stdout.splitlines()
+        if done.returncode == 1 and lines:
+            raise PlanError(json.loads(lines[-1])["error"])
+        if done.returncode != 0:
+            last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
+            raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
+        answer = from_plain(json.loads(lines[-1]), _CLASSES)
+        assert isinstance(answer, Plan | NothingFits)
+        return answer
+
+    return plan

@@ -1,0 +1,43 @@
+"""`mindswap doctor`: is this machine set up right?"""
+
+import argparse
+import json
+import os
+from typing import Any
+
+from mindswap.doctor.examine import examine
+from mindswap.doctor.gather import gather_machine, gather_software
+from mindswap.doctor.job import gather_job
+from mindswap.doctor.model import Facts, Severity
+from mindswap.doctor.text import doctor_to_json, format_doctor
+from mindswap.document.source import load_document
+
+HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
+EXAMPLES = """\
+  mindswap doctor
+  mindswap doctor llama2_7b.yaml
+  mindswap doctor --json | jq -r '.findings[].check'
+
+No device is needed, and nothing is compiled. The exit code is 1 if a training would not start, or would not swap.
+With CONFIG, also what this training needs: host memory for what it swaps and loads, and what `mindswap check` finds.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
+    parser.add_argument("--json", action="store_true", help="for machines")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Look at everything, and say what is not as it should be."""
+    software = gather_software(os.environ)
+    job = gather_job(load_document(args.config), os.environ, software.num_cards) if args.config else None
+    facts = Facts(software, gather_machine(os.environ), os.environ, job)
+    findings = examine(facts)
+    if args.json:
+        data: dict[str, Any] = doctor_to_json(facts, findings)
+        print(json.dumps(data, indent=1))
+    else:
+        print(format_doctor(facts, findings))
+    return int(any(finding.severity is Severity.ERROR for finding in findings))

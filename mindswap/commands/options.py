@@ -1,0 +1,39 @@
+"""Options that several commands have, each defined once."""
+
+import argparse
+
+from mindswap.cost.device_file import list_devices
+from mindswap.cost.figures import EXAMPLES, OPTIONS
+
+__all__ = ["add_device_arguments", "device_overrides", "positive_int"]
+
+# Options of the device that `--help` lists; the others are there all the same.
+COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
+FIGURE_PREFIX = "figure_"
+
+
+def add_device_arguments(parser: argparse.ArgumentParser) -> None:
+    """`--device` and an option for each figure of it."""
+    group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
+    group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
+    for name, figure in OPTIONS.items():
+        meaning = f"most that may be used: {figure.meaning}" if name == "memory" else figure.meaning
+        group.add_argument(
+            f"--{name.replace('_', '-')}",
+            dest=f"{FIGURE_PREFIX}{name}",
+            metavar=EXAMPLES[figure.kind],
+            help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
+        )
+
+
+def device_overrides(args: argparse.Namespace) -> dict[str, str]:
+    """The figures that options replace."""
+    found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def positive_int(text: str) -> int:
+    """A number of layers, for argparse."""
+    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
+    return int(text)

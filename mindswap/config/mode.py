@@ -1,0 +1,21 @@
+"""Whether a configuration trains in graph mode or in PyNative mode. Pure."""
+
+from mindswap.document.nodes import Document
+
+__all__ = ["GRAPH", "PYNATIVE", "is_on_cpu", "is_pynative"]
+
+# What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
+GRAPH = (0, "GRAPH_MODE")
+PYNATIVE = (1, "PYNATIVE_MODE")
+
+
+def is_pynative(document: Document) -> bool:
+    """Operators run one by one: mindswap itself moves the memory."""
+    node = document.get("context", "mode")
+    return node is not None and not isinstance(node.value, bool) and node.value in PYNATIVE
+
+
+def is_on_cpu(document: Document) -> bool:
+    """The device target is CPU."""
+    node = document.get("context", "device_target")
+    return node is not None and node.value == "CPU"

@@ -1,0 +1,82 @@
+"""What a configuration needs of the machine, without compiling it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindswap.check.check import check_document
+from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.doctor.model import Job
+from mindswap.document.nodes import Document
+from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
+from mindswap.stage.expand import RULE as STAGE_RULE
+
+__all__ = ["DEFAULT_NUM_WORKERS", "gather_job", "layer_activation_bytes"]
+
+DEFAULT_NUM_WORKERS = 8
+_CHECKPOINTS = (".ckpt", ".safetensors")
+
+
+def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> Job:
+    """What is known of a training before it runs.
+
+    Args:
+        document: its configuration.
+        environ: environment variables of the run.
+        num_cards: of this machine; without cards a machine is taken to have as many as usual.
+    """
+    if find_form(document) is Form.PYNATIVE:
+        return Job(document.file, is_pynative=True)
+    checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})
+    step = read_step_settings(document)
+    checkpoint = document.get("load_checkpoint")
+    transforms = document.get("auto_trans_ckpt")
+    lazy_inline_off = document.get("model", "model_config", "disable_lazy_inline")
+    is_loaded = checkpoint is not None and isinstance(checkpoint.value, str) and bool(checkpoint.value)
+    return Job(
+        document.file,
+        num_errors=len(checked.errors),
+        swaps=checked.is_swap_enabled,
+        disables_lazy_inline=lazy_inline_off is not None and lazy_inline_off.value is True,
+        num_local_workers=min(step.num_cards, num_cards or DEFAULT_NUM_WORKERS),
+        swapped_bytes=_swapped_bytes(document, step, checked.policy, checked.num_layers),
+        loads_whole_checkpoint=is_loaded and transforms is not None and transforms.value is True,
+        checkpoint_bytes=_size_of(Path(str(checkpoint.value))) if is_loaded and checkpoint is not None else 0,
+    )
+
+
+def layer_activation_bytes(seq_length: int, batch_size: int, hidden_size: int, model_parallel: int) -> int:
+    """Activations of one layer for one micro-batch in half precision: 34 s b h bytes.
+
+    Table 2 of Korthikanti et al., Reducing Activation Recomputation in Large Transformer Models (arXiv:2205.05198),
+    without the 5 a s^2 b of attention scores, which flash attention never writes.
+    """
+    return 34 * seq_length * batch_size * hidden_size // model_parallel
+
+
+def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None, num_layers: int | None) -> int:
+    """At most: everything of every layer that swap names, for all micro-batches that the first stage holds."""
+    hidden = _number(document, "model", "model_config", "hidden_size")
+    if policy is None or not policy.is_swap_enabled or not hidden or not num_layers:
+        return 0
+    swaps: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
+    named = union_layers([entry.layers for entry in swaps]).resolve(num_layers)
+    num_stages = step.pipeline.num_stages
+    held = min(step.num_micro_batches, num_stages)
+    one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)
+    return one * -(-len(named) // num_stages) * held
+
+
+def _number(document: Document, *path: str) -> int:
+    node = document.get(*path)
+    return node.value if node is not None and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
+
+
+def _size_of(place: Path) -> int:
+    """Of the checkpoint files of one copy: of a folder `rank_0`, ... all ranks together are one."""
+    try:
+        if place.is_file():
+            return place.stat().st_size
+        return sum(path.stat().st_size for path in place.rglob("*") if path.suffix in _CHECKPOINTS)
+    except OSError:
+        return 0

@@ -1,0 +1,84 @@
+"""What the doctor says, for people and for machines."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.units import format_bytes
+from mindswap.version import __version__
+
+__all__ = ["SCHEMA", "SCHEMA_VERSION", "doctor_to_json", "format_doctor"]
+
+SCHEMA, SCHEMA_VERSION = "mindswap.doctor", 1
+_TEXT_COMMANDS = "check, explain, convert, calibrate, status"
+_COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
+
+
+def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
+    """Facts in short, then each finding: what, why, fix."""
+    software, machine = facts.software, facts.machine
+    cann = f"CANN {software.cann}" if software.cann else "no CANN"
+    driver = f"driver {software.driver}" if software.driver else "no driver"
+    lines = [
+        f"python {'.'.join(map(str, software.python))}, {_versions(facts)}",
+        f"{cann}, {driver}, {software.num_cards} cards; host memory available: {_bytes(machine.host_bytes)}",
+        f"works here: {_works(facts)}",
+    ]
+    for finding in findings:
+        lines += ["", f"{finding.severity.value}: {finding.what} [{finding.check}]"]
+        lines += [f"    why:     {finding.why}", f"    fix:     {finding.fix}"]
+    num_errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    num_warnings = len(findings) - num_errors
+    counts = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
+    lines += ["", counts if findings else "nothing found"]
+    return "\n".join(lines)
+
+
+def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Facts and findings as plain data; sizes in bytes, null where nothing limits or nothing is known."""
+    software, machine = facts.software, facts.machine
+    return {
+        "schema": SCHEMA,
+        "version": SCHEMA_VERSION,
+        "mindswap": __version__,
+        "ok": not any(finding.severity is Severity.ERROR for finding in findings),
+        "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in findings],
+        "software": {
+            "python": ".".join(map(str, software.python)),
+            "mindspore": software.version("mindspore") or None,
+            "mindformers": software.version("mindformers") or None,
+            "cann": software.cann or None,
+            "driver": software.driver or None,
+            "num_cards": software.num_cards,
+        },
+        "machine": {
+            "host_bytes": machine.host_bytes,
+            "memlock_bytes": machine.memlock_bytes,
+            "shm_bytes": machine.shm_bytes,
+            "num_numa_nodes": machine.num_numa_nodes,
+            "cache_folder": machine.cache_folder,
+        },
+        "job": asdict(facts.job) if facts.job else None,
+    }
+
+
+def _versions(facts: Facts) -> str:
+    found = [f"mindswap {facts.software.own_version}"]
+    for name in ("mindspore", "mindformers"):
+        version = facts.software.version(name)
+        found.append(f"{name} {version}" if version else f"no {name}")
+    return ", ".join(found)
+
+
+def _works(facts: Facts) -> str:
+    has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
+    return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
+def _bytes(size_bytes: int | None) -> str:
+    return "unknown" if size_bytes is None else format_bytes(size_bytes)

@@ -1,0 +1,247 @@
+"""What a policy asked for against what the compiler did, layer by layer. Pure."""
+
+from collections.abc import Iterable, Set
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.effect.recompute import idle_recompute
+from mindswap.graph.model import Graph, Node, SwapPair
+from mindswap.graph.ops import VIEW_OPS
+from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
+from mindswap.graph.ranks.gather import is_gathering
+from mindswap.graph.storage import Fate, SavedStorage, classify_saved, resolve_storage
+from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
+
+__all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
+
+
+class IdleReason(Enum):
+    """Why an entry of the policy moves nothing in a layer."""
+
+    RECOMPUTED = "recompute wins: the operators are recomputed"
+    NOT_NEEDED = "backward needs none of these outputs"
+    NO_LAZY_INLINE = "lazy_inline is off: nothing is offloaded outside a lazy_inline cell"
+    MERGED_AWAY = "the compiler merges these views into the one before, whose name must be swapped"
+    GATHERED = "the parallel optimizer gathers these weights; the whole weight stays, the output of the AllGather"
+    NOT_RUN_AGAIN = "recompute has no effect: backward runs none of these operators again"
+
+
+@dataclass(frozen=True)
+class Idle:
+    """An entry of the policy without effect in a layer.
+
+    Attributes:
+        entry: the pattern, or "layer_swap".
+        reason: one of `IdleReason`.
+        keeps_instead: operators that read the named ones and are what backward keeps.
+    """
+
+    entry: str
+    reason: IdleReason
+    keeps_instead: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerEffect:
+    """One layer: what was asked, and what the compiled graph does.
+
+    Attributes:
+        layer_index: index of the layer.
+        pairs: copies out with their copies back in, all that the graph has in this layer.
+        missing: operators asked to be swapped whose output stays on the device until backward all the
+            same, though they are not recomputed.
+        unasked: copies of operators that the policy does not name.
+        wrong_prefetch: copies with another prefetch distance than the policy's.
+        one_way: copies to the host that never come back.
+        idle: entries of the policy that move nothing in this layer, each with the reason.
+        wasted: storages that are copied out while another name of them stays on the device.
+        beyond_specification: copies whose output a recomputed operator uses. The specification says that
+            such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
+            reads what came back.
+        num_recomputed: operators that backward runs again.
+        kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
+        kept_bytes: the same with swap.
+    """
+
+    layer_index: int
+    pairs: tuple[SwapPair, ...]
+    missing: tuple[Node, ...]
+    unasked: tuple[SwapPair, ...]
+    wrong_prefetch: tuple[SwapPair, ...]
+    one_way: tuple[Node, ...]
+    idle: tuple[Idle, ...]
+    wasted: tuple[SavedStorage, ...]
+    beyond_specification: tuple[SwapPair, ...]
+    num_recomputed: int
+    kept_before_bytes: int
+    kept_bytes: int
+
+    @property
+    def is_as_asked(self) -> bool:
+        """The graph does what the policy says, no more and no less.
+
+        A wasted copy was asked for; it is reported and does not count here.
+        """
+        return not (self.missing or self.unasked or self.wrong_prefetch or self.one_way or self.idle)
+
+    @property
+    def swapped_bytes(self) -> int:
+        """Bytes that leave the device in forward and come back in backward."""
+        return sum(pair.size_bytes for pair in self.pairs)
+
+
+def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
+    """Compare the intent for each layer with the graph.
+
+    Args:
+        layers: what the policy decides for each layer; `layer_index` as in the graphs.
+        baseline: the same network with the same recompute and without swap: what it keeps is what
+            could be swapped.
+        graph: the network under the policy.
+    """
+    saved_before, saved = classify_saved(baseline), classify_saved(graph)
+    return tuple(_LayerComparison(layer, baseline, graph).effect(saved_before, saved) for layer in layers)
+
+
+class _LayerComparison:
+    """One layer of both graphs, with what the policy decides for each primitive."""
+
+    def __init__(self, decisions: LayerDecisions, baseline: Graph, graph: Graph):
+        self.decisions = decisions
+        self.index = decisions.layer_index
+        self.baseline = baseline
+        self.graph = graph
+        self.decided = decisions_by_place(decisions)
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
+
+    def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
+        """Everything about this layer."""
+        own = tuple(entry for entry in saved if entry.storage.layer_index == self.index)
+        paired_copies = {pair.copy_out.name for pair in self.pairs}
+        return LayerEffect(
+            layer_index=self.index,
+            pairs=self.pairs,
+            missing=tuple(self._missing()),
+            unasked=tuple(pair for pair in self.pairs if self._prefetch_named(pair.producer) == {None}),
+            wrong_prefetch=tuple(
+                pair for pair in self.pairs if pair.num_prefetch_ops not in self._prefetch_named(pair.producer) | {None}
+            ),
+            one_way=tuple(
+                node
+                for node in self.graph.forward
+                if node.op == "MoveTo" and node.layer_index == self.index and node.name not in paired_copies
+            ),
+            idle=(*self._idle(), *self._idle_recompute()),
+            wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
+            beyond_specification=tuple(self._beyond_specification()),
+            num_recomputed=sum(n.is_duplicate for n in self.graph.backward if n.layer_index == self.index),
+            kept_before_bytes=sum(e.kept_bytes for e in saved_before if e.storage.layer_index == self.index),
+            kept_bytes=sum(entry.kept_bytes for entry in own),
+        )
+
+    def _is_asked(self, graph: Graph, node: Node) -> bool:
+        """Whether every operator that it may be is to be offloaded."""
+        owner = graph.owner(node)
+        decided = self.decided.get((owner.cell_path, owner.op))
+        if decided is None:
+            return self._own_prefetch(owner) is not None
+        return all(decision.prefetch is not None for decision in decided)
+
+    def _prefetch_named(self, producer: Node) -> frozenset[int | None]:
+        """Distances that entries name for what is copied, under any name that it may have; None for "not named"."""
+        owner = self.graph.owner(producer)
+        places = places_of(self.graph, producer)
+        named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
+        if (owner.cell_path, owner.op) not in self.decided:
+            named.add(self._own_prefetch(owner))
+        return frozenset(named)
+
+    @staticmethod
+    def _own_prefetch(owner: Node) -> int | None:
+        """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
+        return int(str(owner.attributes["backward_prefetch"])) if owner.attributes.get("offload") is True else None
+
+    def _is_own(self, graph: Graph, node: Node) -> bool:
+        """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
+        return graph.owner(node).layer_index == self.index
+
+    def _missing(self):
+        moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
+        still_kept = {value_key(self.graph, node) for node in self.graph.kept_nodes}
+        for node in self.baseline.kept_nodes:
+            key = value_key(self.baseline, node)
+            if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
+                continue
+            if self._is_asked(self.baseline, node):
+                yield node
+
+    def _idle(self):
+        """Entries none of whose operators is the producer of a pair."""
+        moved = {place for pair in self.pairs for place in places_of(self.graph, pair.producer)}
+        for entry, keys in self._entries():
+            if keys & moved:
+                continue
+            if not self.graph.has_lazy_inline:
+                yield Idle(entry, IdleReason.NO_LAZY_INLINE)
+                continue
+            nodes = self._nodes(keys)
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(entry, IdleReason.GATHERED)
+            elif nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
+                yield Idle(entry, IdleReason.RECOMPUTED)
+            elif any(self._is_merged(node) for node in nodes):
+                yield Idle(entry, IdleReason.MERGED_AWAY)
+            else:
+                yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
+
+    def _idle_recompute(self):
+        """What is to be recomputed and is not; a weight that is gathered again goes by its own rules."""
+        idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
+        if "" in idle:
+            yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
+        again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
+        for match in matches_of(self.decisions.recomputes):
+            nodes = self._nodes(places_below(self.decisions.layer, match.path))
+            if nodes and all(map(is_gathering, nodes)):
+                yield Idle(match.name, IdleReason.GATHERED)
+                continue
+            # Of equal operators in a cell the compiler leaves one, which may have the name of another.
+            cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
+            is_near = any(path == cell or path.startswith(f"{cell}.") or not cell for path in again)
+            if match.name in idle and not is_near:
+                yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
+
+    def _nodes(self, places: Set[Place]) -> list[Node]:
+        """The operators of forward of this layer at some places."""
+        return [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in places]
+
+    def _is_merged(self, node: Node) -> bool:
+        """A view that stays at the place of a named one, and has not its settings."""
+        return node.op in VIEW_OPS and node in self.graph.kept_nodes and node.attributes.get("offload") is not True
+
+    def _beyond_specification(self):
+        """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
+        recomputed_inputs = {
+            resolve_storage(self.graph, name).name
+            for node in self.graph.forward
+            if node.is_recomputed and node.op not in VIEW_OPS
+            for name in node.inputs
+            if name in self.graph.forward_nodes
+        }
+        for pair in self.pairs:
+            if resolve_storage(self.graph, pair.producer.name).name in recomputed_inputs:
+                yield pair
+
+    def _entries(self):
+        """Each entry of the policy that acts in this layer, with the primitives it names."""
+        by_entry: dict[str, set[Place]] = {}
+        for claim in self.decisions.offloads:
+            entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
+            by_entry.setdefault(entry, set()).update(places_below(self.decisions.layer, claim.path))
+        yield from by_entry.items()
+
+    def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
+        """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
+        names = {node.name for node in nodes}
+        kept = (n for n in self.graph.kept_nodes if n.inputs and n.inputs[0] in names)
+        return tuple(dict.fromkeys(f"{node.cell_path} {node.op}".strip() for node in kept))

@@ -1,0 +1,137 @@
+"""Files that appear complete or not at all: the one place where the package writes files that others read."""
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from mindswap.errors import DataError
+
+__all__ = ["refuse_existing", "replace_file", "require_folders", "staged", "write_new"]
+
+
+def require_folders(*paths: Path | None) -> None:
+    """Refuse a file that cannot be written because of folders, before the work that fills it.
+
+    Raises:
+        DataError: names the first such file.
+    """
+    for path in paths:
+        if path is not None and not path.parent.is_dir():
+            raise DataError(f"cannot write {path}: there is no folder {path.parent}")
+        if path is not None and path.is_dir():
+            raise DataError(f"cannot write {path}: it is a folder")
+
+
+def write_new(path: str | os.PathLike, text: str, overwrite: bool = False) -> None:
+    """Write a text complete or not at all; line ends as they are, the mode of a replaced file kept.
+
+    Args:
+        path: where; a link is followed, folders are made.
+        text: what.
+        overwrite: replace a file that is there.
+
+    Raises:
+        DataError: it cannot be written, or is there already.
+    """
+    target = Path(path).resolve()
+    if not overwrite:
+        refuse_existing([target])
+    try:
+        replace_file(target, text.encode("utf-8", "surrogatepass"))
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written: {error.strerror}") from error
+
+
+def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
+    """Put a file in place of the one that may be there: a reader sees the old or the new one.
+
+    Args:
+        path: where; its folder is made if it is missing.
+        content: what.
+        is_durable: wait until it is on the disk, so that it outlives a crash of the machine.
+
+    Raises:
+        OSError: it cannot be written; what was there stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
+    try:
+        with temporary.open("xb") as file:
+            file.write(content)
+            file.flush()
+            if is_durable:
+                os.fsync(file.fileno())
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
+    except BaseException:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+
+
+def refuse_existing(paths: list[Path]) -> None:
+    """Raise unless none of the paths is there.
+
+    Raises:
+        DataError: naming those that are.
+    """
+    existing = [str(path) for path in paths if os.path.lexists(path)]
+    if existing:
+        raise DataError(f"already there: {', '.join(existing)}\n    fix:     another name, or --overwrite")
+
+
+@contextmanager
+def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = False) -> Iterator[Path]:
+    """A path to write to; with a clean end its file and its companions move to `target`.
+
+    The path has the target's own name, in a hidden folder beside it: MindRecord writes the name into
+    both of its files. With an error or an interruption nothing is left, and what was there stays.
+
+    Args:
+        target: where the file shall be; its folder is made if it is missing.
+        companions: what to append to the name for files that belong to it, for example ".db".
+        overwrite: replace files that are there.
+
+    Raises:
+        DataError: the folder cannot be written, or a file is there (also one that came meanwhile).
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", suffix=".tmp", dir=target.parent))
+    except OSError as error:
+        raise DataError(f"{target.parent}: cannot be written: {error.strerror}") from error
+    try:
+        path = folder / target.name
+        yield path
+        moves = [(path.with_name(path.name + end), target.with_name(target.name + end)) for end in ("", *companions)]
+        if not overwrite:
+            refuse_existing([new for _, new in moves])
+        _move_all(moves, folder / "replaced")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:
+    """Move every file, or none: those replaced wait in the attic until all moves are done."""
+    attic.mkdir()
+    undo: list[tuple[Path, Path]] = []
+    try:
+        for _, target in moves:
+            if os.path.lexists(target):
+                undo.append((attic / target.name, target))
+                target.rename(attic / target.name)
+        for made, target in moves:
+            undo.append((target, made))
+            made.rename(target)
+    except BaseException as error:
+        for now, before in reversed(undo):
+            if os.path.lexists(now):
+                now.rename(before)
+        if isinstance(error, OSError):
+            raise DataError(f"{error.filename2 or error.filename}: cannot be written: {error.strerror}") from error
+        raise

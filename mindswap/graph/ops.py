@@ -1,0 +1,350 @@
+"""What every operator is: one table, which all parts ask. Pure.
+
+A new operator is one line of `TABLE`: its class says how long it takes, its cut how it is split over ranks, its traits
+how the compiler and the backend treat it. An operator without a line counts as element-wise, with a kernel, no trait,
+and no rule for its cut.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum, Flag, auto
+
+__all__ = [
+    "BOOKKEEPING_OPS",
+    "COMMUNICATION_OPS",
+    "COMM_PASSING_OPS",
+    "COUNTED_OPS",
+    "FUSED_OPS",
+    "KEEPING_OPS",
+    "LAYER_PASSING_OPS",
+    "MATMUL_OPS",
+    "NO_MEMORY_OPS",
+    "NO_WORK_OPS",
+    "PARTIAL_READ_OPS",
+    "PRODUCT_OPS",
+    "RANDOM_OPS",
+    "REDISTRIBUTION_OPS",
+    "RESHAPING_OPS",
+    "SPLIT_PASSING_OPS",
+    "SUM_PASSING_OPS",
+    "TABLE",
+    "TUPLE_OPS",
+    "TYING_OPS",
+    "UNJOINING_OPS",
+    "UNNAMED_OPS",
+    "VALUE_PASSING_OPS",
+    "VIEW_OPS",
+    "WEIGHT_OPS",
+    "Cut",
+    "OpClass",
+    "Operators",
+    "Trait",
+    "Unit",
+    "classify",
+    "cut_of",
+    "gradient_of_collective",
+    "is_kernel",
+    "products_of_attention",
+    "vector_rate",
+]
+
+
+class Unit(Enum):
+    """Where an operator runs."""
+
+    MATRIX = "matrix units"
+    VECTOR = "vector units"
+    NETWORK = "links between cards"
+    NONE = "nowhere"
+
+
+class OpClass(Enum):
+    """Kinds of operators, as costs and reports group them."""
+
+    MATMUL = "matrix product"
+    ATTENTION = "attention"
+    NORM = "norm"
+    SOFTMAX = "softmax"
+    EMBEDDING = "embedding"
+    CAST = "cast"
+    MOVE = "data movement"
+    ELEMENTWISE = "element-wise"
+    COMMUNICATION = "communication"  # its time depends on the ranks, see `cost.transfer.collective_ns`
+    NONE = "no kernel"
+
+    @property
+    def unit(self) -> Unit:
+        """The units that run operators of this class."""
+        return _UNITS.get(self, Unit.VECTOR)
+
+
+_UNITS = {
+    OpClass.MATMUL: Unit.MATRIX,
+    OpClass.ATTENTION: Unit.MATRIX,
+    OpClass.COMMUNICATION: Unit.NETWORK,
+    OpClass.NONE: Unit.NONE,
+}
+
+
+class Cut(Enum):
+    """How the cut of the outputs follows from that of the operands; the rules are in `graph/ranks/splits.py`."""
+
+    ELEMENTWISE = auto()
+    LIKE_FIRST = auto()
+    REDUCTION = auto()
+    PRODUCT = auto()
+    BROADCAST = auto()
+    DROPOUT = auto()
+    EMBEDDING = auto()
+    SEGMENT_SUM = auto()
+    EXPAND_DIMS = auto()
+    ATTENTION = auto()
+    GATHER = auto()
+    ONE_HOT = auto()
+    OUTER = auto()
+    SQUEEZE = auto()
+    TRANSPOSE = auto()
+
+
+class Trait(Flag):
+    """What else is to be known of an operator, with the source of it."""
+
+    NONE = 0
+    # The output is the memory of the first input.
+    VIEW = auto()
+    # A weight is read through it; the copy that TensorMove makes is gone before backward.
+    READS_WEIGHT = auto()
+    # Ties values into a tuple, and takes one out again.
+    BUNDLES = auto()
+    UNBUNDLES = auto()
+    # Orders side effects or ends a function; no tensor.
+    TIES = auto()
+    # The compiler's own, between two operators of the model: `op_swap` cannot mean it.
+    IS_OF_COMPILER = auto()
+    # Hands its cut on: MindSpore gives it no operator info of its own (step_parallel_utils.cc, IsParallelCareNode; a
+    # Cast without strategy is looked through).
+    PASSES_SPLIT = auto()
+    # Takes the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
+    TAKES_ASKED_SPLIT = auto()
+    # What a Reshape becomes in the graph of one rank when it redistributes (`ranks.sharding.name_communication`).
+    REDISTRIBUTES = auto()
+    # Its backward reads its operands, so one that arrives by communication is kept as it arrived.
+    KEEPS_OPERANDS = auto()
+    # May stand between a part of a sum and the communication that a model itself has for it.
+    IS_BEFORE_SUM = auto()
+    # The gradient of a Concat.
+    UNJOINS = auto()
+    # Two of them with the same inputs give different results.
+    RANDOM = auto()
+    # Reads only the rows that it gives, not the whole of its first input.
+    READS_PART = auto()
+    # `jit_level: O1` makes it part of a larger kernel (backend/common/graph_kernel, `dvm`): of the operators that dvm
+    # clusters take, those that the models here use.
+    FUSED = auto()
+    # As a kernel in a profile its work follows from its shapes: each input once, the output once. Not so where it only
+    # writes (ZerosLike), for reductions, convolutions, sorts, and optimizers, which write into their inputs.
+    COUNTED = auto()
+
+
+@dataclass(frozen=True)
+class Operators:
+    """A line of the table: operators that are alike in everything.
+
+    Attributes:
+        names: primitives, as MindSpore spells them.
+        kind: class.
+        traits: what else is to be known.
+        cut: rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of
+            a tensor as the tensor; None where no rule is known.
+        rate: figure in `Device.vector_rates`, for kernels that the vector units bound.
+        gradient: of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py).
+        products: of attention, products with the head size of queries and keys, and with that of values.
+    """
+
+    names: tuple[str, ...]
+    kind: OpClass = OpClass.ELEMENTWISE
+    traits: Trait = Trait.NONE
+    cut: Cut | tuple[int, ...] | None = None
+    rate: str = ""
+    gradient: str = ""
+    products: tuple[int, int] | None = None
+
+
+def _ops(names: str, kind: OpClass = OpClass.ELEMENTWISE, traits: Trait = Trait.NONE, **rest) -> Operators:
+    return Operators(tuple(names.split()), kind, traits, **rest)
+
+
+_C, _T = OpClass, Trait
+
+TABLE = (
+    # Views, reads of weights, and what the compiler puts there.
+    _ops("Reshape Flatten", _C.NONE, _T.VIEW | _T.TAKES_ASKED_SPLIT),
+    _ops("ExpandDims", _C.NONE, _T.VIEW, cut=Cut.EXPAND_DIMS),
+    _ops("Squeeze", _C.NONE, _T.VIEW, cut=Cut.SQUEEZE),
+    _ops("Depend", _C.NONE, _T.VIEW | _T.IS_OF_COMPILER | _T.PASSES_SPLIT),
+    _ops("Load", _C.NONE, _T.READS_WEIGHT | _T.IS_OF_COMPILER | _T.PASSES_SPLIT),
+    _ops("TensorMove", _C.MOVE, _T.READS_WEIGHT | _T.PASSES_SPLIT),
+    _ops("MakeTuple", _C.NONE, _T.BUNDLES | _T.IS_OF_COMPILER),
+    _ops("TupleGetItem", _C.NONE, _T.UNBUNDLES | _T.IS_OF_COMPILER),
+    _ops("MoveTo", _C.NONE, _T.IS_OF_COMPILER | _T.PASSES_SPLIT),  # a copy to the host or back: work of the links
+    _ops("UpdateState Partial Return", _C.NONE, _T.TIES),
+    _ops("Constant", _C.NONE),
+    # Matrix units. Attention in forward: scores and output; in backward scores again, the gradients of scores and
+    # values, and those of queries and keys.
+    _ops("MatMul MatMulExt BatchMatMul BatchMatMulExt", _C.MATMUL, _T.KEEPS_OPERANDS, cut=Cut.PRODUCT),
+    _ops("GroupedMatmul", _C.MATMUL),
+    _ops("FlashAttentionScore", _C.ATTENTION, _T.KEEPS_OPERANDS, cut=Cut.ATTENTION, products=(1, 1)),
+    _ops("FlashAttentionScoreGrad", _C.ATTENTION, cut=(0, 1, 2), products=(3, 2)),
+    # Links between cards.
+    _ops("AllReduce", _C.COMMUNICATION, _T.PASSES_SPLIT, gradient="AllReduce"),
+    _ops("AllGather", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="ReduceScatter"),
+    _ops("ReduceScatter", _C.COMMUNICATION, gradient="AllGather"),
+    _ops("AllToAll", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="AllToAll"),
+    _ops("AlltoAll AlltoAllV Send Receive", _C.COMMUNICATION),
+    # Vector units, with a rate of their own.
+    _ops("RmsNorm LayerNorm LayerNormV3", _C.NORM, cut=Cut.LIKE_FIRST, rate="norm"),
+    _ops("LayerNormExt", _C.NORM, rate="norm"),
+    _ops("RmsNormGrad", _C.NORM, cut=(1, 3), rate="norm_grad"),
+    _ops("LayerNormGrad", _C.NORM, cut=(0, 4, 4), rate="norm_grad"),
+    _ops("LayerNormGradV3", _C.NORM, cut=(1, 4, 4), rate="norm_grad"),
+    _ops(
+        "Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
+        _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax",
+    ),
+    _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
+    _ops("FastGeLU", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
+    _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
+    _ops("FastGeLUGrad", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
+    # Vector units: look-ups and data movement.
+    _ops("Gather", _C.EMBEDDING, _T.READS_PART, cut=Cut.GATHER),
+    _ops("Embedding", _C.EMBEDDING, _T.READS_PART, cut=Cut.EMBEDDING),
+    _ops("UnsortedSegmentSum EmbeddingDenseBackward", _C.EMBEDDING, cut=Cut.SEGMENT_SUM),
+    _ops("OneHot", _C.EMBEDDING, cut=Cut.ONE_HOT),
+    _ops("GatherD GatherDGradV2 IndexSelect InplaceIndexAddExt InplaceScatterSrc", _C.EMBEDDING),
+    _ops("Cast", _C.CAST, _T.PASSES_SPLIT | _T.IS_BEFORE_SUM | _T.FUSED, cut=Cut.ELEMENTWISE),
+    _ops("Split SplitWithSize", _C.MOVE, _T.UNJOINS, cut=Cut.LIKE_FIRST),
+    _ops("StridedSlice", _C.MOVE, _T.READS_PART, cut=Cut.LIKE_FIRST),
+    _ops("Concat StridedSliceGrad", _C.MOVE, cut=Cut.LIKE_FIRST),
+    _ops("Slice", _C.MOVE, _T.READS_PART | _T.REDISTRIBUTES),
+    _ops("BroadcastTo Tile", _C.MOVE, cut=Cut.BROADCAST),
+    _ops("Transpose", _C.MOVE, cut=Cut.TRANSPOSE),
+    _ops("Contiguous Pad Stack", _C.MOVE),
+    # Vector units: element-wise, and what counts as such.
+    _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
+    _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
+    _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
+    _ops(
+        "Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
+        _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE,
+    ),
+    _ops("AddN", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
+    _ops("Swiglu SwigluGrad", _C.ELEMENTWISE, _T.FUSED),
+    _ops(
+        "Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
+        "Select SigmoidGrad Sin Square Tanh TanhGrad",
+        _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE,
+    ),
+    _ops("Adds Relu SwiGlu SwiGluGrad", _C.ELEMENTWISE, _T.COUNTED),  # as kernels of profiles are called
+    _ops("StopGradient", _C.ELEMENTWISE, _T.PASSES_SPLIT, cut=Cut.ELEMENTWISE),
+    _ops(
+        "BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
+        "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
+        "ZerosLike",
+        cut=Cut.ELEMENTWISE,
+    ),
+    _ops("CumSum DropoutGradExt", cut=Cut.LIKE_FIRST),
+    _ops(
+        "ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
+        cut=Cut.REDUCTION,
+    ),
+    _ops("OneHotExt", cut=Cut.ONE_HOT),
+    _ops("Outer", cut=Cut.OUTER),
+    _ops("DropoutExt", _C.ELEMENTWISE, _T.RANDOM, cut=Cut.DROPOUT),
+    _ops("Dropout DropoutGenMask DropoutGenMaskExt", _C.ELEMENTWISE, _T.RANDOM),
+    _ops("SliceExt", _C.ELEMENTWISE, _T.READS_PART),
+)  # fmt: skip
+
+_BY_NAME: Mapping[str, Operators] = {name: line for line in TABLE for name in line.names}
+_UNKNOWN = Operators(())
+
+
+def _having(trait: Trait) -> frozenset[str]:
+    return frozenset(name for name, line in _BY_NAME.items() if line.traits & trait)
+
+
+def _of_class(*kinds: OpClass) -> frozenset[str]:
+    return frozenset(name for name, line in _BY_NAME.items() if line.kind in kinds)
+
+
+def _cut_by(*cuts: Cut) -> frozenset[str]:
+    return frozenset(name for name, line in _BY_NAME.items() if line.cut in cuts)
+
+
+# Sets for code that asks of every node of a graph; all of them follow from the table.
+VIEW_OPS = _having(Trait.VIEW)
+WEIGHT_OPS = _having(Trait.READS_WEIGHT)
+TUPLE_OPS = _having(Trait.BUNDLES | Trait.UNBUNDLES)
+TYING_OPS = _having(Trait.TIES)
+# Tie values together; nothing is computed with them.
+BOOKKEEPING_OPS = TYING_OPS | _having(Trait.BUNDLES)
+UNNAMED_OPS = _having(Trait.IS_OF_COMPILER)
+# Operators of the compiler's own, views, and reads of weights: no work. Copies are the links' work.
+NO_WORK_OPS = _of_class(OpClass.NONE)
+# Views and tuples are the memory of their inputs; Load reads a weight where it is.
+NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
+MATMUL_OPS = _of_class(OpClass.MATMUL)
+PRODUCT_OPS = _cut_by(Cut.PRODUCT)  # matrix products with a rule for their cut
+COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)
+REDISTRIBUTION_OPS = _having(Trait.REDISTRIBUTES)
+RESHAPING_OPS = _having(Trait.TAKES_ASKED_SPLIT)
+KEEPING_OPS = _having(Trait.KEEPS_OPERANDS)
+UNJOINING_OPS = _having(Trait.UNJOINS)
+RANDOM_OPS = _having(Trait.RANDOM)
+PARTIAL_READ_OPS = _having(Trait.READS_PART)
+FUSED_OPS = _having(Trait.FUSED)
+COUNTED_OPS = _having(Trait.COUNTED)
+
+# Behind these something is what it was before them. What that something is decides which they are:
+# the value itself,
+VALUE_PASSING_OPS = VIEW_OPS | TUPLE_OPS
+# how it is cut,
+SPLIT_PASSING_OPS = _having(Trait.PASSES_SPLIT)
+# what one layer hands to the next: the compiler puts these between, casts of norms for one,
+LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
+# the operator whose output is communicated (`recompute_comm_op`),
+COMM_PASSING_OPS = VIEW_OPS | REDISTRIBUTION_OPS | _of_class(OpClass.CAST) | _having(Trait.UNBUNDLES)
+# and the part of a sum that a communication of the model's own adds.
+SUM_PASSING_OPS = VIEW_OPS | _having(Trait.IS_BEFORE_SUM)
+
+
+def classify(op: str) -> OpClass:
+    """What kind of operator this is; element-wise where nothing else is known."""
+    return _BY_NAME.get(op, _UNKNOWN).kind
+
+
+def is_kernel(op: str) -> bool:
+    """Whether the device runs something for this operator: views, tuples and reads of weights have no kernel.
+
+    Positions of operators, as `backward_prefetch` counts them, are those of kernels. `MoveTo` is none.
+    """
+    return classify(op) is not OpClass.NONE
+
+
+def cut_of(op: str) -> Cut | tuple[int, ...] | None:
+    """Rule for the cut of its outputs; None where none is known."""
+    return _BY_NAME.get(op, _UNKNOWN).cut
+
+
+def vector_rate(op: str) -> str:
+    """Figure in `Device.vector_rates` that bounds it; "" for none."""
+    return _BY_NAME.get(op, _UNKNOWN).rate
+
+
+def gradient_of_collective(op: str) -> str:
+    """The communication that is the gradient of this one; "" where it has none."""
+    return _BY_NAME.get(op, _UNKNOWN).gradient
+
+
+def products_of_attention(op: str) -> tuple[int, int] | None:
+    """Products with the head size of queries and keys, and with that of values; None for all but attention."""
+    return _BY_NAME.get(op, _UNKNOWN).products

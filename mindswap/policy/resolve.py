@@ -1,0 +1,320 @@
+r"""What a policy decides for each operator of a layer, and by which entry. Pure.
+
+This is the one place where entries are weighed against each other. Applying, log lines, simulating, verifying,
+planning and explaining read its decisions.
+
+Order of the entries, from the specification ("Fine-Grained Activations SWAP" of MindFormers):
+
+- An operator that is recomputed is not offloaded.
+- Recompute of a whole layer goes before select recompute in it; the exclude options go before both.
+- `op_swap` goes before `layer_swap`. Of two patterns that name an operator the later one decides; a pattern that stands
+  twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import Match, match_pattern
+from mindswap.policy.model import OpRecompute, Policy
+
+__all__ = [
+    "Claim",
+    "Decision",
+    "Entry",
+    "LayerDecisions",
+    "Path",
+    "Setting",
+    "Treatment",
+    "acting_entries",
+    "matches_of",
+    "resolve_layer",
+]
+
+# Attribute names from the layer down; () is the layer itself.
+Path = tuple[str, ...]
+
+
+class Setting(Enum):
+    """Where in a configuration an entry stands."""
+
+    LAYER_SWAP = "layer_swap"
+    OP_SWAP = "op_swap"
+    RECOMPUTE = "recompute"
+    OUTPUT_RECOMPUTE = "output_recompute"
+    SELECT_RECOMPUTE = "select_recompute"
+    SELECT_COMM_RECOMPUTE = "select_comm_recompute"
+    SELECT_RECOMPUTE_EXCLUDE = "select_recompute_exclude"
+    SELECT_COMM_RECOMPUTE_EXCLUDE = "select_comm_recompute_exclude"
+
+
+# Entries of these name no part of a layer.
+WHOLE = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
+
+
+class Treatment(Enum):
+    """What becomes of what an operator makes between forward and backward."""
+
+    KEEP = "keep"
+    OFFLOAD = "offload"
+    RECOMPUTE = "recompute"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One entry of a policy.
+
+    Attributes:
+        setting: where it stands.
+        pattern: what it names; "" for the whole layer.
+        prefetch: prefetch distance in operators; None for recompute.
+    """
+
+    setting: Setting
+    pattern: str = ""
+    prefetch: int | None = None
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A cell or primitive of a layer that an entry names; the layer itself has the path ()."""
+
+    entry: Entry
+    match: Match
+
+    @property
+    def path(self) -> Path:
+        """Of what is named."""
+        return self.match.path
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What happens to one operator.
+
+    Attributes:
+        recomputed_by: entries that have it run again in backward.
+        offloaded_by: of the entries that offload it the one that counts; without effect where it is recomputed.
+        excluded_by: entries that keep it from being recomputed.
+        communicated_again_by: entries that have its communication repeated.
+    """
+
+    recomputed_by: tuple[Claim, ...] = ()
+    offloaded_by: Claim | None = None
+    excluded_by: tuple[Claim, ...] = ()
+    communicated_again_by: tuple[Claim, ...] = ()
+
+    @property
+    def treatment(self) -> Treatment:
+        """What becomes of its output."""
+        if self.recomputed_by:
+            return Treatment.RECOMPUTE
+        return Treatment.KEEP if self.offloaded_by is None else Treatment.OFFLOAD
+
+    @property
+    def named_prefetch(self) -> int | None:
+        """Prefetch distance that entries ask for, also where it is recomputed; None if none does."""
+        return None if self.offloaded_by is None else self.offloaded_by.entry.prefetch
+
+    @property
+    def prefetch(self) -> int | None:
+        """Prefetch distance in operators, if it is offloaded."""
+        return None if self.recomputed_by else self.named_prefetch
+
+    @property
+    def decided_by(self) -> tuple[Claim, ...]:
+        """The entries that it follows from."""
+        if self.recomputed_by:
+            return self.recomputed_by
+        return (*self.excluded_by, *((self.offloaded_by,) if self.offloaded_by else ()))
+
+
+@dataclass(frozen=True)
+class LayerDecisions:
+    """What a policy decides for a layer.
+
+    Attributes:
+        layer_index: index of the layer.
+        layer: its tree.
+        recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
+        is_output_recomputed: with the whole layer its output, too.
+        comm_recomputes: primitives whose communication is repeated.
+        excludes, comm_excludes: what must not be recomputed, what must not communicate again.
+        offloads: weakest first: of those that cover an operator the last one counts.
+        overridden: claims that others of their kind take everything from.
+        silent: entries that have the layer and do not act in it.
+    """
+
+    layer_index: int
+    layer: CellNode
+    recomputes: tuple[Claim, ...] = ()
+    is_output_recomputed: bool = False
+    comm_recomputes: tuple[Claim, ...] = ()
+    excludes: tuple[Claim, ...] = ()
+    comm_excludes: tuple[Claim, ...] = ()
+    offloads: tuple[Claim, ...] = ()
+    overridden: tuple[Claim, ...] = ()
+    silent: tuple[Entry, ...] = ()
+
+    @property
+    def is_fully_recomputed(self) -> bool:
+        """Whether the layer is recomputed whole."""
+        return any(not claim.path for claim in self.recomputes)
+
+    def of(self, *paths: Path) -> Decision:
+        """The decision for an operator.
+
+        Args:
+            paths: of the operator, also of one that is no attribute of the model (a cell and a type); several if the
+                compiler made one operator of those, or a graph cannot tell them apart.
+        """
+        recomputes = _covering(self.recomputes, paths)
+        excludes = _covering(self.excludes, paths)
+        offloads = _covering(self.offloads, paths)
+        return Decision(
+            () if excludes else recomputes,
+            offloads[-1] if offloads else None,
+            excludes,
+            _covering(self.comm_recomputes, paths),
+        )
+
+    def lost_on(self, *paths: Path) -> tuple[Claim, ...]:
+        """The entries that name an operator and do not decide what happens to it."""
+        decision = self.of(*paths)
+        deciding = {*decision.decided_by, *decision.communicated_again_by}
+        silent = (claim for setting in Setting for claim in _claims(self.silent, setting, self.layer))
+        claims = (*silent, *self.overridden, *self.offloads, *self.recomputes)
+        return tuple(claim for claim in _covering(claims, paths) if claim not in deciding)
+
+    def operators(self) -> Mapping[Path, Decision]:
+        """The decision for each operator: primitives, and cells that hold nothing."""
+        return {path: self.of(path) for path, node in self.layer.walk() if not node.children}
+
+    def primitives(self) -> Mapping[Path, Decision]:
+        """The decision for each primitive."""
+        return {path: self.of(path) for path, node in self.layer.walk() if node.is_primitive}
+
+
+def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDecisions:
+    """The decisions of a policy for one layer.
+
+    Args:
+        policy: with swap enabled; a disabled one decides nothing.
+        layer_index: index of the layer in the model.
+        layer: tree of the layer.
+
+    Raises:
+        PatternError: if a pattern is no regular expression.
+    """
+    acting = acting_entries(policy, layer_index)
+    claims = {setting: tuple(_claims(acting, setting, layer)) for setting in Setting}
+    excludes = claims[Setting.SELECT_RECOMPUTE_EXCLUDE]
+    comm_excludes = claims[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE]
+    selected, gone = _without(claims[Setting.SELECT_RECOMPUTE], excludes)
+    communicated, comm_gone = _without(claims[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
+    swaps, overridden = _override(claims[Setting.OP_SWAP])
+    return LayerDecisions(
+        layer_index=layer_index,
+        layer=layer,
+        recomputes=(*claims[Setting.RECOMPUTE], *selected),
+        is_output_recomputed=bool(claims[Setting.OUTPUT_RECOMPUTE]),
+        comm_recomputes=communicated,
+        excludes=excludes,
+        comm_excludes=comm_excludes,
+        offloads=(*claims[Setting.LAYER_SWAP], *swaps),
+        overridden=(*overridden, *gone, *comm_gone),
+        silent=tuple(entry for entry in _entries(policy, layer_index) if entry not in acting),
+    )
+
+
+def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
+    """The entries that act in a layer, whatever they name there.
+
+    Args:
+        policy: with swap enabled; in a disabled one none acts.
+        layer_index: index of the layer.
+    """
+    entries = tuple(_entries(policy, layer_index))
+    is_full = any(entry.setting is Setting.RECOMPUTE for entry in entries)
+    acting: dict[tuple[Setting, str], Entry] = {}
+    for entry in entries:
+        if entry.setting in (Setting.SELECT_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE) and is_full:
+            continue
+        if entry.setting is Setting.OUTPUT_RECOMPUTE and not is_full:
+            continue
+        # Of two entries for the whole layer, or with one pattern, the first acts.
+        acting.setdefault((entry.setting, entry.pattern), entry)
+    return tuple(acting.values())
+
+
+def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:
+    """What claims name below the layer, each part once."""
+    return tuple({claim.path: claim.match for claim in claims if claim.path}.values())
+
+
+def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
+    """The entries that have a layer, in the order of the log lines."""
+    if not policy.is_swap_enabled:
+        return
+    if layer_index in policy.layer_recompute:
+        yield Entry(Setting.RECOMPUTE)
+    if layer_index in policy.output_recompute:
+        yield Entry(Setting.OUTPUT_RECOMPUTE)
+    options: tuple[tuple[Setting, tuple[OpRecompute, ...]], ...] = (
+        (Setting.SELECT_RECOMPUTE, policy.select_recompute),
+        (Setting.SELECT_COMM_RECOMPUTE, policy.select_comm_recompute),
+        (Setting.SELECT_RECOMPUTE_EXCLUDE, policy.select_recompute_exclude),
+        (Setting.SELECT_COMM_RECOMPUTE_EXCLUDE, policy.select_comm_recompute_exclude),
+    )
+    for setting, ops in options:
+        yield from (Entry(setting, op.pattern) for op in ops if layer_index in op.layers)
+    for whole in policy.layer_swap:
+        if layer_index in whole.layers:
+            yield Entry(Setting.LAYER_SWAP, "", whole.prefetch)
+    for swap in policy.op_swap:
+        if layer_index in swap.layers:
+            yield Entry(Setting.OP_SWAP, swap.pattern, swap.prefetch)
+
+
+def _claims(entries: Iterable[Entry], setting: Setting, layer: CellNode) -> Iterator[Claim]:
+    # Communication is repeated by primitives; a cell has none of its own.
+    is_comm = setting in (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
+    for entry in entries:
+        if entry.setting is setting:
+            matches = (Match((), layer),) if setting in WHOLE else match_pattern(entry.pattern, layer)
+            yield from (Claim(entry, match) for match in matches if match.node.is_primitive or not is_comm)
+
+
+def _without(claims: tuple[Claim, ...], excludes: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+    """The claims that are neither excluded nor inside an excluded cell; the others."""
+    excluded = {claim.path for claim in excludes}
+    left: list[Claim] = []
+    gone: list[Claim] = []
+    for claim in claims:
+        is_excluded = any(claim.path[:depth] in excluded for depth in range(1, len(claim.path) + 1))
+        (gone if is_excluded else left).append(claim)
+    return tuple(left), tuple(gone)
+
+
+def _override(claims: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+    """The claims on which no later one lies, in order; the others."""
+    left: dict[Path, Claim] = {}
+    overridden: list[Claim] = []
+    for claim in claims:
+        overridden += [left.pop(path) for path in list(left) if path[: len(claim.path)] == claim.path]
+        left[claim.path] = claim
+    return tuple(left.values()), tuple(overridden)
+
+
+def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ...]:
+    """The claims on an operator, or on a cell that it is in, under any of its paths."""
+    if not claims:  # most often; a planner asks for every operator of thousands of policies
+        return ()
+    found = []
+    for claim in claims:
+        named = claim.match.path
+        depth = len(named)
+        if any([path[:depth] == named for path in paths]):
+            found.append(claim)
+    return tuple(found)

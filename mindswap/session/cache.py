@@ -1,0 +1,63 @@
+"""Results that take a compile, kept on disk under everything that decides them."""
+
+from collections.abc import Callable, Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mindswap.document.nodes import Document, to_data
+from mindswap.graph.cache import cache_folder, cached, make_key
+from mindswap.policy.model import Policy
+
+__all__ = ["cached_result"]
+
+T = TypeVar("T")
+
+
+def cached_result(
+    document: Document,
+    policy: Policy,
+    classes: Iterable[type],
+    make: Callable[[], T],
+    use_cache: bool,
+    without: Iterable[str] = (),
+    **question: Any,
+) -> T:
+    """The answer to a question about a configuration.
+
+    Args:
+        document: the configuration; every value of it counts, but those of `without`.
+        policy: what it asks for.
+        classes: dataclasses that the answer is made of.
+        make: finds the answer.
+        use_cache: False asks anew and keeps nothing.
+        without: top-level keys that do not matter to the answer.
+        question: what is asked, JSON values.
+    """
+    data = to_data(document.root) if document.root is not None else {}
+    if not use_cache or _has_own_code(data):
+        return make()
+    if isinstance(data, dict):
+        data = {name: value for name, value in data.items() if name not in set(without)}
+    key = make_key(config=repr(data), policy=policy.to_config(), versions=_versions(), question=question)
+    return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
+
+
+def _has_own_code(data: Any) -> bool:
+    """Whether the network comes from code of the user's, which may change without the YAML."""
+    if isinstance(data, dict):
+        return "auto_register" in data or any(_has_own_code(value) for value in data.values())
+    return isinstance(data, (list, tuple)) and any(_has_own_code(value) for value in data)
+
+
+def _versions() -> dict[str, str]:
+    """What compiles and what reads the result; mindswap by its files, which change while it is developed."""
+    found = {}
+    for name in ("mindspore", "mindformers"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "none"
+    files = sorted(Path(__file__).parents[1].rglob("*.py"))
+    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return {**found, "mindswap": make_key(files=stamps)}

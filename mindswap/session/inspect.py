@@ -1,0 +1,101 @@
+"""Which operators of a configuration hold the activation memory."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.document.source import load_document
+from mindswap.errors import PolicyError
+from mindswap.graph.lifetime import Peak, find_peak
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.model import Node, TensorType
+from mindswap.policy.model import Policy
+from mindswap.report.memory import MemoryReport
+from mindswap.session.cache import cached_result
+from mindswap.session.gathered import with_gathered_weights
+
+__all__ = ["Inspection", "inspect_config", "inspect_memory"]
+
+# What a report is made of, for the cache.
+REPORT_CLASSES = (MemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What holds the memory.
+
+    Attributes:
+        title: of the configuration, and of the rank.
+        report: layer by layer, operator by operator.
+    """
+
+    title: str
+    report: MemoryReport
+
+
+def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: bool = True) -> Inspection:
+    """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
+
+    Args:
+        path: MindFormers YAML.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+    """
+    document = load_document(path)
+    checked = check_document(document, environ=dict(os.environ))
+    policy = checked.policy
+    if policy is None:
+        raise PolicyError(checked.problems)
+    config_path = str(Path(path).resolve())
+    placement = None
+    if rank is not None:
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    report = cached_result(
+        document,
+        policy,
+        REPORT_CLASSES,
+        lambda: inspect_config(config_path, policy, placement),
+        use_cache,
+        ask="inspect",
+        rank=rank,
+    )
+    title = Path(path).stem
+    return Inspection(f"{title}, {placement.describe()}" if placement else title, report)
+
+
+def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:
+    """Compile with and without the policy, and measure what is kept.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: what it asks for.
+        placement: measure as this rank has it; default is one rank that has the whole model.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    require_mindformers()
+    with quiet():
+        from mindswap.adapters.mindformers import PATH_TAG, capture
+
+        compiled = capture(config_path, policy, placement=placement)
+        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, True, placement)
+    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
+    names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
+    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
+    notes = compiled.notes
+    if placement is not None:
+        layers = tuple(
+            layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])
+            for layer in layers
+        )
+        notes = (placement.describe(), *notes)
+    return MemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)

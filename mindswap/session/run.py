@@ -1,0 +1,116 @@
+"""A simulated step, and everything that is said about it."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.cost.hardware import Device
+from mindswap.policy.model import Policy
+from mindswap.report.device_figures import device_figures
+from mindswap.report.outside import describe_outside
+from mindswap.report.simulation.html import write_html
+from mindswap.report.simulation.text import format_simulation
+from mindswap.report.simulation.trace import write_trace
+from mindswap.simulate.memory import profile_memory
+from mindswap.simulate.step_model import SimulatedStep, StepModel
+from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary_model import SimulationReport
+
+__all__ = ["Run", "outside_line"]
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """One step under one policy; all figures are simulated. `print` shows the report.
+
+    Attributes:
+        model: the step under any policy.
+        device: on what.
+        policy: in layer indices.
+        simulated: what came out.
+        title: name of what was simulated.
+    """
+
+    model: StepModel
+    device: Device
+    policy: Policy
+    simulated: SimulatedStep
+    title: str
+
+    @property
+    def step_time_ns(self) -> int:
+        """One step, end to end."""
+        return self.simulated.step_time_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any pipeline stage."""
+        return self.simulated.peak_bytes
+
+    @property
+    def fits(self) -> bool:
+        """Whether that is within the memory that may be used."""
+        return self.peak_bytes <= self.device.usable_memory_bytes
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Of each card."""
+        settings = self.model.settings
+        return settings.num_tokens * 1e9 / self.step_time_ns / settings.num_cards
+
+    def report(self) -> SimulationReport:
+        """Who waits for whom, what each layer costs, what fills the memory at its peak."""
+        model, settings, device, timeline = self.model, self.model.settings, self.device, self.simulated.timeline
+        return build_report(
+            timeline,
+            [profile_memory(timeline, stage) for stage in range(timeline.program.num_stages)],
+            self.simulated.static,
+            title=self.title,
+            device_title=device.title,
+            figures=device_figures(device, settings.compute_dtype),
+            num_tokens=settings.num_tokens,
+            model_flops=model.model_flops(),
+            peak_flops=device.peak_flops[settings.compute_dtype],
+            num_cards=settings.num_cards,
+            num_cards_per_node=device.num_cards_per_node,
+            budget_bytes=device.usable_memory_bytes,
+            terms=self.simulated.terms,
+            notes=model.captured.notes,
+            outside_bytes=model.outside_bytes,
+            outside=outside_line(model, device),
+        )
+
+    def save_html(self, path: str | os.PathLike) -> None:
+        """A page that opens offline in a browser.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        write_html(self.report(), Path(path))
+
+    def save_trace(self, path: str | os.PathLike) -> None:
+        """A Chrome trace (.json, .json.gz) for Perfetto.
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        write_trace(self.report(), Path(path))
+
+    def save_plot(self, path: str | os.PathLike) -> None:
+        """A picture (.png, .svg, .pdf).
+
+        Raises:
+            DataError: it cannot be written.
+        """
+        from mindswap.report.simulation.plots import plot_simulation  # needs matplotlib
+
+        plot_simulation(self.report(), Path(path))
+
+    def __str__(self) -> str:
+        return format_simulation(self.report())
+
+
+def outside_line(model: StepModel, device: Device) -> str:
+    """Device memory beside what MindSpore may use, in words; "" for none."""
+    left_bytes = device.memory_bytes - device.usable_memory_bytes
+    return describe_outside(model.outside_bytes, model.communicators, left_bytes)

@@ -1,0 +1,23 @@
+"""The layers of a configuration's network, as MindFormers builds it."""
+
+import importlib.util
+import os
+
+from mindswap.adapters.quiet import quiet
+from mindswap.policy.cell_tree import LayerTrees
+
+__all__ = ["has_mindformers", "read_real_trees"]
+
+
+def has_mindformers() -> bool:
+    """Whether the real network can be asked."""
+    return all(importlib.util.find_spec(name) is not None for name in ("mindspore", "mindformers"))
+
+
+def read_real_trees(path: str, num_layers: int) -> LayerTrees:
+    """The layers as MindFormers builds them from a YAML file."""
+    absolute_path = os.path.abspath(path)  # noqa: PTH100 quiet() changes the working directory
+    with quiet():
+        from mindswap.adapters.mindformers import read_layer_trees
+
+        return read_layer_trees(absolute_path, num_layers)

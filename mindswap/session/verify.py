@@ -1,0 +1,270 @@
+"""What is asked for against what the compiler does."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.document.nodes import Document
+from mindswap.document.source import load_document
+from mindswap.effect.recompute import RecomputeEffect, compare_recompute
+from mindswap.effect.swap import LayerEffect, compare_effect
+from mindswap.errors import MindswapError, PolicyError
+from mindswap.logs.compare import compare_logs
+from mindswap.logs.read import read_worker_logs
+from mindswap.policy.actions import format_log_lines, plan_layer
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.report.effect import (
+    effect_to_json,
+    format_effect,
+    format_recompute_effect,
+    recompute_effect_to_json,
+)
+from mindswap.report.execution import execution_to_json, format_execution
+from mindswap.report.logs import format_logs, logs_to_json
+from mindswap.session.cache import cached_result
+from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.trees import read_real_trees
+from mindswap.stage.applied import as_applied
+from mindswap.stage.expand import expand_stage_recompute
+
+if TYPE_CHECKING:
+    from mindswap.adapters.mindformers import Capture
+
+__all__ = ["Verification", "verify", "verify_policy", "verify_recompute"]
+
+NOTHING_ASKED = "swap is off: nothing to verify in the graph"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verifying one configuration gives, in the form that the cache keeps. `print` shows it.
+
+    Attributes:
+        is_as_asked: the graph does what is asked, no more and no less.
+        text: report for readers.
+        data: the same as plain data.
+        log_lines: what every worker should have logged, layer by layer of the model.
+    """
+
+    is_as_asked: bool
+    text: str
+    data: Mapping[str, Any]
+    log_lines: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def verify(
+    path: str | os.PathLike,
+    rank: int | None = None,
+    logs: str | os.PathLike | None = None,
+    execute: bool = False,
+    use_cache: bool = True,
+) -> Verification:
+    """Whether the compiled graph of a configuration does what it asks; no device.
+
+    Args:
+        path: MindFormers YAML.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        logs: folder with the logs of a run, which count too.
+        execute: also run the compiled step, operator by operator.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+        LogError: if the logs cannot be read.
+    """
+    config = os.fspath(path)
+    document = load_document(config)
+    checked = check_document(document, environ=dict(os.environ))
+    if checked.policy is None:
+        raise PolicyError(checked.problems)
+    workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
+    found = _verify_graph(config, document, checked, rank, use_cache)
+    if execute:
+        found = _with_execution(config, document, checked, found, use_cache)
+    if workers is None:
+        return found
+    has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
+    predicted = _predict_peak(config, use_cache) if has_peaks else None
+    report = compare_logs(found.log_lines, workers, predicted_peak_bytes=predicted)
+    is_ok = found.is_as_asked and report.is_ok
+    return Verification(
+        is_ok,
+        f"{found.text}\n\n{format_logs(report)}",
+        {**found.data, "ok": is_ok, "logs": logs_to_json(report)},
+        found.log_lines,
+    )
+
+
+def _with_execution(
+    config: str, document: Document, checked: CheckResult, found: Verification, use_cache: bool
+) -> Verification:
+    """The answer, and what running the compiled step shows."""
+    from mindswap.session.execute import execute_config  # brings the simulator along
+
+    policy = checked.policy or Policy()
+    if not checked.is_swap_enabled:
+        policy = _stage_policy(document, checked.num_layers)
+    result = execute_config(config, document, policy, use_cache)
+    is_ok = found.is_as_asked and result.is_ok
+    return Verification(
+        is_ok,
+        f"{found.text}\n\n{format_execution(result)}",
+        {**found.data, "ok": is_ok, "execution": execution_to_json(result)},
+        found.log_lines,
+    )
+
+
+def _predict_peak(config: str, use_cache: bool) -> int | None:
+    """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
+    from mindswap.session.step import load_step  # brings the simulator along
+
+    try:
+        loaded = load_step(config, use_cache=use_cache)
+        return loaded.simulate().peak_bytes
+    except MindswapError:
+        return None
+
+
+def _verify_graph(
+    config: str, document: Document, checked: CheckResult, rank: int | None, use_cache: bool
+) -> Verification:
+    """What the compiled graph says, or that there is nothing to ask it."""
+    policy, config_path = checked.policy or Policy(), str(Path(config).resolve())
+    if not checked.is_swap_enabled:
+        policy = _stage_policy(document, checked.num_layers)
+        if policy == Policy():
+            return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    placement = None
+    if rank is not None:
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    if checked.is_swap_enabled:
+        make = partial(_answer_swap, config_path, policy, placement, checked.num_layers)
+    else:
+        make = partial(_answer_recompute, config_path, policy, placement)
+    return cached_result(
+        document,
+        policy,
+        (Verification,),
+        make,
+        use_cache,
+        ask="verify",
+        rank=rank,
+    )
+
+
+def _stage_policy(document: Document, num_layers: int | None) -> Policy:
+    """What MindFormers recomputes with swap off, without the flags: an empty policy where that is nothing."""
+    if num_layers is None:
+        section = document.get("recompute_config")
+        if section is not None and section.entries:
+            require_num_layers(document, num_layers)
+        return Policy()
+    policy = expand_stage_recompute(document, num_layers).policy
+    if not (policy.layer_recompute or policy.select_recompute or policy.select_comm_recompute):
+        return Policy()
+    return policy
+
+
+def _answer_swap(
+    config_path: str, policy: Policy, placement: RankPlacement | None, num_layers: int | None
+) -> Verification:
+    effects, swapped = verify_policy(config_path, policy, placement)
+    asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
+    has_pairs = any(effect.pairs for effect in effects)
+    is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
+    notes = _notes(swapped, placement)
+    text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
+    is_whole = placement is None or placement.num_stages == 1
+    return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))
+
+
+def _answer_recompute(config_path: str, policy: Policy, placement: RankPlacement | None) -> Verification:
+    effects, compiled = verify_recompute(config_path, policy, placement)
+    is_ok = all(effect.is_as_asked for effect in effects)
+    notes = _notes(compiled, placement)
+    text = format_recompute_effect(effects, is_ok, notes)
+    return Verification(is_ok, text, recompute_effect_to_json(effects, is_ok, notes))
+
+
+def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, ...]:
+    return compiled.notes if placement is None else (placement.describe(), *compiled.notes)
+
+
+def _expected_lines(
+    config_path: str, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
+) -> tuple[tuple[str, ...], ...]:
+    """What every worker should have logged, layer by layer of the model: each worker builds all layers."""
+    if is_whole or num_layers is None:
+        layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
+    else:
+        layers = read_real_trees(config_path, num_layers).layers
+    return tuple(format_log_lines(plan_layer(policy, index, layer)) for index, layer in enumerate(layers))
+
+
+def verify_policy(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None
+) -> tuple[tuple[LayerEffect, ...], "Capture"]:
+    """Compile with and without swap, and compare with what the policy asks of each layer.
+
+    Returns:
+        One effect per layer of the model (of the rank's stage, with `placement`), and the compiled
+        network under the policy.
+    """
+    require_mindformers()
+    without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
+    with quiet():
+        from mindswap.adapters.mindformers import capture
+
+        swapped = capture(config_path, policy, placement=placement)
+        baseline = capture(config_path, without_swap, swapped.sample, placement=placement)
+    swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
+    decided = [
+        dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
+        for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
+    ]
+    compiled = compare_effect(decided, baseline.graph, swapped.graph)
+    indices = placement.layers if placement is not None else range(len(swapped.sample.layer_map))
+    effects = tuple(
+        dataclasses.replace(compiled[position], layer_index=index)
+        for index, position in zip(indices, swapped.sample.layer_map, strict=True)
+    )
+    return effects, swapped
+
+
+def verify_recompute(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None
+) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
+    """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
+
+    Args:
+        config_path: MindFormers YAML with swap off.
+        policy: from `policy.stage_recompute`.
+        placement: as this rank has it; default is one rank that has the whole model.
+
+    Returns:
+        One effect per layer of the model, and the compiled network.
+    """
+    require_mindformers()
+    with quiet():
+        from mindswap.adapters.mindformers import capture
+
+        compiled = capture(config_path, Policy(), placement=placement)
+        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
+    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
+    acting = as_applied(policy, LayerTrees(compiled.layers, {}, "the real network"))
+    decided = [resolve_layer(acting, index, tree) for index, tree in enumerate(compiled.layers)]
+    return compare_recompute(decided, plain.graph, compiled.graph), compiled

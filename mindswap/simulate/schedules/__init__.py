@@ -1,0 +1,46 @@
+"""Schedules: what a pipeline stage does in which order. One file each; everything else only reads their lists."""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import cast
+
+from mindswap.simulate.schedules import (
+    gpipe,
+    interleaved_1f1b,
+    interleaved_less_memory,
+    seqpipe,
+    seqsmartvpp,
+    seqvpp,
+    zero_bubble_v,
+)
+from mindswap.simulate.schedules.in_flight import most_in_flight
+from mindswap.simulate.schedules.passes import Pass, Schedule, Shape, Work
+
+__all__ = ["LESS_MEMORY", "SCHEDULES", "Pass", "Shape", "Work", "find_schedule", "most_in_flight", "order_passes"]
+
+LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
+SCHEDULES: Mapping[str, Schedule] = cast(
+    Mapping[str, Schedule],
+    {
+        "1f1b": interleaved_1f1b,
+        LESS_MEMORY: interleaved_less_memory,
+        "gpipe": gpipe,
+        "seqpipe": seqpipe,
+        "seqvpp": seqvpp,
+        "seqsmartvpp": seqsmartvpp,
+        "zero_bubble_v": zero_bubble_v,
+    },
+)
+
+
+def find_schedule(name: str, shape: Shape) -> Schedule:
+    """What MindSpore runs where `pipeline_scheduler` is `name`: seqpipe in place of all others for one chunk."""
+    if shape.num_chunks == 1 and name != "zero_bubble_v":
+        return SCHEDULES["seqpipe"]
+    return SCHEDULES[name]
+
+
+@cache
+def order_passes(name: str, stage: int, shape: Shape) -> tuple[Pass, ...]:
+    """What a stage does in one step."""
+    return find_schedule(name, shape).order(stage, shape)

@@ -1,0 +1,92 @@
+"""What a schedule is made of: passes of a stage, as plain data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Protocol
+
+__all__ = ["Pass", "Schedule", "Shape", "Work", "warm_up_then_alternate", "whole_rounds"]
+
+
+class Work(IntEnum):
+    """What a pass computes."""
+
+    FORWARD = 0
+    BACKWARD = 1  # both gradients
+    INPUT_GRADIENT = 2  # backward without the products that give gradients of weights
+    WEIGHT_GRADIENT = 3  # these products
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One pass of one micro-batch through one virtual chunk of a stage.
+
+    Attributes:
+        chunk: virtual chunk of the stage.
+        micro_batch: position in the step.
+        work: what is computed.
+        sequence: piece of the sequence, 0 where sequences are not cut.
+    """
+
+    chunk: int
+    micro_batch: int
+    work: Work
+    sequence: int = 0
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a schedule arranges.
+
+    Attributes:
+        num_stages: pipeline stages.
+        num_chunks: virtual chunks per stage.
+        num_micro_batches: micro-batches of a step.
+        num_sequences: pieces that a sequence is cut into.
+    """
+
+    num_stages: int
+    num_chunks: int = 1
+    num_micro_batches: int = 1
+    num_sequences: int = 1
+
+    @property
+    def num_forward(self) -> int:
+        """Forward passes of a stage."""
+        return self.num_micro_batches * self.num_chunks * self.num_sequences
+
+
+class Schedule(Protocol):
+    """A module of this folder."""
+
+    def order(self, stage: int, shape: Shape) -> tuple[Pass, ...]:
+        """What a stage does in one step."""
+
+    def refusal(self, shape: Shape) -> str:
+        """Why MindSpore refuses this shape; "" if it takes it."""
+
+    def short_step(self, shape: Shape, at_least: int) -> int:
+        """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+
+
+def warm_up_then_alternate(
+    forward: Sequence[tuple[int, int]], backward: Sequence[tuple[int, int]], num_warm_up: int
+) -> tuple[Pass, ...]:
+    """Some forwards, then one forward and one backward in turn, then the backwards that are left.
+
+    Args:
+        forward, backward: (chunk, micro-batch) in the order of each.
+        num_warm_up: forwards before the first backward, less the one that it alternates with.
+    """
+    total = len(forward)
+    warm_up = min(num_warm_up, total)
+    passes = [Pass(*forward[i], Work.FORWARD) for i in range(warm_up)]
+    for i in range(warm_up, total):
+        passes += [Pass(*forward[i], Work.FORWARD), Pass(*backward[i - warm_up], Work.BACKWARD)]
+    passes += [Pass(*backward[i], Work.BACKWARD) for i in range(total - warm_up, total)]
+    return tuple(passes)
+
+
+def whole_rounds(total: int, size: int, at_least: int) -> int:
+    """A number from `at_least` on that leaves the same rest in rounds of a size; at most the total."""
+    return total - max(0, total - at_least) // size * size

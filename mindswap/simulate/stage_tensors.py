@@ -1,0 +1,251 @@
+"""The tensors of a virtual chunk as rows of a table, at positions within its passes. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindswap.simulate.block_arrays import arrays_of
+from mindswap.simulate.blocks import Block, Role, Uses
+from mindswap.simulate.program import NO_OP, MemoryKind
+from mindswap.simulate.stage_pass import NONE, WEIGHT_HALF, StagePass, neighbour_reads, shift
+
+__all__ = ["TENSOR_COLUMNS", "TensorTable", "Turns"]
+
+# Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
+TENSOR_COLUMNS = (
+    "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
+    "micro_batch", "prefetch", "num_copies", "is_held",
+)  # fmt: skip
+# Last use in forward, first and last use in backward.
+_Positions = tuple[int, int, int]
+
+
+@dataclass(frozen=True, eq=False)
+class Turns:
+    """Micro-batches of a virtual chunk that are laid down alike: their passes, their tensors, and where they begin.
+
+    Attributes:
+        forward, backward: the passes; `backward` is the whole one, also where it is cut.
+        halves: of backward, where it is cut.
+        places: where the operators of the whole backward are in the halves; None where it is not cut.
+        own: tensors that only one block reads.
+        others: what blocks hand on and share.
+        begins: for each (micro-batch, piece of the sequence) where its forward, its backward (the first half), and
+            the half of its weight gradients begin.
+    """
+
+    forward: StagePass
+    backward: StagePass
+    halves: tuple[StagePass, StagePass] | None
+    places: np.ndarray | None
+    own: dict[str, np.ndarray] = field(default_factory=dict)
+    others: dict[str, np.ndarray] = field(default_factory=dict)
+    begins: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+
+    def begins_of(self, which: int) -> np.ndarray:
+        """Where forward (0), backward (1) and weight gradients (2) begin; shape (num_turns, 1)."""
+        return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
+
+    def in_backward(self, positions: np.ndarray) -> np.ndarray:
+        """Absolute positions in backward of each micro-batch: shape (num_turns, num_positions)."""
+        placed = shift(positions, self.begins_of(1))
+        if self.halves is None:
+            return placed
+        return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
+
+    def laid_down(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
+        """The tensors of every micro-batch, one after the other, at the positions of its passes.
+
+        Args:
+            tensors: `own` or `others`.
+            last_compute: operator up to which gradients stay that are there until the optimizer.
+        """
+        num = len(self.begins)
+        if not num:
+            return {name: tensors[name][:0] if name in tensors else np.empty(0, np.int64) for name in TENSOR_COLUMNS}
+        forward = self.begins_of(0)
+        is_forward = tensors["is_forward"].astype(bool)
+        is_final = tensors.get("is_final", np.zeros_like(is_forward))
+        micro_batches = np.array([micro_batch for micro_batch, _ in self.begins])
+        placed = {
+            "begin": np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"])),
+            "last_forward": shift(tensors["last_forward"], forward),
+            "first_backward": self.in_backward(tensors["first_backward"]),
+            "last_backward": np.where(is_final, last_compute, self.in_backward(tensors["last_backward"])),
+            "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
+        }
+        table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
+        return table | {name: column.ravel() for name, column in placed.items()}
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """Makes the rows of a chunk.
+
+    Attributes:
+        blocks: sections of the model.
+        sections: of the chunk.
+        turns: its passes.
+        label_maps: for each block, by its id, the labels of the step that its own stand for.
+        label: number of a label.
+        layer_of: layer of a section.
+    """
+
+    blocks: Sequence[Block]
+    sections: tuple[int, ...]
+    turns: Turns
+    label_maps: Mapping[int, np.ndarray]
+    label: Callable[[str], int]
+    layer_of: Callable[[int], int]
+
+    def own(self) -> dict[str, np.ndarray]:
+        """Tensors that no other block reads; positions count from the begin of the pass."""
+        sections, turns = self.sections, self.turns
+        tables = [arrays_of(self.blocks[section]).own for section in sections]
+        sizes = [len(own.size_bytes) for own in tables]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(own, name) for own in tables])
+
+        is_forward = joined("is_forward")
+        forward = np.repeat([turns.forward.starts[section] for section in sections], sizes)
+        backward = np.repeat([turns.backward.starts[section] for section in sections], sizes)
+        made = joined("made_at") + np.where(is_forward, forward, backward)
+
+        def back(name: str) -> np.ndarray:
+            return shift(joined(name), backward, NO_OP, NONE)
+
+        if turns.places is None:
+            first, last = back("first_backward"), back("last_backward")
+        else:
+            places = turns.places
+            made = np.where(is_forward, made, places[np.minimum(made, len(places) - 1)])
+            first, last = _in_halves(
+                places, back("first_input"), back("last_input"), back("first_weight"), back("last_weight")
+            )
+        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
+        return {
+            "size_bytes": joined("size_bytes"),
+            "is_forward": is_forward,
+            "begin": made,
+            "last_forward": shift(joined("last_forward"), forward, NO_OP, NONE),
+            "first_backward": first,
+            "last_backward": last,
+            "kind": joined("kind"),
+            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, tables, strict=True)]),
+            "layer": np.repeat([self.layer_of(section) for section in sections], sizes),
+            "prefetch": joined("prefetch"),
+            "num_copies": joined("num_copies"),
+            "is_held": joined("is_held"),
+            "is_final": joined("is_final"),
+        }
+
+    def others(self) -> dict[str, np.ndarray]:
+        """What blocks hand on, what other stages send, and what the layers share."""
+        rows = np.array(list(self._rows()), np.int64).reshape(-1, len(TENSOR_COLUMNS))
+        return dict(zip(TENSOR_COLUMNS, rows.T, strict=True))
+
+    def _rows(self) -> Iterator[tuple[int, ...]]:
+        sections, turns = self.sections, self.turns
+        sizes: dict[Role, int] = {}  # of what layers share
+        made: dict[Role, int] = {}  # where it is made, if that is on this stage
+        shared_uses: dict[Role, list[_Positions]] = {}
+        for index, section in enumerate(sections):
+            for tensor in arrays_of(self.blocks[section]).handed:
+                if tensor.role is not None and tensor.role.is_shared:
+                    sizes[tensor.role] = tensor.size_bytes
+                    made[tensor.role] = self._made_at(section, tensor.made_at, tensor.is_forward)
+                    shared_uses.setdefault(tensor.role, []).append(self._relative(tensor.uses, section))
+            for read in self.blocks[section].reads:
+                if read.role.is_shared:
+                    sizes[read.role] = read.size_bytes
+                    shared_uses.setdefault(read.role, []).append(self._relative(read.uses, section))
+            for is_forward, position in ((True, index + 1), (False, index - 1)):
+                other = sections[position] if 0 <= position < len(sections) else None
+                yield from self._handed(section, other, is_forward)
+        for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
+            if part.receive is not None:
+                is_forward = part is turns.forward
+                for read in neighbour_reads(self.blocks[section], is_forward):
+                    uses = self._relative(read.uses, section)
+                    yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layer_of(section))
+        first = {True: self._made_at(sections[0], 0, True), False: self._made_at(sections[-1], 0, False)}
+        for role, size_bytes in sizes.items():
+            begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
+            yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
+
+    def _handed(self, section: int, other: int | None, is_forward: bool) -> Iterator[tuple[int, ...]]:
+        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
+        own, part = self.blocks[section], self.turns.forward if is_forward else self.turns.backward
+        reads = {}
+        if other is not None:
+            reads = {read.role: read for read in neighbour_reads(self.blocks[other], is_forward)}
+        for tensor in arrays_of(own).handed:
+            assert tensor.role is not None
+            if tensor.role.is_shared or tensor.is_forward != is_forward:
+                continue
+            uses = [self._relative(tensor.uses, section)]
+            if tensor.role in reads:
+                assert other is not None
+                uses.append(self._relative(reads[tensor.role].uses, other))
+            elif other is None and part.send is not None:
+                send = self._place(part.num_ops - 1, is_forward)
+                uses.append((send, NONE, NONE) if is_forward else (NONE, send, send))
+            yield self._row(
+                tensor.size_bytes, is_forward, self._made_at(section, tensor.made_at, is_forward), _merge(uses),
+                tensor.label, self.layer_of(section), (tensor.prefetch, tensor.num_copies, tensor.is_held),
+                tensor.is_again,
+            )  # fmt: skip
+
+    def _row(
+        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: str, layer: int,
+        copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
+    ) -> tuple[int, ...]:  # fmt: skip
+        kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
+        return (size_bytes, is_forward, begin, *uses, kind, self.label(label), layer, 0, *copies)
+
+    def _place(self, position: int, is_forward: bool) -> int:
+        """An operator of a pass; of the whole backward, where it is in the halves."""
+        places = self.turns.places
+        return position if is_forward or places is None else int(places[position])
+
+    def _made_at(self, section: int, made_at: int, is_forward: bool) -> int:
+        part = self.turns.forward if is_forward else self.turns.backward
+        return self._place(part.starts[section] + made_at, is_forward)
+
+    def _relative(self, uses: Uses, section: int) -> _Positions:
+        turns = self.turns
+        forward, backward = turns.forward.starts[section], turns.backward.starts[section]
+
+        def at(value: int | None, base: int) -> int:
+            return NONE if value is None else value + base
+
+        last_forward = at(uses.last_forward, forward)
+        if turns.places is None:
+            return last_forward, at(uses.first_backward, backward), at(uses.last_backward, backward)
+        parts = (uses.first_input, uses.last_input, uses.first_weight, uses.last_weight)
+        first, last = _in_halves(turns.places, *(np.array([at(part, backward)]) for part in parts))
+        return last_forward, int(first[0]), int(last[0])
+
+
+def _in_halves(
+    places: np.ndarray,
+    first_input: np.ndarray,
+    last_input: np.ndarray,
+    first_weight: np.ndarray,
+    last_weight: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last use where backward is cut, from those in the whole backward by operators of each half."""
+
+    def place(positions: np.ndarray) -> np.ndarray:
+        return np.where(positions == NONE, NONE, places[np.maximum(positions, 0)]) if len(places) else positions
+
+    first = np.where(first_input != NONE, place(first_input), place(first_weight))
+    last = np.where(last_weight != NONE, place(last_weight), place(last_input))
+    return first, last
+
+
+def _merge(uses: Sequence[_Positions]) -> _Positions:
+    firsts = [first for _, first, _ in uses if first != NONE]
+    return max(last for last, _, _ in uses), min(firsts, default=NONE), max(last for _, _, last in uses)

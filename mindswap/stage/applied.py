@@ -1,0 +1,98 @@
+"""What recompute settings do operator by operator, with swap off as MindFormers does it, and with swap on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mindswap.document.problem import Location
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.match import exact_pattern, match_pattern
+from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
+from mindswap.policy.settings import Statement
+
+__all__ = ["EXCLUDE", "NamedCell", "as_applied", "cells_excluded", "recomputed_operators"]
+
+# Of communication both forms exclude operators only.
+EXCLUDE = "select_recompute_exclude"
+
+
+@dataclass(frozen=True)
+class NamedCell:
+    """A cell that `select_recompute_exclude` names.
+
+    Attributes:
+        statement: where.
+        cell: path of the cell below the layer.
+        has_operators: the same pattern names operators, too.
+    """
+
+    statement: Statement
+    cell: str
+    has_operators: bool
+
+    @property
+    def location(self) -> Location:
+        """Where the name stands."""
+        return self.statement.pattern_location
+
+
+def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
+    """A policy of `expand_stage_recompute` in the form that the applier and the reports read.
+
+    MindFormers excludes operators only: a cell that `select_recompute_exclude` names stays recomputed. So a name that
+    stands for a cell gives way to the operators that it names beside, one by one.
+
+    Args:
+        policy: with swap off.
+        trees: the layers of the model; None leaves the exclude options as they are.
+    """
+    if trees is None:
+        return replace(policy, is_swap_enabled=True)
+    excludes = tuple(_operators_only(policy.select_recompute_exclude, trees))
+    return replace(policy, is_swap_enabled=True, select_recompute_exclude=excludes)
+
+
+def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iterator[OpRecompute]:
+    kinds = dict.fromkeys(trees.layers)
+    written: dict[str, set[int]] = {}
+    for entry in entries:
+        matches = {match.path: match for tree in kinds for match in match_pattern(entry.pattern, tree)}
+        if all(match.node.is_primitive for match in matches.values()):
+            yield entry
+            continue
+        for index, tree in enumerate(trees.layers):
+            for match in match_pattern(entry.pattern, tree) if index in entry.layers else ():
+                if match.node.is_primitive:
+                    written.setdefault(exact_pattern(match.name), set()).add(index)
+    yield from (OpRecompute(pattern, Layers(tuple(sorted(layers)))) for pattern, layers in written.items())
+
+
+def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
+    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers.
+
+    Args:
+        statements: of any option.
+        trees: the layers of the model.
+    """
+    for statement in statements:
+        if statement.option != EXCLUDE or not statement.pattern:
+            continue
+        kinds = dict.fromkeys(tree for index, tree in enumerate(trees.layers) if index in statement.layers)
+        matches = [match for tree in kinds for match in match_pattern(statement.pattern, tree)]
+        cells = [match.name for match in matches if not match.node.is_primitive]
+        if cells:
+            yield NamedCell(statement, cells[0], any(match.node.is_primitive for match in matches))
+
+
+def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Operators of a layer that backward runs again, and those whose communication it repeats.
+
+    Args:
+        policy: with swap on, or from `as_applied`.
+        layer_index: index of the layer.
+        tree: the layer.
+    """
+    layer = resolve_layer(policy, layer_index, tree)
+    decided = layer.operators().items()
+    operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
+    return operators, tuple(match.name for match in matches_of(layer.comm_recomputes))

@@ -1,0 +1,33 @@
+"""All strategies on one model: what they give can be simulated, written, and read again."""
+
+import pytest
+from other_systems import STRATEGIES
+from other_systems.saved import saved_tensors, swap_policy
+
+from mindswap.check.normalize import normalize
+from mindswap.document.source import document_from_data
+from tests.adapters.graphs import ROOT
+from tests.plan.loading import capture_apart
+from tests.plan.models import MB, small_model
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_gives_the_same_policy_again_and_no_more_memory(name):
+    model = small_model()
+    policy = STRATEGIES[name](model, 10 * MB)
+    assert STRATEGIES[name](small_model(), 10 * MB) == policy
+    assert model.simulate(policy).peak_bytes <= model.simulate(STRATEGIES["keep all"](model, 0)).peak_bytes
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_strategy_can_be_written(name):
+    policy = STRATEGIES[name](small_model(num_stages=2, num_micro_batches=3), 10 * MB)
+    assert normalize(document_from_data(policy.to_config(), "data"), 4).policy == policy
+
+
+@pytest.mark.mindspore
+def test_every_nameable_tensor_of_a_real_layer_leaves(tmp_path):
+    model = capture_apart(ROOT / "tests" / "data" / "qwen3_small.yaml", tmp_path)
+    chosen = [tensor for i in range(model.captured.num_layers) for tensor in saved_tensors(model, i)]
+    copies = model.program(swap_policy((tensor, 1) for tensor in chosen)).copies
+    assert sorted(copies.size_bytes) == sorted(tensor.size_bytes for tensor in chosen)

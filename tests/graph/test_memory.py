@@ -1,0 +1,83 @@
+"""Activation memory by layer and operator: kept, swapped, recomputed, and what one name would free."""
+
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
+from tests.graph.builders import KIB, copy_in, copy_out, graph, node
+
+# mlp.mul, mlp.add and mlp.view are attributes of a cell; SiLU is computed without one.
+MLP = CellNode("mlp", "MLP", children=tuple(CellNode(name, op, True) for name, op in (("mul", "Mul"), ("add", "Add"))))
+VIEWS = CellNode("views", "Views", children=(CellNode("reshape", "Reshape", True),))
+LAYER = CellNode("", "Layer", children=(MLP, VIEWS))
+ONE_LAYER = LayerSample((0,), (0,))
+
+
+def names_of(step):
+    return OperatorNames([LAYER], step, "path")
+
+
+def measured(step, plain=None):
+    return measure_layers(step, plain or step, names_of(plain or step), ONE_LAYER)
+
+
+def test_what_one_operator_holds_alone_one_name_frees():
+    # 1 KiB of Mul: kept; op_swap 'mlp\\.mul' alone takes it away.
+    step = graph([node("a", "Mul", "x")], saved="a")
+    expected = OperatorMemory("mlp.mul", "Mul", kept_bytes=KIB, swappable_bytes=KIB)
+    assert measured(step) == (LayerMemory(0, (expected,)), LayerMemory(None, ()))
+
+
+def test_what_is_held_under_two_names_no_name_frees_alone():
+    # The product and a view of it are saved: 1 KiB once, charged to the product; naming one of them leaves the other.
+    step = graph([node("a", "Mul", "x"), node("v", "Reshape", "a", cell_path="views")], saved="a v")
+    expected = OperatorMemory("mlp.mul", "Mul", kept_bytes=KIB, swappable_bytes=0)
+    assert measured(step)[0].operators == (expected,)
+
+
+def test_what_has_no_name_nothing_frees():
+    step = graph([node("a", "SiLU", "x")], saved="a")
+    assert measured(step)[0].operators == (OperatorMemory("mlp.SiLU", "SiLU", kept_bytes=KIB),)
+
+
+def test_what_is_outside_the_layers_cannot_be_named():
+    # A mask of the root's cell `mask`: in no layer, so op_swap has no name for it, whatever its cell and type.
+    step = graph([node("a", "Mul", "x", layer=None, cell_path="network.mlp")], saved="a")
+    assert not names_of(step).can_name(step.forward[0])
+    outside = OperatorMemory("mlp.Mul", "Mul", kept_bytes=KIB, swappable_bytes=0)
+    assert measured(step) == (LayerMemory(0, ()), LayerMemory(None, (outside,)))
+
+
+def test_a_tag_names_no_operator_outside_the_layers():
+    step = graph([node("a", "Mul", "x", layer=None, path="mlp.mul")], saved="a")
+    assert not names_of(step).can_name(step.forward[0])
+
+
+def test_what_is_gone_is_recomputed():
+    # Backward reads x instead of what Mul made of it.
+    plain = graph([node("a", "Mul", "x"), node("b", "Add", "a")], saved="a b")
+    step = graph([node("a", "Mul", "x", is_recomputed=True), node("b", "Add", "a")], saved="b")
+    assert measured(step, plain)[0].operators == (
+        OperatorMemory("mlp.mul", "Mul", recomputed_bytes=KIB, swappable_bytes=KIB),
+        OperatorMemory("mlp.add", "Add", kept_bytes=KIB, swappable_bytes=KIB),
+    )
+
+
+def test_what_stays_under_one_of_its_names_is_not_recomputed():
+    # Without a policy the product is held under its own name and as a view; with it, under the view only: the
+    # memory is still there, and nothing is saved.
+    forward = [node("a", "Mul", "x"), node("v", "Reshape", "a", cell_path="views")]
+    plain, step = graph(forward, saved="a v"), graph(forward, saved="v")
+    (product, view) = measured(step, plain)[0].operators
+    assert (product.path, product.recomputed_bytes, view.path, view.kept_bytes) == ("mlp.mul", 0, "views.reshape", KIB)
+
+
+def test_what_is_swapped_is_not_recomputed():
+    plain = graph([node("a", "Mul", "x")], saved="a")
+    step = graph(
+        [node("a", "Mul", "x"), copy_out("out", "a")],
+        [copy_in("back", "out"), node("grad", "MulGrad", "back")],
+        saved="out",
+    )
+    assert measured(step, plain)[0].operators == (
+        OperatorMemory("mlp.mul", "Mul", swapped_bytes=KIB, swappable_bytes=KIB),
+    )

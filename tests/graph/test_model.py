@@ -1,0 +1,41 @@
+"""Who makes and who reads each value of a graph."""
+
+from dataclasses import replace
+
+from tests.graph.builders import graph, node
+
+
+def step():
+    return graph(
+        [node("a", "Mul", "x"), node("b", "Mul", "a a"), node("c", "Add", "a b")],
+        [node("d", "MulGrad", "a_b b_b"), node("e", "AddGrad", "d")],
+        saved="a b",
+    )
+
+
+def names(nodes):
+    return [each.name for each in nodes]
+
+
+def test_readers_in_order_twice_where_an_operator_reads_twice():
+    readers = step().index.forward_readers
+    assert {value: names(nodes) for value, nodes in readers.items()} == {"x": ["a"], "a": ["b", "b", "c"], "b": ["c"]}
+
+
+def test_readers_of_both_passes():
+    readers = step().index.readers
+    assert (names(readers["a"]), names(readers["a_b"]), names(readers["d"])) == (["b", "b", "c"], ["d"], ["e"])
+    assert "c" not in readers
+
+
+def test_operators_by_name():
+    assert list(step().forward_nodes) == ["a", "b", "c"]
+    assert list(step().index.nodes) == ["a", "b", "c", "d", "e"]
+
+
+def test_a_changed_graph_has_an_index_of_its_own():
+    before = step()
+    assert "c" in before.forward_nodes
+    after = replace(before, forward=before.forward[:2])
+    assert list(after.forward_nodes) == ["a", "b"]
+    assert names(after.index.forward_readers["a"]) == ["b", "b"]

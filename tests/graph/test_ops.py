@@ -1,0 +1,97 @@
+"""The table of operators: each stands in it once, and the sets that follow from it are what they are meant to be."""
+
+import pytest
+
+from mindswap.cost.device_file import load_device
+from mindswap.graph.ops import (
+    COMM_PASSING_OPS,
+    LAYER_PASSING_OPS,
+    NO_MEMORY_OPS,
+    SPLIT_PASSING_OPS,
+    SUM_PASSING_OPS,
+    TABLE,
+    VALUE_PASSING_OPS,
+    VIEW_OPS,
+    Cut,
+    OpClass,
+    Unit,
+    classify,
+    cut_of,
+    gradient_of_collective,
+    is_kernel,
+    products_of_attention,
+    vector_rate,
+)
+from mindswap.graph.ranks.splits import RULES
+
+NAMES = [name for line in TABLE for name in line.names]
+
+
+def test_every_operator_stands_in_one_line():
+    assert sorted(NAMES) == sorted(set(NAMES))
+
+
+def test_an_operator_without_a_line_is_an_element_wise_kernel():
+    assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, Unit.VECTOR)
+    assert is_kernel("SomethingNew")
+    assert (cut_of("SomethingNew"), vector_rate("SomethingNew"), gradient_of_collective("SomethingNew")) == (
+        None,
+        "",
+        "",
+    )
+    assert products_of_attention("SomethingNew") is None
+
+
+@pytest.mark.parametrize(
+    ("op", "expected", "unit"),
+    [
+        ("BatchMatMul", OpClass.MATMUL, Unit.MATRIX),
+        ("FlashAttentionScoreGrad", OpClass.ATTENTION, Unit.MATRIX),
+        ("RmsNormGrad", OpClass.NORM, Unit.VECTOR),
+        ("Softmax", OpClass.SOFTMAX, Unit.VECTOR),
+        ("UnsortedSegmentSum", OpClass.EMBEDDING, Unit.VECTOR),
+        ("Transpose", OpClass.MOVE, Unit.VECTOR),
+        ("Cast", OpClass.CAST, Unit.VECTOR),
+        ("SiLU", OpClass.ELEMENTWISE, Unit.VECTOR),
+        ("ReduceScatter", OpClass.COMMUNICATION, Unit.NETWORK),
+        ("Squeeze", OpClass.NONE, Unit.NONE),
+    ],
+)
+def test_classes_and_units(op, expected, unit):
+    assert (classify(op), classify(op).unit) == (expected, unit)
+
+
+def test_views_tuples_and_reads_of_weights_are_no_kernels():
+    assert [op for op in ("Reshape", "TupleGetItem", "Load", "Depend", "MoveTo", "MakeTuple") if is_kernel(op)] == []
+    assert all(is_kernel(op) for op in ("MatMul", "Cast", "AllGather", "TensorMove"))
+
+
+def test_views():
+    assert {"Reshape", "Depend", "ExpandDims", "Squeeze", "Flatten"} == VIEW_OPS
+
+
+def test_a_copy_of_a_weight_is_memory_and_a_read_of_it_is_not():
+    assert VIEW_OPS | {"MakeTuple", "TupleGetItem", "Load"} == NO_MEMORY_OPS
+
+
+def test_what_passes_what():
+    # Five meanings; the differences are what the code that uses them depends on.
+    assert VIEW_OPS | {"MakeTuple", "TupleGetItem"} == VALUE_PASSING_OPS
+    assert VALUE_PASSING_OPS | {"Cast"} == LAYER_PASSING_OPS
+    assert VIEW_OPS | {"AllGather", "AllToAll", "Slice", "Cast", "TupleGetItem"} == COMM_PASSING_OPS
+    assert VIEW_OPS | {"Cast", "Add", "AddExt", "BiasAdd"} == SUM_PASSING_OPS
+    assert {"AllReduce", "Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"} == SPLIT_PASSING_OPS
+
+
+def test_every_cut_has_a_rule():
+    assert RULES.keys() == set(Cut)
+
+
+def test_rates_are_those_of_devices():
+    assert {rate for name in NAMES if (rate := vector_rate(name))} == set(load_device().vector_rates)
+
+
+def test_a_collective_is_the_gradient_of_its_gradient():
+    pairs = {name: gradient for name in NAMES if (gradient := gradient_of_collective(name))}
+    assert pairs["AllGather"] == "ReduceScatter"
+    assert all(pairs[gradient] == name for name, gradient in pairs.items())

@@ -1,0 +1,280 @@
+"""Whoever says what a policy does to an operator says what `policy/resolve.py` decides: generated policies and layers.
+
+The decisions themselves are held against the rules of the specification, written down once more in `expected`.
+"""
+
+import re
+from collections.abc import Iterable
+from dataclasses import replace
+from types import SimpleNamespace
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mindswap.check.context import Context
+from mindswap.document.source import document_from_data
+from mindswap.effect.recompute import compare_recompute
+from mindswap.effect.swap import compare_effect
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
+from mindswap.plan.coupling import without_idle_swaps
+from mindswap.plan.explain import _names
+from mindswap.policy.actions import format_log_lines, plan_layer
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.coverage import Coverage
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.read import read_settings
+from mindswap.policy.resolve import Treatment, resolve_layer
+from mindswap.pynative.decide import decide
+from mindswap.report.policy_text import Action, group_layers
+from mindswap.stage.applied import recomputed_operators
+from tests.pynative.builders import chain
+
+NUM_LAYERS = 3
+QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+ONE = TensorType((256,), "float32", 1024)
+
+
+@st.composite
+def trees(draw):
+    """A layer of at most three levels; no two primitives have one type, so a graph tells them apart."""
+    count = 0
+
+    def children(depth):
+        nonlocal count
+        found = []
+        for name in draw(st.lists(st.sampled_from("abcd"), unique=True, min_size=1, max_size=3)):
+            count += 1
+            if depth < 3 and draw(st.booleans()):
+                found.append(CellNode(name, f"Cell{count}", children=children(depth + 1)))
+            else:
+                found.append(CellNode(name, f"Op{count}", is_primitive=True))
+        return tuple(found)
+
+    return CellNode("", "Layer", children=children(1))
+
+
+@st.composite
+def cases(draw):
+    """A layer and a policy on it."""
+    tree = draw(trees())
+    paths = [".".join(path) for path, _ in tree.walk()]
+    patterns = st.sampled_from([*map(exact_pattern, paths), ".*", r".*\..*", r"[ab]", r"[ab]\..*", "none"])
+    layers = st.one_of(
+        st.just(ALL_LAYERS),
+        st.sets(st.integers(0, NUM_LAYERS - 1), min_size=1).map(lambda found: Layers(tuple(sorted(found)))),
+    )
+    entries = st.lists(st.builds(OpRecompute, patterns, layers), max_size=3, unique_by=lambda entry: entry.pattern)
+    recomputes = entries.map(tuple)
+    no_layers = st.just(Layers(()))
+    swaps = draw(st.lists(st.builds(OpSwap, patterns, layers, st.integers(1, 9)), max_size=4))
+    policy = Policy(
+        True,
+        layer_swap=tuple(draw(st.lists(st.builds(LayerSwap, layers, st.integers(1, 9)), max_size=2))),
+        op_swap=tuple(swaps),
+        layer_recompute=draw(st.one_of(no_layers, no_layers, layers)),
+        select_recompute=draw(recomputes),
+        select_comm_recompute=draw(recomputes),
+        select_recompute_exclude=draw(recomputes),
+        select_comm_recompute_exclude=draw(recomputes),
+    )
+    return tree, policy
+
+
+def primitives(tree):
+    return [path for path, node in tree.walk() if node.is_primitive]
+
+
+def names(pattern: str, path: tuple[str, ...], is_exact: bool = False) -> bool:
+    """Whether a pattern names an operator, or (not `is_exact`) a cell that it is in."""
+    parts = pattern.split(r"\.")
+    is_long_enough = len(parts) == len(path) if is_exact else len(parts) <= len(path)
+    return is_long_enough and all(re.fullmatch(part, name) for part, name in zip(parts, path, strict=False))
+
+
+def expected(policy: Policy, index: int, path: tuple[str, ...]):
+    """By the specification: recomputed, prefetch distance asked for, communication repeated."""
+
+    def any_names(entries: Iterable[OpRecompute], is_exact: bool = False) -> bool:
+        return any(index in entry.layers and names(entry.pattern, path, is_exact) for entry in entries)
+
+    is_full = index in policy.layer_recompute
+    is_recomputed = (is_full or any_names(policy.select_recompute)) and not any_names(policy.select_recompute_exclude)
+    is_communicated = any_names(policy.select_comm_recompute, True) and not is_full
+    is_communicated = is_communicated and not any_names(policy.select_comm_recompute_exclude, True)
+    distance = next((entry.prefetch for entry in policy.layer_swap if index in entry.layers), None)
+    acted = set()
+    for entry in policy.op_swap:
+        if index in entry.layers and entry.pattern not in acted:
+            acted.add(entry.pattern)
+            distance = entry.prefetch if names(entry.pattern, path) else distance
+    return is_recomputed, distance, is_communicated
+
+
+@QUICK
+@given(cases())
+def test_the_decisions_are_those_of_the_specification(case):
+    tree, policy = case
+    for index in range(NUM_LAYERS):
+        decided = resolve_layer(policy, index, tree)
+        for path in primitives(tree):
+            found = decided.of(path)
+            asked = (found.treatment is Treatment.RECOMPUTE, found.named_prefetch, bool(found.communicated_again_by))
+            assert asked == expected(policy, index, path)
+            # Each entry that names it either decides or loses.
+            deciding = {claim.entry for claim in (*found.decided_by, *found.communicated_again_by)}
+            assert deciding.isdisjoint(claim.entry for claim in decided.lost_on(path))
+
+
+@QUICK
+@given(cases())
+def test_what_is_set_and_what_is_logged(case):
+    """The calls of the applier in their order, and the log lines, which say the same."""
+    tree, policy = case
+    for index in range(NUM_LAYERS):
+        decided = resolve_layer(policy, index, tree).primitives()
+        actions = plan_layer(policy, index, tree)
+        recomputed = dict.fromkeys(decided, actions.is_fully_recomputed)
+        for matches, mark in ((actions.recomputes, True), (actions.recompute_excludes, False)):
+            for match in matches:
+                recomputed |= {path: mark for path in decided if path[: len(match.path)] == match.path}
+        assert recomputed == {path: found.treatment is Treatment.RECOMPUTE for path, found in decided.items()}
+        prefetch = dict.fromkeys(decided, actions.layer_prefetch)
+        logged = dict(prefetch)
+        for swap in actions.op_swaps:
+            cell = swap.match.path
+            prefetch |= {path: swap.num_prefetch_ops for path in decided if path[: len(cell)] == cell}
+        for line in format_log_lines(actions):
+            if line.startswith("Set op_swap"):
+                for name, value in re.findall(r"(\S+), value=(\d+)", line):
+                    cell = tuple(name.strip(".").split("."))
+                    logged |= {path: int(value) for path in decided if path[: len(cell)] == cell}
+        assert prefetch == logged == {path: found.named_prefetch for path, found in decided.items()}
+
+
+def step(tree: CellNode, index: int) -> Graph:
+    """Every primitive of a layer, each read by its own gradient only."""
+    forward, backward = [], []
+    for number, (path, node) in enumerate((path, node) for path, node in tree.walk() if node.is_primitive):
+        cell = ".".join(path[:-1])
+        scope = f"Default/{cell or 'layer'}-Cell/{node.type_name}-op{number}"
+        forward.append(Node(f"n{number}", node.type_name, index, cell, scope, ("x",), (ONE,), {}))
+        grad = Node(f"g{number}", "Grad", index, cell, f"{scope}_grad", (f"n{number}_b",), (), {}, origin=f"n{number}")
+        backward.append(grad)
+    saved = tuple(Saved(node.name, f"{node.name}_b") for node in forward)
+    return Graph(tuple(forward), tuple(backward), saved, True)
+
+
+@QUICK
+@given(cases())
+def test_the_predicted_step_and_what_verify_says_of_it(case):
+    tree, policy = case
+    plain = step(tree, 0)
+    by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
+    operators = OperatorNames([tree], plain, "path")
+    decided = resolve_layer(policy, 0, tree)
+    found = settings_of_policy(plain, operators, [decided])
+    each = {name: decided.of(path) for name, path in by_name.items()}
+    # Nothing is read outside its cell, so all that is to be recomputed runs again.
+    assert found.recomputed == {name for name, each_ in each.items() if each_.treatment is Treatment.RECOMPUTE}
+    assert found.prefetch == {name: d.prefetch for name, d in each.items() if d.prefetch is not None}
+    without_swap = replace(found, prefetch={})
+    graph, baseline = rewrite_graph(plain, found), rewrite_graph(plain, without_swap)
+    (swapped,) = compare_effect([decided], baseline, graph)
+    assert (swapped.missing, swapped.unasked, swapped.wrong_prefetch, swapped.one_way) == ((), (), (), ())
+    assert len(swapped.pairs) == len(found.prefetch)
+    (again,) = compare_recompute([decided], plain, baseline)
+    assert (again.missing, again.unasked) == ((), ())
+    assert again.idle == () or policy.select_recompute_exclude  # an entry all of whose operators are excluded is idle
+    assert len(again.operators) == len(found.recomputed)
+    # Backward of a step without the policy runs nothing again: what is asked for is missed, and nothing else.
+    (none,) = compare_effect([decided], plain, plain)
+    asked = [name for name, each_ in each.items() if each_.treatment is Treatment.OFFLOAD]
+    assert [node.name for node in none.missing] == asked
+
+
+def below(name: str, tree: CellNode):
+    """Operators of a step of the report."""
+    cell = tuple(name.split(".")) if name else ()
+    return [path for path, node in tree.walk() if not node.children and path[: len(cell)] == cell]
+
+
+@QUICK
+@given(cases())
+def test_what_explain_and_check_show(case):
+    tree, policy = case
+    model = LayerTrees((tree,) * NUM_LAYERS, {}, "a test")
+    shown = {}
+    for group in group_layers(policy, NUM_LAYERS, model):
+        for index in group.layers.indices:
+            for entry in group.steps:
+                what, is_comm = (entry.action, entry.num_prefetch_ops), entry.action is Action.RECOMPUTE_COMM
+                shown |= {(index, path, is_comm): what for path in below(entry.name, tree)}
+    wanted = {}
+    for index in range(NUM_LAYERS):
+        for path, found in resolve_layer(policy, index, tree).operators().items():
+            if found.treatment is not Treatment.KEEP:
+                wanted[index, path, False] = Action[found.treatment.name], found.prefetch
+            if found.communicated_again_by:
+                wanted[index, path, True] = Action.RECOMPUTE_COMM, None
+    assert shown == wanted
+
+
+@QUICK
+@given(cases())
+def test_what_convert_and_the_rules_take_for_recomputed(case):
+    tree, policy = case
+    document = document_from_data(policy.to_config(), "data")
+    context = Context(
+        document, read_settings(document, NUM_LAYERS), Coverage(LayerTrees((tree,) * NUM_LAYERS, {}, "a test"))
+    )
+    for index in range(NUM_LAYERS):
+        decided = resolve_layer(policy, index, tree).operators()
+        again = tuple(".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE)
+        comm = {".".join(path) for path, found in decided.items() if found.communicated_again_by}
+        converted = recomputed_operators(policy, index, tree)
+        assert (converted[0], set(converted[1])) == (again, comm)
+        assert context.recomputed_operators(index) == set(again)
+
+
+@QUICK
+@given(cases(), st.data())
+def test_what_a_planner_leaves_and_explains(case, data):
+    """Swaps whose users are recomputed go; each primitive is used by one drawn at random."""
+    tree, policy = case
+    own = [".".join(path) for path in primitives(tree)]
+    uses = {name: frozenset({data.draw(st.sampled_from(own))}) for name in own}
+    captured = SimpleNamespace(sample=SimpleNamespace(layer_map=(0,) * NUM_LAYERS), trees=(tree,))
+    model = SimpleNamespace(captured=captured, keepers=lambda *_: {"label": tuple((name,) for name in own)})
+    left, num_idle = set(), 0
+    for index in range(NUM_LAYERS):
+        decided = resolve_layer(policy, index, tree)
+        swapped = {name: d.prefetch for name in own if (d := decided.of(tuple(name.split(".")))).prefetch is not None}
+        assert _names(model, policy, "label", index)[0] == list(swapped)
+        for name, prefetch in swapped.items():
+            users = [decided.of(tuple(user.split("."))).treatment for user in uses[name]]
+            num_idle += Treatment.RECOMPUTE in users
+            if Treatment.RECOMPUTE not in users:
+                left.add((name, index, prefetch))
+    result = without_idle_swaps(model, (uses,), policy)
+    assert (result is None) == (num_idle == 0)
+    if result is not None:
+        swaps = result.op_swap
+        assert {(e.pattern.replace(r"\.", "."), index, e.prefetch) for e in swaps for index in e.layers.indices} == left
+
+
+@QUICK
+@given(cases(), st.data())
+def test_what_moves_in_pynative_mode(case, data):
+    """The storage of each layer is made by the operator at hand; recompute does not count there."""
+    tree, policy = case
+    path = data.draw(st.sampled_from(primitives(tree)))
+    trace = chain(NUM_LAYERS)
+    trace = replace(trace, operators=tuple(replace(op, path=path) if op.is_forward else op for op in trace.operators))
+    layers = [resolve_layer(policy, index, tree) for index in range(NUM_LAYERS)]
+    wanted = {index: found.of(path).named_prefetch for index, found in enumerate(layers)}
+    assert {storage: d.count for storage, d in decide(trace, layers).items()} == {
+        index: distance for index, distance in wanted.items() if distance is not None
+    }

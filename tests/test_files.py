@@ -1,0 +1,64 @@
+import pytest
+
+from mindswap.errors import DataError
+from mindswap.files import staged
+
+
+def write_pair(path, text):
+    path.write_text(text)
+    path.with_name(path.name + ".db").write_text(text)
+
+
+def contents(folder):
+    return {path.name: path.read_text() for path in folder.iterdir()}
+
+
+def test_both_files_appear_at_the_end_under_their_own_name(tmp_path):
+    target = tmp_path / "new" / "x.mindrecord"
+    with staged(target, (".db",)) as path:
+        assert path.name == target.name
+        write_pair(path, "new")
+        assert not target.exists()
+    assert contents(target.parent) == {"x.mindrecord": "new", "x.mindrecord.db": "new"}
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, DataError, SystemExit])
+def test_an_interruption_leaves_what_was_there(tmp_path, stop):
+    write_pair(tmp_path / "x", "old")
+    with pytest.raises(stop), staged(tmp_path / "x", (".db",), overwrite=True) as path:
+        write_pair(path, "new")
+        raise stop
+    assert contents(tmp_path) == {"x": "old", "x.db": "old"}
+
+
+def test_overwrite_replaces_both(tmp_path):
+    write_pair(tmp_path / "x", "old")
+    with staged(tmp_path / "x", (".db",), overwrite=True) as path:
+        write_pair(path, "new")
+    assert contents(tmp_path) == {"x": "new", "x.db": "new"}
+
+
+def test_a_file_that_came_meanwhile_is_not_replaced(tmp_path):
+    with pytest.raises(DataError, match="already there: .*x.db"), staged(tmp_path / "x", (".db",)) as path:
+        write_pair(path, "new")
+        (tmp_path / "x.db").write_text("other")
+    assert contents(tmp_path) == {"x.db": "other"}
+
+
+def test_if_one_file_is_missing_none_moves(tmp_path):
+    write_pair(tmp_path / "x", "old")
+    with (
+        pytest.raises(DataError, match="cannot be written: No such file"),
+        staged(tmp_path / "x", (".db",), overwrite=True) as path,
+    ):
+        path.write_text("new, without its index")
+    assert contents(tmp_path) == {"x": "old", "x.db": "old"}
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with (
+        pytest.raises(DataError, match="file/sub: cannot be written: Not a directory"),
+        staged(tmp_path / "file/sub/x"),
+    ):
+        pass
