@@ -23,10 +23,14 @@ from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.effect import effect_to_json, format_effect
+from mindswap.report.effect import (
+    effect_to_json,
+    format_effect,
+    format_recompute_effect,
+    recompute_effect_to_json,
+)
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
-from mindswap.report.recompute_effect import format_recompute_effect, recompute_effect_to_json
 from mindswap.session.cache import cached_result
 from mindswap.session.gathered import with_gathered_weights
 from mindswap.session.trees import read_real_trees
