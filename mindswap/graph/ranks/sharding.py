@@ -418,11 +418,13 @@ class _Tracer:
         return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
 
     def _product_split(self, node: Node) -> Split | None:
-        """The cut of the forward product whose gradients read `node`: it is the gradient of what came out."""
+        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out."""
         for user in self.users.get(node.name, ()):
             product = self.nodes.get(user.origin)
-            if product is not None and product.op in PRODUCT_OPS and product.outputs[0].shape == node.outputs[0].shape:
-                return self.splits[product.name][0]
+            if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore"):
+                continue
+            if product.outputs[-1].shape == node.outputs[0].shape:  # of attention the last one, of a product the only
+                return self.splits[product.name][-1]
         return None
 
     def _gradient_split(self, node: Node, operands: list[_Operand]) -> Split | None:
