@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
@@ -23,7 +23,7 @@ from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
-from mindswap.errors import GraphError, PolicyError, SimulationError
+from mindswap.errors import PolicyError, SimulationError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ops import Unit, classify
 from mindswap.graph.ranks.collectives import Collective
@@ -248,20 +248,19 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     """
     if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
         raise PolicyError(checked.problems)
-    if checked.num_layers is None:
-        raise GraphError("the configuration does not say how many layers the model has")
+    num_layers = require_num_layers(document, checked.num_layers)
     if checked.policy.is_swap_enabled:
         return checked.policy
-    return expand_stage_recompute(document, checked.num_layers).policy
+    return expand_stage_recompute(document, num_layers).policy
 
 
 def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
-    if rank is not None or settings.model_parallel * settings.context_parallel > 1:
+    if rank is not None or settings.num_parts > 1:
         placement = place_rank(document, rank or 0, num_layers)
-    if settings.model_parallel * settings.context_parallel == 1:
+    if settings.num_parts == 1:
         placement = None  # every rank of a stage is like one that has the whole model
 
     def make() -> CapturedStep:
