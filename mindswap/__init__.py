@@ -11,16 +11,16 @@ from mindswap.session.network import apply, capture, running_swap
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
-    from mindswap.session.step import load_step
+    from mindswap.session.step import capture_step, load_step
     from mindswap.session.verify import verify
 
 __all__ = [
-    "LayerSwap", "Layers", "OpRecompute", "OpSwap", "Policy", "__version__", "apply", "capture", "load_policy",
-    "load_step", "running_swap", "verify",
+    "LayerSwap", "Layers", "OpRecompute", "OpSwap", "Policy", "__version__", "apply", "capture", "capture_step",
+    "load_policy", "load_step", "running_swap", "verify",
 ]  # fmt: skip
 
 # Where the names are that bring the simulator along, which takes a second to import: looked up when first used.
-_LAZY = {"load_step": "step", "verify": "verify"}
+_LAZY = {"capture_step": "step", "load_step": "step", "verify": "verify"}
 
 
 def __getattr__(name: str) -> Any:

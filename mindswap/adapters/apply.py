@@ -11,7 +11,8 @@ from mindswap.errors import ApplyError
 from mindswap.policy.actions import LayerActions, format_log_lines, plan_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match, match_pattern
-from mindswap.policy.model import Policy
+from mindswap.policy.model import OpRecompute, OpSwap, Policy
+from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
 __all__ = ["apply_policy", "iterate_primitives", "read_tree"]
 
@@ -43,7 +44,7 @@ def apply_policy(
     indices = range(len(layers)) if indices is None else indices
     trees = [read_tree(layer) for layer in layers]
     _check_layers(policy, max(indices, default=-1))
-    _check_patterns(policy, trees)
+    _check_patterns(policy, indices, trees, logger)
     actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
     for layer, layer_actions in zip(layers, actions, strict=True):
         _apply_layer(layer, layer_actions, policy)
@@ -73,21 +74,39 @@ def _check_layers(policy: Policy, last_index: int) -> None:
         raise ApplyError(f"the network has layers 0 to {last_index}, the policy names {beyond}")
 
 
-def _check_patterns(policy: Policy, trees: Sequence[CellNode]) -> None:
-    """Refuse patterns that name nothing in any layer; of the default strategy's, one must name something."""
-    distinct_trees = set(trees)
+def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:
+    """Refuse patterns that name nothing in any layer they are for; of default patterns, one has to name something.
 
-    def is_unmatched(pattern: str) -> bool:
-        return not any(match_pattern(pattern, tree) for tree in distinct_trees)
+    As in `mindswap check`, the default strategy has to find something, and default operators to recompute need not:
+    that is a warning.
+    """
+    for option in ("op_swap", *SELECT_OPTIONS):
+        entries: Sequence[OpSwap | OpRecompute] = getattr(policy, option)
+        unmatched = [entry.pattern for entry in entries if not _has_match(entry, indices, trees)]
+        if _has_defaults(policy, option):
+            if len(unmatched) == len(entries) and option == "op_swap":
+                raise ApplyError(
+                    "the default strategy finds no flash attention in this network; name operators in op_swap"
+                )
+            if len(unmatched) == len(entries):
+                logger.warning("%s: none of the default operators is in this network, so it has no effect", option)
+        elif unmatched:
+            patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
+            raise ApplyError(f"{option} names no operator of this network: {patterns}")
 
-    unmatched = [entry.pattern for entry in policy.op_swap if is_unmatched(entry.pattern)]
-    if policy.default_prefetch is not None:
-        if len(unmatched) == len(policy.op_swap):
-            raise ApplyError("the default strategy finds no flash attention in this network; name operators in op_swap")
-        return
-    if unmatched:
-        patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
-        raise ApplyError(f"op_swap names no operator of this network: {patterns}")
+
+def _has_match(entry: OpSwap | OpRecompute, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
+    """Whether it names something in one of its layers, or none of them is here: not all may have been built."""
+    layers = {tree for index, tree in zip(indices, trees, strict=True) if index in entry.layers}
+    return not layers or any(match_pattern(entry.pattern, tree) for tree in layers)
+
+
+def _has_defaults(policy: Policy, option: str) -> bool:
+    """Whether the patterns of an option are what `True` stands for."""
+    if option == "op_swap":
+        return policy.default_prefetch is not None
+    patterns = {entry.pattern for entry in getattr(policy, option)}
+    return any(patterns == set(default_operators(option, use_legacy)) for use_legacy in (True, False))
 
 
 def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:

@@ -8,20 +8,24 @@ import contextlib
 import gc
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 import mindspore as ms
 from mindspore import nn, ops
-from mindspore.graph.api import _cell_graph_executor
+from mindspore.ops import Primitive
 from mindspore.train.mind_ir_pb2 import ModelProto
 
-from mindswap.adapters.pynative.swap import swaps_paused
+from mindswap.adapters.apply import iterate_primitives
+from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
+from mindswap.policy.cell_tree import CellNode
 
 __all__ = [
+    "PATH_TAG",
     "compile_training_graph",
     "compile_training_model",
     "enable_lazy_inline",
@@ -29,9 +33,13 @@ __all__ = [
     "find_lazy_inline_cell",
     "has_lazy_inline",
     "is_pynative",
+    "mark_lazy_inline",
+    "tag_primitives",
 ]
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
+# Attribute that carries the path of a primitive into the compiled graph.
+PATH_TAG = "mindswap_path"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
 SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
 # Attribute names under which models hold their transformer layers.
@@ -81,6 +89,54 @@ def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
     return decorated or next((cell for cell in cells if type(cell).__name__ == "GPTModel"), network)
 
 
+def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
+    """Make lazy_inline the cell around all layers, and no other.
+
+    Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
+    of them then acts on all, what is set on another on none.
+
+    Args:
+        network: the whole network.
+        layers: its layers; none where they are not known.
+
+    Returns:
+        How many cells of each class no longer are lazy_inline.
+    """
+    decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
+    within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}
+    needed = {id(cell) for cell in layers or decorated}
+    around = [
+        cell
+        for cell in decorated
+        if id(cell) not in within and {id(child) for _, child in cell.cells_and_names()} >= needed
+    ]
+    others = [cell for cell in decorated if cell not in around[:1]]
+    for cell in others:
+        cell.cell_init_args = ""
+    enable_lazy_inline(around[0] if around else find_lazy_inline_cell(network))
+    return dict(Counter(type(cell).__name__ for cell in others))
+
+
+def tag_primitives(layer: nn.Cell, tree: CellNode, every_primitive: bool) -> list[Primitive]:
+    """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
+
+    Args:
+        layer: a cell.
+        tree: of this cell.
+        every_primitive: else only where cell and type do not say which it is.
+
+    Returns:
+        The primitives that now carry it.
+    """
+    by_key: dict[tuple, list] = {}
+    for path, primitive in iterate_primitives(layer, tree):
+        by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
+    chosen = [entry for group in by_key.values() if every_primitive or len(group) > 1 for entry in group]
+    for path, primitive in chosen:
+        primitive.add_prim_attr(PATH_TAG, ".".join(path))
+    return [primitive for _, primitive in chosen]
+
+
 class _GradientCell(nn.Cell):
     """Gradients of a network by its trainable parameters: all that decides what is saved."""
 
@@ -98,9 +154,18 @@ class _GradientCell(nn.Cell):
         return self.grad(self.network, self.weights)(*inputs)
 
 
-def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`."""
-    return restore_constants(load_graph(compile_training_model(network, inputs)))
+def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
+    """Forward and backward of `network` as the frontend leaves them.
+
+    Args:
+        network, inputs: as of `compile_training_model`.
+        layer_list: name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the layer
+            of an operator from its scope.
+
+    Raises:
+        GraphError: if the compiler refuses the network.
+    """
+    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list, PATH_TAG))
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
@@ -118,9 +183,9 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
     cell.set_train(True)
     try:
         with _old_objects_left_alone(), swaps_paused(network):
-            phase, _ = _cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
-        serialized = _cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
-    except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError) as error:
+            phase, _ = cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
+        serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
+    except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()
     model.ParseFromString(serialized)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
+from mindswap.errors import MindswapError
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
@@ -20,7 +21,7 @@ MAX_BYTES = 64 << 20
 _CLASSES = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, Corrections)}
 
 
-class StateProblem(Exception):
+class StateProblem(MindswapError):
     """The file cannot be used; the text says why."""
 
 

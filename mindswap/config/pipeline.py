@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.document.nodes import Document, Node
+from mindswap.errors import MindswapError
 
 __all__ = [
     "SCHEDULERS",
@@ -32,7 +33,7 @@ SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")
 MAX_CELLS = 100_000
 
 
-class LayoutError(ValueError):
+class LayoutError(MindswapError):
     """The layers of the model cannot be spread as the configuration asks; the text says why."""
 
 

@@ -8,7 +8,7 @@ from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.doctor.model import Job
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.form import Form, find_form
-from mindswap.policy.model import Policy, union_layers
+from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["DEFAULT_NUM_WORKERS", "gather_job", "layer_activation_bytes"]
@@ -59,8 +59,8 @@ def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None
     hidden = _number(document, "model", "model_config", "hidden_size")
     if policy is None or not policy.is_swap_enabled or not hidden or not num_layers:
         return 0
-    entries = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
-    named = union_layers(entries).resolve(num_layers)
+    swaps: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
+    named = union_layers([entry.layers for entry in swaps]).resolve(num_layers)
     num_stages = step.pipeline.num_stages
     held = min(step.num_micro_batches, num_stages)
     one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)

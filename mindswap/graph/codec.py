@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from mindswap.errors import MindswapError
+
 __all__ = ["CodecError", "from_plain", "to_plain"]
 
 # JSON knows no tuples and no dataclasses: both are written as an object with one of these keys. No field of a
@@ -11,7 +13,7 @@ __all__ = ["CodecError", "from_plain", "to_plain"]
 TUPLE, KIND = "tuple", "class"
 
 
-class CodecError(ValueError):
+class CodecError(MindswapError):
     """The data is not what `to_plain` writes."""
 
 

@@ -153,6 +153,7 @@ class _Builder:
         if name is None and operator.is_forward and value.copy_of is None:
             name = f"input{value.memory}"
             self.types[name] = TensorType(value.shape, value.dtype, value.size_bytes)
+            self._make(name, value, False)  # backward reads it as it is
             return name
         if name is None:
             return self._copy_of_view(value, index, operator)

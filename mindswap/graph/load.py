@@ -9,7 +9,9 @@ from dataclasses import replace
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ops import TYING_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
+from mindswap.graph.untagged import place_untagged
 
 __all__ = ["load_graph"]
 
@@ -21,14 +23,22 @@ BYTES_PER_ELEMENT = {
     "int32": 4, "uint32": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
-LAYER_CONTAINER = re.compile(r"-(CellList|SequentialCell)$")
+# Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
+WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
+# Layers of multi-token prediction are behind those of the model, with the head.
+MTP_CELL = "mtp"
+# Tie an order or read a weight; their inputs say nothing about where they are.
+UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
+LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
-def load_graph(model) -> Graph:
+def load_graph(model, layer_list: str | None = None, tag: str | None = None) -> Graph:
     """The training step in one compiled model.
 
     Args:
         model: `ModelProto` of MindIR, from an export-phase compile of a gradient cell.
+        layer_list: name of the list that holds the layers; default is whichever list an operator is in.
+        tag: attribute that every primitive of the layers carries. Others are then placed by what they read.
 
     Raises:
         GraphError: if the model has more than one lazy_inline function pair.
@@ -37,11 +47,14 @@ def load_graph(model) -> Graph:
     forward = [f for f in model.functions if FORWARD_MARK in f.name and _find_partial(f, primitives)]
     backward = [f for f in model.functions if BACKWARD_MARK in f.name]
     if not forward:
-        nodes = tuple(_read_nodes(model.graph, primitives))
+        nodes = tuple(_read_nodes(model.graph, primitives, layer_list))
         return Graph(forward=nodes, backward=(), saved=(), has_lazy_inline=False)
     if len(forward) > 1 or len(backward) != 1:
         names = ", ".join(f.name for f in (*forward, *backward))
-        raise GraphError(f"expected one lazy_inline cell, found several: {names}")
+        raise GraphError(
+            f"several cells are lazy_inline: {names}\n    allowed: the one cell around all layers, as `mindswap.apply` "
+            "marks it\n    fix:     take @lazy_inline off the layers"
+        )
     # A constant that several functions read is in the first of them, whichever that is.
     functions = (*model.functions, model.graph)
     values = {name: value for f in functions for name, value in _read_constants(f)}
@@ -51,14 +64,18 @@ def load_graph(model) -> Graph:
         Saved(captured, parameter.name)
         for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
     )
-    forward_nodes = _with_layers(_read_nodes(forward[0], primitives))
+    forward_nodes = _with_layers(_read_nodes(forward[0], primitives, layer_list))
+    if tag is not None and layer_list is not None:
+        forward_nodes = place_untagged(forward_nodes, tag, layer_list)
     names_by_id: dict[str, list[str]] = {}
     for name, identity in _identities(forward[0]).items():
         names_by_id.setdefault(identity, []).append(name)
     origins = {name: names_by_id.get(identity, []) for name, identity in _identities(backward[0]).items()}
     return Graph(
         forward=forward_nodes,
-        backward=_place_gradients(_read_nodes(backward[0], primitives), origins, forward_nodes, saved, constants),
+        backward=_place_gradients(
+            _read_nodes(backward[0], primitives, layer_list), origins, forward_nodes, saved, constants
+        ),
         saved=saved,
         has_lazy_inline=True,
         constants=constants,
@@ -67,20 +84,48 @@ def load_graph(model) -> Graph:
     )
 
 
-def _with_layers(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Operators that the compiler leaves without any cell in their scope belong where their first input does.
+def _with_layers(read: Iterable[Node]) -> tuple[Node, ...]:
+    """Operators of functions that models call belong where their inputs are made.
 
-    So it is with the `TupleGetItem` it adds, and with functions of MindSpore that the model calls
-    (`Default/DropoutExt-op1`).
+    The compiler leaves the `TupleGetItem` it adds, and functions of MindSpore (`Default/DropoutExt-op1`), without any
+    cell in their scope: they belong where their first input does. A function that several layers call (`ops.one_hot` of
+    the routers of experts) is parsed once, so all its copies have the scope of the first call. What reads a value of a
+    later layer than its scope says, or is outside the layers by its scope while layers read it, is such a copy.
     """
+    nodes = tuple(read)
+    behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
+    read_in_layers = {name for node in nodes if node.layer_index is not None for name in node.inputs}
     placed: dict[str, Node] = {}
+    zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
     for node in nodes:
+        node = _with_its_weight(node)
+        sources = [placed[name] for name in node.inputs if name in placed]
+        latest = max(sources, key=lambda source: zones[source.name], default=None)
+        zone = zones[latest.name] if latest is not None else -1
         if node.layer_index is None and not node.cell_path:
-            source = next((placed[name] for name in node.inputs if name in placed), None)
-            if source is not None and source.layer_index is not None:
-                node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
-        placed[node.name] = node
+            if sources and sources[0].layer_index is not None:
+                node = replace(node, layer_index=sources[0].layer_index, cell_path=sources[0].cell_path)
+                zone = zones[sources[0].name]
+        elif node.layer_index is None:
+            if -1 < zone < behind and node.name in read_in_layers and latest is not None:
+                node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+            elif zone > -1:
+                zone = behind
+        elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
+            node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+        elif node.layer_index is not None:
+            zone = node.layer_index
+        placed[node.name], zones[node.name] = node, zone
     return tuple(placed.values())
+
+
+def _with_its_weight(node: Node) -> Node:
+    """A read of a weight is where the name of the weight says."""
+    match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" and node.inputs else None
+    if match is None or node.layer_index is None:
+        return node
+    index = None if f".{MTP_CELL}." in node.inputs[0] else int(match["index"])
+    return node if index == node.layer_index else replace(node, layer_index=index, cell_path=match["cell"])
 
 
 def _place_gradients(
@@ -152,7 +197,7 @@ def _identities(function) -> dict[str, str]:
     return found
 
 
-def _read_nodes(function, primitives) -> Iterator[Node]:
+def _read_nodes(function, primitives, layer_list: str | None) -> Iterator[Node]:
     for node in function.node:
         if node.op_type == "Constant":
             continue
@@ -160,7 +205,7 @@ def _read_nodes(function, primitives) -> Iterator[Node]:
         primitive = primitives.get(reference)
         marks = {attribute.name for attribute in node.node_attr}
         scope = node.domain.removeprefix("Gradients/")
-        layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE))
+        layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE), layer_list)
         yield Node(
             name=node.name,
             op=_op_name(node, primitives),
@@ -198,7 +243,7 @@ def _read_parameter_types(functions) -> Iterator[tuple[str, TensorType]]:
                 yield parameter.name, _tensor_type(parameter.tensor[0])
 
 
-def _split_scope(scope: str) -> tuple[int | None, str]:
+def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
     """Layer index and cell path of a scope such as `Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0`."""
     parts = scope.split("/")[:-1]
     names: list[str] = []
@@ -208,7 +253,9 @@ def _split_scope(scope: str) -> tuple[int | None, str]:
         if match is None:
             continue
         name = match["name"]
-        if layer_index is None and name.isdecimal() and position and LAYER_CONTAINER.search(parts[position - 1]):
+        holder = LAYER_LIST.fullmatch(parts[position - 1]) if name.isdecimal() and position else None
+        is_layer = holder is not None and layer_list in (None, holder["name"])
+        if layer_index is None and is_layer and MTP_CELL not in names:
             layer_index = int(name)
             names = []
         else:

@@ -7,12 +7,13 @@ of megatron/core/recompute.py.
 from collections.abc import Iterator
 
 from mindswap.config.pipeline import Layout
+from mindswap.errors import MindswapError
 from mindswap.megatron.options import MegatronOptions
 
 __all__ = ["PlacementError", "block_layers", "group_ends", "place_layers"]
 
 
-class PlacementError(ValueError):
+class PlacementError(MindswapError):
     """Megatron refuses to spread the layers like this.
 
     Attributes:

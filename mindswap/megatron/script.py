@@ -11,6 +11,7 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+from mindswap.errors import MindswapError
 from mindswap.megatron.options import OPTIONS, Kind, read_tokens
 
 __all__ = ["ScriptError", "find_command", "line_of"]
@@ -25,7 +26,7 @@ _KEYWORD = re.compile(r"(?:then|else|do|\{|!|time)\s+")
 _OPENS, _CLOSES = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
 
 
-class ScriptError(ValueError):
+class ScriptError(MindswapError):
     """The script cannot be read, or does not say which options hold.
 
     Attributes:

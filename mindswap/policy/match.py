@@ -10,9 +10,19 @@ from dataclasses import dataclass
 
 import regex
 
+from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["Match", "PatternError", "compile_part", "exact_pattern", "match_pattern", "split_pattern"]
+__all__ = [
+    "MAX_PATTERN_CHARS",
+    "SEPARATOR",
+    "Match",
+    "PatternError",
+    "compile_part",
+    "exact_pattern",
+    "match_pattern",
+    "split_pattern",
+]
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
@@ -21,7 +31,7 @@ MAX_PATTERN_CHARS = 1000
 PART_TIMEOUT_S = 0.2
 
 
-class PatternError(ValueError):
+class PatternError(MindswapError):
     """A pattern is not a regular expression, or matching it does not come to an end.
 
     Attributes:

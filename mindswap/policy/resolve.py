@@ -11,7 +11,7 @@ Order of the entries, from the specification ("Fine-Grained Activations SWAP" of
   twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -307,6 +307,14 @@ def _override(claims: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim
     return tuple(left.values()), tuple(overridden)
 
 
-def _covering(claims: Iterable[Claim], paths: Iterable[Path]) -> tuple[Claim, ...]:
+def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ...]:
     """The claims on an operator, or on a cell that it is in, under any of its paths."""
-    return tuple(claim for claim in claims if any(path[: len(claim.path)] == claim.path for path in paths))
+    if not claims:  # most often; a planner asks for every operator of thousands of policies
+        return ()
+    found = []
+    for claim in claims:
+        named = claim.match.path
+        depth = len(named)
+        if any([path[:depth] == named for path in paths]):
+            found.append(claim)
+    return tuple(found)

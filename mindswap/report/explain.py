@@ -9,7 +9,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.words import format_indices
-from mindswap.report.policy_text import LayerGroup, Step, format_steps, group_layers
+from mindswap.report.policy_text import Action, LayerGroup, Step, format_steps, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 from mindswap.stage.applied import as_applied
@@ -56,7 +56,7 @@ def explain(
         formative_lines, layout: with swap off, from `policy.stage_recompute`.
     """
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
-    groups = tuple(_merge(group_layers(acting, num_layers, trees)))
+    groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
     source = trees.source if trees is not None else None
     return Explanation(
         policy.is_swap_enabled, groups, num_layers, source, formative_lines, layout, policy.layer_recompute
@@ -110,7 +110,12 @@ def _places(indices: Sequence[int], explanation: Explanation) -> str:
 def _format_cells(explanation: Explanation) -> str:
     """Layers of each stage and chunk, with those that are recomputed."""
     assert explanation.layout is not None
-    selected = {i for group in explanation.groups if group.steps for i in group.layers.indices or ()}
+    selected = {
+        index
+        for group in explanation.groups
+        if any(step.action is not Action.KEEP for step in group.steps)
+        for index in group.layers.indices or ()
+    }
     rows = []
     for cell in sorted(explanation.layout.cells(), key=lambda cell: (cell.stage, cell.chunk)):
         whole = [index for index in cell.layers if index in explanation.whole]

@@ -1,13 +1,15 @@
 """A normalised policy for readers: what happens in each layer, equal layers once."""
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import (
     Decision,
+    Entry,
+    LayerDecisions,
     Path,
     Setting,
     Treatment,
@@ -31,6 +33,7 @@ class Action(Enum):
     RECOMPUTE_OUTPUT = "recompute the output of"
     RECOMPUTE_COMM = "recompute communication of"
     OFFLOAD = "offload"
+    KEEP = "keep"
 
 
 @dataclass(frozen=True)
@@ -43,12 +46,14 @@ class Step:
             model is not known.
         num_operators: operators it concerns; None where the model is not known.
         num_prefetch_ops: prefetch distance; None for recomputation.
+        reasons: which entry goes before which, where several name it; only where they were asked for.
     """
 
     action: Action
     name: str
     num_operators: int | None = None
     num_prefetch_ops: int | None = None
+    reasons: tuple[str, ...] = ()
 
     def to_data(self) -> dict:
         """Plain data, for JSON."""
@@ -57,6 +62,7 @@ class Step:
             "name": self.name,
             "num_operators": self.num_operators,
             "backward_prefetch": self.num_prefetch_ops,
+            "reasons": list(self.reasons),
         }
 
 
@@ -72,13 +78,16 @@ class LayerGroup:
         return {"layers": self.layers.to_config(), "steps": [step.to_data() for step in self.steps]}
 
 
-def group_layers(policy: Policy, num_layers: int | None, trees: LayerTrees | None) -> tuple[LayerGroup, ...]:
+def group_layers(
+    policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
+) -> tuple[LayerGroup, ...]:
     """What happens in each layer, consecutive equal layers together.
 
     Args:
         policy: a normalised policy.
         num_layers: layers of the model; None if not known: layers that are not named come last, as one group.
         trees: the layers of the model; None leaves patterns as they are, without precedence.
+        with_reasons: say which entry goes before which, also of operators that stay although an entry names them.
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
     known: dict[tuple, tuple[Step, ...]] = {}
@@ -87,7 +96,9 @@ def group_layers(policy: Policy, num_layers: int | None, trees: LayerTrees | Non
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
         signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
         if signature not in known:
-            known[signature] = _resolved_steps(policy, index, tree) if tree is not None else _steps(policy, index)
+            known[signature] = _steps(policy, index)
+            if tree is not None:
+                known[signature] = _resolved_steps(resolve_layer(policy, index, tree), with_reasons)
         if runs and runs[-1][1] == known[signature] and runs[-1][0][-1] == index - 1:
             runs[-1][0].append(index)
         else:
@@ -113,12 +124,13 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
 
 
 def format_steps(steps: Iterable[Step]) -> list[str]:
-    """One line per step, prefetch distances in a column."""
-    rows = [(f"{step.action.value} {_name(step)}", _distance(step)) for step in steps]
-    width = max((len(what) for what, _ in rows), default=0)
-    return [f"{what:<{width}}  {distance}".rstrip() for what, distance in rows] or [
-        "nothing is offloaded or recomputed"
-    ]
+    """One line per step, prefetch distances in a column, the reasons below it."""
+    rows = [(f"{step.action.value} {_name(step)}", _distance(step), step.reasons) for step in steps]
+    width = max((len(what) for what, *_ in rows), default=0)
+    lines: list[str] = []
+    for what, distance, reasons in rows:
+        lines += [f"{what:<{width}}  {distance}".rstrip(), *(f"    {escape(reason)}" for reason in reasons)]
+    return lines or ["nothing is offloaded or recomputed"]
 
 
 def _name(step: Step) -> str:
@@ -164,16 +176,45 @@ def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
     )
 
 
-def _resolved_steps(policy: Policy, layer_index: int, tree: CellNode) -> tuple[Step, ...]:
+def _resolved_steps(layer: LayerDecisions, with_reasons: bool) -> tuple[Step, ...]:
     """What really happens to the operators of one layer, after precedence."""
-    layer = resolve_layer(policy, layer_index, tree)
     decided = {path: _decision(found) for path, found in layer.operators().items()}
-    steps = list(_compress(tree, (), decided))
+    steps = list(_compress(layer.layer, (), decided))
     if layer.is_output_recomputed:
         steps.append(Step(Action.RECOMPUTE_OUTPUT, "", 1))
     steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in matches_of(layer.comm_recomputes)]
+    if with_reasons:
+        kept = {path: (Action.KEEP, None) for path, what in decided.items() if what is None and _contest(layer, path)}
+        steps = [_with_reasons(layer, step) for step in (*steps, *_compress(layer.layer, (), kept))]
     order = list(Action)
     return tuple(sorted(steps, key=lambda step: order.index(step.action)))
+
+
+def _with_reasons(layer: LayerDecisions, step: Step) -> Step:
+    if step.action in (Action.RECOMPUTE_OUTPUT, Action.RECOMPUTE_COMM):
+        return step
+    part = tuple(step.name.split(".")) if step.name else ()
+    reasons = (reason for path in layer.operators() if path[: len(part)] == part for reason in _contest(layer, path))
+    return replace(step, reasons=tuple(dict.fromkeys(reasons)))
+
+
+def _contest(layer: LayerDecisions, path: Path) -> list[str]:
+    """For each entry that names an operator in vain, which one goes before it.
+
+    Not of what is recomputed by another entry anyway, nor of communication, which is a matter of its own.
+    """
+    decision = layer.of(path)
+    before_swap = decision.recomputed_by or decision.decided_by[-1:]
+    winners = {Setting.LAYER_SWAP: before_swap, Setting.OP_SWAP: before_swap}
+    if not decision.recomputed_by:
+        winners |= dict.fromkeys((Setting.RECOMPUTE, Setting.SELECT_RECOMPUTE), decision.excluded_by)
+    losers = [claim.entry for claim in layer.lost_on(path) if winners.get(claim.entry.setting)]
+    return [f"{_entry(winners[loser.setting][0].entry)} goes before {_entry(loser)}" for loser in losers]
+
+
+def _entry(entry: Entry) -> str:
+    pattern = f" '{entry.pattern}'" if entry.pattern else ""
+    return f"{entry.setting.value}{pattern}" + (f" with prefetch {entry.prefetch}" if entry.prefetch else "")
 
 
 _Shown = tuple[Action, int | None]

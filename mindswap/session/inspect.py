@@ -6,10 +6,10 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import check_document
+from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
-from mindswap.errors import GraphError, PolicyError
+from mindswap.errors import PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
@@ -62,9 +62,7 @@ def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: 
     config_path = str(Path(path).resolve())
     placement = None
     if rank is not None:
-        if checked.num_layers is None:
-            raise GraphError("--rank: the configuration does not say how many layers the model has")
-        placement = place_rank(document, rank, checked.num_layers)
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
     report = cached_result(
         document,
         policy,

@@ -43,15 +43,19 @@ def apply(
             on it already.
     """
     from mindswap.adapters import mindspore as adapter
+    from mindswap.adapters.network import resolve_layers
 
-    cells = adapter.find_layers(network) if layers is None else _resolve_layers(network, layers)
+    logger = logger or logging.getLogger("mindswap.adapters.apply")
+    cells = resolve_layers(network, layers)
     actions = apply_policy(cells, policy, logger)
     if policy.is_swap_enabled and adapter.is_pynative():
         from mindswap.adapters.pynative.swap import Swap
 
         Swap(network, cells, [resolve_layer(policy, index, read_tree(cell)) for index, cell in enumerate(cells)])
     if with_lazy_inline and policy.is_swap_enabled:
-        adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
+        for name, count in adapter.mark_lazy_inline(network, cells).items():
+            logger.info("mindswap: %d %s: lazy_inline is on %s instead, else all would swap alike", count, name,
+                        type(network).__name__)  # fmt: skip
     return actions
 
 
@@ -72,7 +76,11 @@ def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
     from mindswap.adapters import mindspore as adapter
 
     if with_lazy_inline:
-        adapter.enable_lazy_inline(adapter.find_lazy_inline_cell(network))
+        try:
+            layers = list(adapter.find_layers(network))
+        except ApplyError:  # any network can be captured
+            layers = []
+        adapter.mark_lazy_inline(network, layers)
     return adapter.compile_training_graph(network, inputs)
 
 
@@ -81,16 +89,3 @@ def running_swap(network) -> "Swap | None":
     from mindswap.adapters.pynative import swap
 
     return swap.running_swap(network)
-
-
-def _resolve_layers(network, path: str):
-    cell = network
-    for name in path.split("."):
-        children = getattr(cell, "_cells", {})
-        if name not in children:
-            known = ", ".join(sorted(children)) or "none"
-            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {known}")
-        cell = children[name]
-    if not hasattr(cell, "__len__"):
-        raise ApplyError(f"layers='{path}' is one {type(cell).__name__}, not a list of layers")
-    return list(cell)

@@ -1,29 +1,35 @@
 """A training step that can be simulated and planned, without a device: of a configuration, or of any network."""
 
 import os
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.config.device_memory import read_device_memory
 from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
-from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import SET_BY_USER, Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document, show
+from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError, SimulationError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ops import Unit, classify
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sample import LayerSample
+from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
@@ -35,7 +41,7 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "load_step", "policy_of"]
+__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -147,7 +153,7 @@ def load_step(
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
     overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = load_device(device, overrides)
+    figures = within_configuration(load_device(device, overrides), document)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
@@ -159,8 +165,24 @@ def load_step(
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
 
 
+def within_configuration(device: Device, document: Document) -> Device:
+    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
+    limit = read_device_memory(document)
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
+        return device
+    sources = {**device.sources, "usable_memory": limit.source}
+    return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
+
+
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
+    ring = document.get("model", "model_config", "use_ring_attention")
+    if ring is not None and ring.value is True and settings.context_parallel > 1:
+        raise SimulationError(
+            f"{ring.location}: model.model_config.use_ring_attention: ring attention is not simulated\n"
+            "    allowed: False\n    fix: use_ring_attention: False, with a context_parallel_algo"
+        )
     pieces = document.get("parallel_config", "seq_split_num")
     if pieces is not None and pieces.value not in (1, None):
         raise SimulationError(
@@ -190,6 +212,63 @@ def _refuse_pynative_mode(document: Document) -> None:
         )
 
 
+def capture_step(
+    network: Any,
+    inputs: Sequence[Any],
+    layers: str | None = None,
+    device: str = DEFAULT_DEVICE,
+    memory: str | None = None,
+    *,
+    num_micro_batches: int = 1,
+    optimizer: str = DEFAULT_OPTIMIZER,
+) -> Step:
+    """Capture the training step of any MindSpore network on one card; the network is left as it was.
+
+    Args:
+        network: a MindSpore `Cell` that gives a loss, without a policy on it.
+        inputs: its inputs, as tensors of the right shape and dtype; the values do not matter. Their first dimension
+            counts as samples; of token ids (integers in two dimensions) the second as tokens.
+        layers: path of the list of layers, e.g. `"backbone.blocks"`; None looks for it by the names that
+            MindFormers uses.
+        device: name or file.
+        memory: of the card that may be used, `"54GiB"`.
+        num_micro_batches: forward and backward passes per step.
+        optimizer: whose states are in memory; one that `mindswap simulate` knows.
+
+    Raises:
+        ApplyError: if there is no such list of layers.
+        GraphError: if the compiler refuses the network, or a policy is on it already.
+        CostError: if device or optimizer are not known.
+    """
+    from mindswap.adapters.network import capture_network
+
+    captured = capture_network(network, inputs, layers)
+    document = document_from_data({}, "the network")
+    shape = tuple(inputs[0].shape) if inputs else ()
+    has_tokens = len(shape) == 2 and "Int" in str(inputs[0].dtype)
+    settings = replace(
+        read_step_settings(document),
+        batch_size=shape[0] if shape else 1,
+        seq_length=shape[1] if has_tokens else 1,
+        num_micro_batches=num_micro_batches,
+        is_accumulating=num_micro_batches > 1,
+        optimizer=optimizer,
+        compute_dtype=find_compute_dtype(captured.graph),
+    )
+    figures = load_device(device, {"memory": memory} if memory is not None else {})
+    model = StepModel(captured, CostTable(figures, load_measured(device)), settings)
+    return Step(document, Policy(is_swap_enabled=True), model, figures, None)
+
+
+def find_compute_dtype(graph: Graph) -> str:
+    """The dtype in which the step computes most on the matrix units."""
+    flops: Counter[str] = Counter()
+    for node, work in zip(graph.forward, measure_work(graph)[0], strict=True):
+        if classify(node.op).unit is Unit.MATRIX and node.outputs:
+            flops[node.outputs[0].dtype] += work.flops
+    return max(flops, key=flops.__getitem__, default="float16")
+
+
 def policy_of(document: Document, checked: CheckResult) -> Policy:
     """What a configuration asks for in layer indices; with swap off what MindFormers makes of its recompute.
 
@@ -198,20 +277,19 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     """
     if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
         raise PolicyError(checked.problems)
-    if checked.num_layers is None:
-        raise GraphError("the configuration does not say how many layers the model has")
+    num_layers = require_num_layers(document, checked.num_layers)
     if checked.policy.is_swap_enabled:
         return checked.policy
-    return expand_stage_recompute(document, checked.num_layers).policy
+    return expand_stage_recompute(document, num_layers).policy
 
 
 def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
-    if rank is not None or settings.model_parallel * settings.context_parallel > 1:
+    if rank is not None or settings.num_parts > 1:
         placement = place_rank(document, rank or 0, num_layers)
-    if settings.model_parallel * settings.context_parallel == 1:
+    if settings.num_parts == 1:
         placement = None  # every rank of a stage is like one that has the whole model
 
     def make() -> CapturedStep:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.document.nodes import Node, show
+from mindswap.errors import MindswapError
 
 __all__ = ["Counts", "CountsError", "layers_of_stage_counts", "read_counts"]
 
@@ -35,7 +36,7 @@ class Counts:
     is_rewritten: bool = False
 
 
-class CountsError(ValueError):
+class CountsError(MindswapError):
     """MindFormers refuses these counts.
 
     Attributes:

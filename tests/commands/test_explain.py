@@ -131,3 +131,46 @@ def test_paths_of_a_model_that_nothing_knows(explain):
     code, out, error = explain("model: {model_config: {model_type: nothing}}", "--paths")
     assert (code, out) == (1, "")
     assert error.startswith("mindswap: error: ")
+
+
+def test_which_entry_goes_before_which(explain):
+    text = (
+        LLAMA
+        + r"""
+swap_config:
+  swap: True
+  op_swap:
+    - {op_name: feed_forward, backward_prefetch: 20, layers: [0, 1]}
+    - {op_name: 'feed_forward.*', backward_prefetch: 9, layers: [0]}
+recompute_config:
+  recompute: [1, 2]
+  select_recompute_exclude: {attention: [2]}
+"""
+    )
+    code, out, _ = explain(text)
+    assert code == 0
+    # Layer 0: the later pattern; layer 1: recompute before swap; layer 2: the exclude option before recompute.
+    assert out[out.index("[layer 0]") : out.index("[layer 2]")] == (
+        "[layer 0]\n"
+        "    offload feed_forward (17 operators)  prefetch 9\n"
+        "        op_swap 'feed_forward.*' with prefetch 9 goes before op_swap 'feed_forward' with prefetch 20\n"
+        "[layer 1]\n"
+        "    recompute the whole layer (65 operators)\n"
+        "        recompute goes before op_swap 'feed_forward' with prefetch 20\n"
+    )
+    assert out.endswith(
+        "    keep attention (38 operators)\n"
+        "        select_recompute_exclude 'attention' goes before recompute\n"
+        "[layer 3]\n"
+        "    nothing is offloaded or recomputed\n"
+    )
+    groups = json.loads(explain(text, "--json")[1])["layers"]
+    assert groups[1]["steps"] == [
+        {
+            "action": "recompute",
+            "name": "",
+            "num_operators": 65,
+            "backward_prefetch": None,
+            "reasons": ["recompute goes before op_swap 'feed_forward' with prefetch 20"],
+        }
+    ]

@@ -1,6 +1,6 @@
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.report.policy_text import format_policy
+from mindswap.report.policy_text import format_policy, format_steps, group_layers
 from tests.builders import layer, trees
 
 CASE_4 = Policy(
@@ -113,4 +113,22 @@ def test_layers_of_different_kinds():
         "    offload mlp  prefetch 1",
         "  layers 1-2",
         "    offload moe  prefetch 1",
+    ]
+
+
+def test_the_reason_names_the_entry_that_goes_before():
+    """`wq` is excluded and swapped by the later of two patterns: the exclude option has no part in that."""
+    policy = Policy(
+        True,
+        op_swap=(OpSwap("attention", ALL_LAYERS, 20), OpSwap(r"attention\.wq", ALL_LAYERS, 10)),
+        select_recompute=(OpRecompute(r"attention\..*", ALL_LAYERS),),
+        select_recompute_exclude=(OpRecompute(r"attention\.wq", ALL_LAYERS),),
+    )
+    (group,) = group_layers(policy, 1, trees(1, "attention\n  wq*\n  wo*"), with_reasons=True)
+    assert format_steps(group.steps) == [
+        "recompute attention.wo",
+        "    select_recompute 'attention\\..*' goes before op_swap 'attention' with prefetch 20",
+        "offload attention.wq    prefetch 10",
+        "    select_recompute_exclude 'attention\\.wq' goes before select_recompute 'attention\\..*'",
+        "    op_swap 'attention\\.wq' with prefetch 10 goes before op_swap 'attention' with prefetch 20",
     ]

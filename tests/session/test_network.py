@@ -1,12 +1,13 @@
 """`mindswap.apply` on networks that are not MindFormers'."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
 
 import mindswap
-from mindswap.errors import ApplyError
-from mindswap.policy.model import ALL_LAYERS, Layers, OpSwap, Policy
+from mindswap.errors import ApplyError, GraphError
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
 
 pytestmark = pytest.mark.mindspore
 
@@ -163,3 +164,43 @@ def test_a_default_strategy_without_flash_attention_is_refused(cells):
     default = Policy(is_swap_enabled=True, default_prefetch=1, op_swap=(OpSwap(r".*\.flash_attention", ALL_LAYERS, 1),))
     with pytest.raises(ApplyError, match="no flash attention"):
         mindswap.apply(cells.network("stages"), default, layers="backbone.stages")
+
+
+@pytest.mark.parametrize(
+    "option", ["select_recompute", "select_comm_recompute", "select_recompute_exclude", "select_comm_recompute_exclude"]
+)
+def test_a_pattern_of_any_option_that_names_nothing_is_refused(cells, option):
+    policy = Policy(**{option: [OpRecompute("gelu", ALL_LAYERS), OpRecompute("tanh", ALL_LAYERS)]})
+    with pytest.raises(ApplyError, match=rf"^{option} names no operator of this network: 'gelu'$"):
+        mindswap.apply(cells.network("stages"), policy, layers="backbone.stages")
+
+
+def test_default_operators_that_are_not_there_are_a_warning(cells, caplog):
+    """As in `mindswap check`: no model has all of them."""
+    policy = Policy.from_config({"swap_config": {"swap": True}, "recompute_config": {"select_comm_recompute": True}})
+    policy = dataclasses.replace(policy, default_prefetch=None, op_swap=())
+    mindswap.apply(cells.network("stages"), policy, layers="backbone.stages")
+    assert caplog.messages == [
+        "select_comm_recompute: none of the default operators is in this network, so it has no effect"
+    ]
+
+
+def test_lazy_inline_of_the_layers_goes_to_the_network(cells, caplog):
+    """MindSpore compiles equal lazy_inline cells as one: block 1 would swap nothing, or block 0 too."""
+    network = cells.network("stages")
+    for block in network.backbone._cells["stages"]:
+        block.cell_init_args = "lazy_inline_Block"
+    with caplog.at_level("INFO"):
+        mindswap.apply(network, SWAP, layers="backbone.stages")
+    assert caplog.messages[-1] == "mindswap: 2 Block: lazy_inline is on Network instead, else all would swap alike"
+    graph = mindswap.capture(network, [cells.inputs])
+    assert [(pair.producer.op, pair.producer.layer_index) for pair in graph.swap_pairs] == [("Tanh", 1)]
+
+
+def test_a_capture_of_lazy_inline_layers_alone_says_what_to_do(cells):
+    network = cells.network("stages")
+    for block in network.backbone._cells["stages"]:
+        block.cell_init_args = "lazy_inline_Block"
+    network.cell_init_args = "lazy_inline_Network"
+    with pytest.raises(GraphError, match=r"several cells are lazy_inline: .*\n.*\n    fix:     take @lazy_inline off"):
+        mindswap.capture(network, [cells.inputs], with_lazy_inline=False)

@@ -64,25 +64,33 @@ def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, gro
         group: for each, the bar in `joined` that comes after it.
         least_ns: what is no more is left out.
     """
-    wait_ns = np.zeros((len(BarKind), len(joined["start_ns"])), np.int64)
+    shape = len(BarKind), len(joined["start_ns"])
+    wait_ns, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
     np.add.at(wait_ns, (bars.kind[short], group), bars.busy_ns[short])
-    count = np.bincount(group, minlength=wait_ns.shape[1])
-    total_ns = wait_ns.sum(axis=0)
-    chosen = np.flatnonzero(total_ns > least_ns)
+    np.add.at(count, (bars.kind[short], group), 1)
+    wait_ns[:, wait_ns.sum(axis=0) <= least_ns] = 0
     start_ns = joined["start_ns"].copy()
     np.minimum.at(start_ns, group, bars.start_ns[short])
-    waits = {name: values[chosen] for name, values in joined.items()}
-    waits |= {
-        "kind": wait_ns.argmax(axis=0)[chosen],
-        "start_ns": start_ns[chosen],
-        "end_ns": start_ns[chosen] + total_ns[chosen],
-        "busy_ns": total_ns[chosen],
-        "label": np.full(len(chosen), -1),
-        "count": count[chosen],
-        "size_bytes": np.zeros(len(chosen), np.int64),
-    }
-    start_ns[chosen] += total_ns[chosen]
-    both = {name: np.concatenate([waits[name], values]) for name, values in (joined | {"start_ns": start_ns}).items()}
+    start_ns = np.where(wait_ns.any(axis=0), start_ns, joined["start_ns"])
+    parts = []
+    for kind in np.flatnonzero(wait_ns.any(axis=1)):  # one kind behind the other, so that each has its share
+        chosen = np.flatnonzero(wait_ns[kind])
+        duration_ns = wait_ns[kind, chosen]
+        parts.append(
+            {name: values[chosen] for name, values in joined.items()}
+            | {
+                "kind": np.full(len(chosen), kind),
+                "start_ns": start_ns[chosen],
+                "end_ns": start_ns[chosen] + duration_ns,
+                "busy_ns": duration_ns,
+                "label": np.full(len(chosen), -1),
+                "count": count[kind, chosen],
+                "size_bytes": np.zeros(len(chosen), np.int64),
+            }
+        )
+        start_ns[chosen] += duration_ns
+    parts.append(joined | {"start_ns": start_ns})
+    both = {name: np.concatenate([part[name] for part in parts]) for name in joined}
     order = np.lexsort((both["start_ns"], both["lane"]))
     return Bars(**{name: values[order] for name, values in both.items()})
 

@@ -89,6 +89,12 @@ def test_short_waits_stand_together_where_they_add_up():
     assert joined.count.tolist() == [3, 3]
 
 
+def test_short_waits_of_two_kinds_each_have_their_share():
+    # 6 for a copy, 4 and 5 of bubble, before the 6 of work that they belong to.
+    bars = compute_bars((WAIT, 0, 6), (F, 6, 8), (BUBBLE, 8, 12), (F, 12, 14), (BUBBLE, 14, 19), (F, 19, 21))
+    assert rows(join_bars(bars, 10)) == [(0, WAIT, 0, 6), (0, BUBBLE, 6, 15), (0, F, 15, 21)]
+
+
 @pytest.mark.parametrize("by_layer", [True, False])
 def test_joining_keeps_the_time_of_every_kind(by_layer):
     timeline = simulate(large_program(1, 2, 6, 9))

@@ -1,0 +1,122 @@
+"""Any network of MindSpore -> the captured step that simulations start from."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import mindspore as ms
+from mindspore import nn
+
+from mindswap.adapters.apply import iterate_primitives, read_tree
+from mindswap.adapters.mindspore import (
+    PATH_TAG,
+    compile_training_graph,
+    find_layers,
+    mark_lazy_inline,
+    tag_primitives,
+)
+from mindswap.errors import ApplyError, GraphError
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
+from mindswap.simulate.captured import CapturedStep
+
+__all__ = ["capture_network", "resolve_layers"]
+
+# Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
+POLICY_ATTRIBUTES = ("offload", "recompute")
+
+
+def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str | None = None) -> CapturedStep:
+    """Compile a network without swap and recompute; it is left as it was.
+
+    Args:
+        network: gives a loss.
+        inputs: tensors of the right shape and dtype; their values do not matter.
+        layers: path of the list of layers; None looks for it by the names that MindFormers uses.
+
+    Raises:
+        ApplyError: if there is no such list.
+        GraphError: if the compiler refuses the network, or a policy is on it.
+    """
+    cells = resolve_layers(network, layers)
+    trees = tuple(read_tree(cell) for cell in cells)
+    _refuse_policy(cells, trees)
+    with _tagged(cells, trees), _lazily_inlined(network, cells):
+        graph = compile_training_graph(network, inputs, _list_name(network, cells))
+    missing = set(range(len(cells))) - {node.layer_index for node in graph.forward}
+    if missing:
+        raise GraphError(f"no operator of the compiled network is in layers {sorted(missing)}: are they run?")
+    everything = tuple(range(len(cells)))
+    return CapturedStep(LayerSample(everything, everything), trees, graph, PATH_TAG, has_all_tags=True)
+
+
+def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
+    """The layers of a network.
+
+    Args:
+        network: holds them.
+        path: names from the network down to the list; None looks for the list as the models of MindFormers name it.
+
+    Raises:
+        ApplyError: if there is no such list.
+    """
+    if path is None:
+        return list(find_layers(network))
+    cell = network
+    for name in path.split("."):
+        children = getattr(cell, "_cells", {})
+        if name not in children:
+            known = ", ".join(sorted(children)) or "none"
+            raise ApplyError(f"layers='{path}': {type(cell).__name__} has no cell '{name}'; it has: {known}")
+        cell = children[name]
+    if not hasattr(cell, "__len__"):
+        raise ApplyError(f"layers='{path}' is one {type(cell).__name__}, not a list of layers")
+    return list(cell)
+
+
+def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
+    """Name of the list of layers, as the scopes of the compiler and the names of weights have it."""
+    names = {
+        name.rpartition(".")[2]
+        for name, cell in network.cells_and_names()
+        if isinstance(cell, nn.CellList | nn.SequentialCell) and list(cell)[:1] == list(layers)[:1]
+    }
+    if len(names) != 1:
+        raise GraphError(f"the layers have to be in one CellList or SequentialCell; found {sorted(names) or 'none'}")
+    return names.pop()
+
+
+def _refuse_policy(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> None:
+    for index, (cell, tree) in enumerate(zip(cells, trees, strict=True)):
+        for path, primitive in iterate_primitives(cell, tree):
+            found = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
+            if found:
+                raise GraphError(
+                    f"layer {index}: {'.'.join(path)} has {found[0]} set: a step is captured without a policy\n"
+                    "    fix:     capture a network that was just built"
+                )
+
+
+@contextmanager
+def _tagged(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> Iterator[None]:
+    tagged = [
+        primitive
+        for cell, tree in zip(cells, trees, strict=True)
+        for primitive in tag_primitives(cell, tree, every_primitive=True)
+    ]
+    try:
+        yield
+    finally:
+        for primitive in tagged:
+            primitive.del_prim_attr(PATH_TAG)
+
+
+@contextmanager
+def _lazily_inlined(network: nn.Cell, layers: Sequence[nn.Cell]) -> Iterator[None]:
+    before = [(cell, getattr(cell, "_cell_init_args", "")) for _, cell in network.cells_and_names()]
+    mark_lazy_inline(network, layers)
+    try:
+        yield
+    finally:
+        for cell, mark in before:
+            if getattr(cell, "_cell_init_args", "") != mark:
+                cell.cell_init_args = mark

@@ -1,0 +1,26 @@
+"""Whatever mindswap raises on purpose is a `MindswapError`: one `except` is enough for those who call it."""
+
+import ast
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "mindswap"
+# Signals between two functions of the package; none of them gets out.
+SIGNALS = {"Stop", "Stopped"}
+
+
+def bases_by_class():
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.ClassDef):
+                yield node.name, [ast.unparse(base) for base in node.bases]
+
+
+def test_every_error_of_the_package_has_the_one_base():
+    strays = {
+        name
+        for name, bases in bases_by_class()
+        if any(base.endswith("Error") or base.endswith("Exception") for base in bases)
+        and "MindswapError" not in bases
+        and not name.startswith("_")
+    }
+    assert strays == {"MindswapError", *SIGNALS}
