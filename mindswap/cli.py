@@ -33,6 +33,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "trace",
     "doctor",
 )
 

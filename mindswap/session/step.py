@@ -11,6 +11,7 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
+from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
@@ -32,6 +33,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
+from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
@@ -76,6 +78,14 @@ class Step:
     def title(self) -> str:
         """Name for reports."""
         return self.path.stem if self.path is not None else "network"
+
+    def config_text(self) -> str:
+        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        if self.path is None:
+            return ""
+        if is_trace_path(str(self.path)):
+            return read_trace(str(self.path))[0].config
+        return self.path.read_bytes().decode("utf-8", "surrogatepass")
 
     def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
         """One step under a policy.
@@ -123,7 +133,7 @@ def load_step(
     """Capture the network of a configuration without its policy.
 
     Args:
-        config: MindFormers YAML.
+        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json).
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
@@ -136,7 +146,9 @@ def load_step(
         GraphError: if the network cannot be built or compiled.
         CostError: if the device is not known.
     """
-    document = load_document(config)
+    recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
+    if recorded is None:
+        _refuse_pynative_mode(document)
     checked = check_document(document, environ=dict(os.environ))
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
@@ -149,7 +161,10 @@ def load_step(
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
-    captured = _capture(config, document, checked.num_layers, rank, use_cache, read_skew(expert_skew))
+    if recorded is not None:
+        captured = capture_of(recorded)
+    else:
+        captured = _capture(config, document, checked.num_layers, rank, use_cache, read_skew(expert_skew))
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
 
@@ -208,6 +223,20 @@ def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
+
+
+def _refuse_pynative_mode(document: Document) -> None:
+    """The compiler never sees such a training.
+
+    Raises:
+        GraphError: if it trains in PyNative mode.
+    """
+    node = document.get("context", "mode")
+    if node is not None and is_pynative(document):
+        raise GraphError(
+            f"{node.location}: context.mode: {node.value}: no graph is compiled in PyNative mode\n"
+            f"    fix:     mindswap trace {document.file} -o step.json, and give step.json to this command"
+        )
 
 
 def capture_step(
