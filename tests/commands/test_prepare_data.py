@@ -19,7 +19,7 @@ TEXT = "Swap moves activations to the host, and back before they are needed.\n" 
 class FakeWriter:
     """Writes the samples as they are, one per line."""
 
-    def __init__(self, path, sample_length):
+    def __init__(self, path, sample_length, columns=()):
         self.path, self.length, self.tokens = path, sample_length, array("i")
 
     def write(self, samples):
