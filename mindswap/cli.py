@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from mindswap.document.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
 
@@ -36,6 +37,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "trace",
     "doctor",
 )
 
@@ -87,6 +89,10 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     module.add_arguments(command)
+    if any(action.dest == "config" for action in command._actions):
+        command.add_argument(
+            "--pretrained_model_dir", metavar="DIR", help="folder with the model's config.json, in place of CONFIG's"
+        )
     command.set_defaults(run=module.run)
     return parser
 
@@ -137,7 +143,8 @@ def main(argv: list[str] | None = None) -> int:
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         args = build_parser(command).parse_args(argv)
-        return args.run(args)
+        with use_folder(getattr(args, "pretrained_model_dir", None)):
+            return args.run(args)
     except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
         if stop.code in (None, 0):
             return EXIT_OK

@@ -12,8 +12,8 @@ import mindformers.core.context
 from mindformers.tools.register import ActionDict, MindFormerConfig
 from mindformers.tools.utils import parse_value, str2bool, str2bool_or_str
 from mindformers.trainer import Trainer
-from mindformers.utils.file_utils import set_output_path
 
+from mindswap.adapters.versions.chosen import set_output_path
 from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
 

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 import mindspore as ms
 import numpy as np
 from mindspore import nn
-from mindspore.graph.api import _cell_graph_executor
 from mindspore.ops.primitive import Primitive, _run_op
 
 from mindswap.adapters.stand_ins import STAND_INS
+from mindswap.adapters.versions.executors import cell_graph_executor
 from mindswap.errors import GraphError
 from mindswap.graph.model import TensorType
 
@@ -29,9 +29,7 @@ def eager() -> Iterator[None]:
 
     After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows.
     """
-    _cell_graph_executor.compile(
-        _Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False
-    )
+    cell_graph_executor.compile(_Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False)
     mode = ms.get_context("mode")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     try:

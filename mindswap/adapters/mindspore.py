@@ -13,12 +13,11 @@ from collections.abc import Iterator, Sequence
 
 import mindspore as ms
 from mindspore import nn, ops
-from mindspore.graph.api import _cell_graph_executor
 from mindspore.ops import Primitive
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.apply import iterate_primitives
-from mindswap.adapters.pynative.swap import swaps_paused
+from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
@@ -184,8 +183,8 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
     cell.set_train(True)
     try:
         with _old_objects_left_alone(), swaps_paused(network):
-            phase, _ = _cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
-        serialized = _cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
+            phase, _ = cell_graph_executor.compile(cell, *inputs, phase="export.mindir", do_convert=False)
+        serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
     model = ModelProto()

@@ -9,13 +9,14 @@ from mindswap.commands.convert_megatron import FAMILIES, Request, Result, conver
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.options import positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
+from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.files import write_new
+from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
@@ -76,11 +77,15 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if the result does not pass `mindswap check`; it is written all the same.
     """
     request = _read_request(args)
+    require_folders(Path(args.output) if args.output else None)
     if args.to in VERSIONS:
         return convert_versions(args, request)
     refuse_pynative(request.document)
     result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
     text = request.text
+    if result.sections.get("swap_config", {}).get("swap") is True and request.document.root is not None:
+        own = parse_document(text.encode("utf-8", "surrogatepass"), request.file)
+        text = rewrite_for_swap(text, own, request.document)
     for name, value in result.sections.items():
         text = rewrite_section(text, name, value, result.comments.get(name), request.file)
     target = args.output or (args.config if args.in_place else None)
@@ -96,6 +101,8 @@ def run(args: argparse.Namespace) -> int:
             print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
+        if target:
+            print(f"written: {target}; next: mindswap check {target}")
     return 1 if has_errors else 0
 
 

@@ -72,6 +72,8 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
             print(text, end="" if text.endswith(("\n", "\r")) else "\n")
         if problems:
             print(format_problems(problems), file=sys.stderr)
+        if target:
+            print(f"written: {target}; next: mindswap check {target}")
     return 1 if has_errors else 0
 
 

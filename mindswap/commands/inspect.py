@@ -65,6 +65,8 @@ def parse_layers(text: str) -> frozenset[int]:
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if not first.isdecimal() or (last and not last.isdecimal()):
-            raise argparse.ArgumentTypeError(f"{part!r} is no layer; write e.g. 0,3-5")
+            raise argparse.ArgumentTypeError(f"{part!r} is not a layer; write e.g. 0,3-5")
+        if int(last or first) < int(first):
+            raise argparse.ArgumentTypeError(f"{part!r} names no layer; write {last.strip()}-{first}")
         indices.update(range(int(first), int(last or first) + 1))
     return frozenset(indices)

@@ -35,5 +35,5 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
 def positive_int(text: str) -> int:
     """A number of layers, for argparse."""
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 10000")
+        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 10000")
     return int(text)

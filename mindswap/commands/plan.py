@@ -11,6 +11,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
 from mindswap.plan.explain import explain_plan
@@ -21,7 +22,7 @@ from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import bound_curve, sweep_budgets
 from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
-from mindswap.session.plan import compact, make_plan, problem_of
+from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
 from mindswap.session.run import outside_line
 from mindswap.session.step import Step, load_step
 
@@ -86,6 +87,9 @@ def run(args: argparse.Namespace) -> int:
     """
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
+    target = args.output or (args.config if args.in_place else None)
+    if target:
+        refuse_unwritable(load_document(args.config))
     step = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
     objective = Objective(args.objective)
     with _Bar() as bar:
@@ -93,16 +97,22 @@ def run(args: argparse.Namespace) -> int:
             return _sweep(args, step, allowed, objective, bar)
         found = make_plan(step, None, allowed, objective, args.solver, bar)
     plan = found.plan
-    if plan.fits and (args.output or args.in_place):
-        found.save(args.output or args.config, overwrite=args.overwrite or args.in_place)
+    # The plan first, whatever becomes of the files and the sentences: it took long to find.
+    if not args.json:
+        outside = outside_line(step.model, step.device)
+        notes = [note for note in (budget_doubt(step, found.problem.budget_bytes), *step.model.doubts) if note]
+        beside = [line for line in (outside, *(f"note: {note}" for note in notes)) if line]
+        print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
+    if plan.fits and target:
+        found.save(target, overwrite=args.overwrite or args.in_place)
+        if not args.json:
+            print(f"\nwritten: {target}; next: mindswap check {target}", flush=True)
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
         data = plan_to_json(plan, step.device.name) | ({"explanation": explanation} if args.explain else {})
         print(answer_text("plan", data, plan.fits))
-    else:
-        outside = outside_line(step.model, step.device)
-        beside = [line for line in (outside, *(f"note: {n}" for n in step.model.doubts)) if line]
-        print("\n".join([str(found), *([""] if beside else []), *beside, *([""] if explanation else []), *explanation]))
+    elif explanation:
+        print("\n".join(["", *explanation]))
     if plan.fits and (args.html or args.plot):
         run = found.run()
         if args.html:

@@ -7,7 +7,7 @@ from decimal import Decimal
 from pathlib import Path
 
 from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
-from mindswap.cost.hardware import Device, Link, Network
+from mindswap.cost.hardware import SET_BY_USER, Device, Link, Network
 from mindswap.document.nodes import Document, Entry, Node, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
@@ -93,7 +93,10 @@ class _Reader:
         for entry in self.document.root.unique_entries():
             self._read_entry(entry)
         for figure in FIGURES.values():
-            if figure.name not in self.sources:
+            if figure.name not in self.sources and figure.default is not None:
+                self.values[figure.name] = figure.default
+                self.sources[figure.name] = "assumed: the file does not say it"
+            elif figure.name not in self.sources:
                 self._complain(self.document.root, f"missing: {' or '.join(list(unit_keys(figure))[-3:])}")
 
     def override(self, overrides: Mapping[str, str]) -> None:
@@ -107,7 +110,7 @@ class _Reader:
                 self.values[figure.name] = parse_option(figure, text)
             except ValueError as error:
                 self.wrong.append(f"{name}: {error}")
-            self.sources[figure.name] = "set by the user"
+            self.sources[figure.name] = SET_BY_USER
 
     def judge(self) -> None:
         """Figures that do not go together."""
@@ -221,6 +224,7 @@ def _build(name: str, reader: _Reader | _Replaced) -> Device:
         op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
         memory_bytes=value["device_memory"],
         usable_memory_bytes=value["usable_memory"],
+        margin_permille=value["margin"],
         hccl_buffer_bytes=value["hccl_buffer"],
         kernel_workspace_bytes=value["kernel_workspace"],
         pool_alignment_bytes=value["pool_alignment"],
@@ -259,6 +263,7 @@ def figure_values(device: Device) -> dict[str, int]:
         **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
         "device_memory": device.memory_bytes,
         "usable_memory": device.usable_memory_bytes,
+        "margin": device.margin_permille,
         "hccl_buffer": device.hccl_buffer_bytes,
         "kernel_workspace": device.kernel_workspace_bytes,
         "pool_alignment": device.pool_alignment_bytes,

@@ -48,12 +48,14 @@ class Figure:
         kind: what it measures.
         meaning: for help texts.
         may_be_zero: 0 says that there is no such cost or limit.
+        default: in its smallest unit, for files that do not have the figure; None where every file must.
     """
 
     name: str
     kind: Kind
     meaning: str
     may_be_zero: bool = False
+    default: int | None = None
 
 
 FIGURES = {
@@ -84,6 +86,7 @@ FIGURES = {
         Figure("communication_op_latency", Kind.TIME, "fixed cost of a collective", True),
         Figure("device_memory", Kind.SIZE, "memory of the card"),
         Figure("usable_memory", Kind.SIZE, "what MindSpore can take of it"),
+        Figure("margin", Kind.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50),
         Figure("hccl_buffer", Kind.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True),
         Figure("kernel_workspace", Kind.SIZE, "what a kernel of the matrix units takes beside its tensors", True),
         Figure("pool_alignment", Kind.SIZE, "the memory of a tensor is a multiple of it"),

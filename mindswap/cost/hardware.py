@@ -3,7 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Device", "Link", "Network"]
+__all__ = ["SET_BY_USER", "Device", "Link", "Network"]
+
+# Source of a figure that an option or a configuration replaces.
+SET_BY_USER = "set by the user"
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,7 @@ class Device:
             0 where only memory bounds them.
         op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
         memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.
+        margin_permille: share of the usable memory that a plan leaves free unless a budget is named, in thousandths.
         hccl_buffer_bytes: of a communicator in one direction; HCCL takes it outside the pool of MindSpore.
         kernel_workspace_bytes: what a kernel of the matrix units takes beside its tensors.
         pool_alignment_bytes: the memory of a tensor is a multiple of it.
@@ -88,6 +92,7 @@ class Device:
     op_latency_ns: Mapping[str, int]
     memory_bytes: int
     usable_memory_bytes: int
+    margin_permille: int
     hccl_buffer_bytes: int
     kernel_workspace_bytes: int
     pool_alignment_bytes: int

@@ -7,9 +7,10 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below
 from mindswap.graph.storage import classify_saved
+from mindswap.policy.match import Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Treatment, matches_of
 
-__all__ = ["RecomputeEffect", "compare_recompute"]
+__all__ = ["RecomputeEffect", "compare_recompute", "idle_recompute"]
 
 # The attribute that `select_comm_recompute` sets.
 COMM_ATTRIBUTE = "recompute_comm_op"
@@ -86,11 +87,7 @@ def _compare(layer: LayerDecisions, baseline: Graph, graph: Graph) -> RecomputeE
     asked = _Asked(layer)
     asked_comm = _places(layer, layer.comm_recomputes)
     marked_comm = {_node_key(node) for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
-    # A primitive that is marked by itself loses its scope in forward, so only its name is sure.
-    marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
-    there = {_node_key(node) for node in forward}
-    selected = (claim for claim in layer.recomputes if claim.path)
-    there |= {place for place in _places(layer, selected) if place[1] in marked_ops}
+    there = _places_there(layer, graph)
     return RecomputeEffect(
         layer_index=index,
         is_whole=layer.is_fully_recomputed,
@@ -98,7 +95,7 @@ def _compare(layer: LayerDecisions, baseline: Graph, graph: Graph) -> RecomputeE
         num_recomputed=len(again),
         missing=_names(_node_key(n) for n in forward if asked.is_certain(_node_key(n)) and not _is_marked(n)),
         unasked=_names(key for key in again if key not in always and not asked.covers(key)),
-        idle=tuple(_idle(layer, set(again), there)),
+        idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
         comm_missing=_names(key for key in asked_comm if key in there and key not in marked_comm),
         comm_unasked=_names(sorted(marked_comm - asked_comm)),
     )
@@ -132,14 +129,33 @@ def _is_recomputed(decision: Decision) -> bool:
     return decision.treatment is Treatment.RECOMPUTE
 
 
-def _idle(layer: LayerDecisions, again: set[Place], there: set[Place]) -> Iterator[str]:
+def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
+    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer.
+
+    Args:
+        layer: what is decided for it; `layer_index` as in the graph.
+        graph: the network as it was compiled.
+    """
+    again = {_node_key(n) for n in graph.backward if n.layer_index == layer.layer_index and n.is_duplicate}
+    there = _places_there(layer, graph)
     if layer.is_fully_recomputed and not again:
-        yield "the whole layer"
+        yield None
     for match in matches_of(layer.recomputes):
         # A view holds no memory of its own, and a primitive without a node (Shape) is nothing to recompute.
-        keys = {key for key in places_below(layer.layer, match.path) & there if key[1] not in VIEW_OPS}
-        if keys and not keys & again:
-            yield match.name
+        places = {place for place in places_below(layer.layer, match.path) & there if place[1] not in VIEW_OPS}
+        if places and not places & again:
+            yield match
+
+
+def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
+    """Places that forward of the layer has, as far as they can be told.
+
+    A primitive that is marked by itself loses its scope in forward, so only its name is sure.
+    """
+    forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
+    marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
+    selected = (claim for claim in layer.recomputes if claim.path)
+    return {_node_key(node) for node in forward} | {p for p in _places(layer, selected) if p[1] in marked_ops}
 
 
 def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from enum import Enum
 
+from mindswap.effect.recompute import idle_recompute
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
@@ -130,7 +131,7 @@ class _LayerComparison:
                 for node in self.graph.forward
                 if node.op == "MoveTo" and node.layer_index == self.index and node.name not in paired_copies
             ),
-            idle=tuple(self._idle()),
+            idle=(*self._idle(), *self._idle_recompute()),
             wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
             num_recomputed=sum(n.is_duplicate for n in self.graph.backward if n.layer_index == self.index),
@@ -193,18 +194,21 @@ class _LayerComparison:
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
-        again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
-        if self.decisions.is_fully_recomputed and not again:
+    def _idle_recompute(self):
+        """What is to be recomputed and is not; a weight that is gathered again goes by its own rules."""
+        idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
+        if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
+        again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
         for match in matches_of(self.decisions.recomputes):
-            if match.node.is_primitive and match.node.type_name in VIEW_OPS:
-                continue  # it has no memory of its own, and the compiler makes one of equal ones in several cells
             nodes = self._nodes(places_below(self.decisions.layer, match.path))
             if nodes and all(map(is_gathering, nodes)):
                 yield Idle(match.name, IdleReason.GATHERED)
                 continue
+            # Of equal operators in a cell the compiler leaves one, which may have the name of another.
             cell = match.name if not match.node.is_primitive else match.name.rpartition(".")[0]
-            if not any(path == cell or path.startswith(f"{cell}.") or not cell for path in again):
+            is_near = any(path == cell or path.startswith(f"{cell}.") or not cell for path in again)
+            if match.name in idle and not is_near:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:

@@ -1,35 +1,63 @@
 """The effect of a policy on the compiled graph, as text and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from functools import partial
+from typing import TypeVar
 
+from mindswap.effect.recompute import RecomputeEffect
 from mindswap.effect.swap import Idle, LayerEffect
 from mindswap.graph.model import SwapPair
 from mindswap.graph.storage import SavedStorage
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["effect_to_json", "format_effect"]
+__all__ = ["effect_to_json", "format_effect", "format_recompute_effect", "recompute_effect_to_json"]
 
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
+RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
+
+
+E = TypeVar("E", bound=LayerEffect | RecomputeEffect)
 
 
 def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
     """A table with equal layers in one row, then the operators of each row, then the verdict."""
-    groups = group_equal(effects, _describe, [effect.layer_index for effect in effects])
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.swapped_bytes))
-    rows = [(name, *_row(effect, unit)) for name, effect in groups]
-    lines = [format_table(HEADER, rows), ""]
-    for name, effect in groups:
-        lines += [f"{name}:", *(f"    {line}" for line in _describe(effect)[1:])]
     total = sum(effect.swapped_bytes for effect in effects)
     pairs = sum(len(effect.pairs) for effect in effects)
     verdict = (
-        "the compiled graph does what the policy asks"
-        if is_ok
-        else "the compiled graph does NOT do what the policy asks"
+        f"the compiled graph {'does' if is_ok else 'does NOT do'} what the policy asks: {pairs} MoveTo pairs, "
+        f"{format_bytes(total)} swapped per micro-batch"
     )
-    lines += ["", *(f"note: {note}" for note in notes)]
-    return "\n".join([*lines, f"{verdict}: {pairs} MoveTo pairs, {format_bytes(total)} swapped per micro-batch"])
+    return _format(effects, HEADER, partial(_row, unit=unit), _describe, notes, verdict)
+
+
+def format_recompute_effect(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> str:
+    """The same for MindFormers' own recompute."""
+    unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.kept_bytes))
+    total = sum(effect.kept_before_bytes - effect.kept_bytes for effect in effects)
+    verdict = (
+        f"swap is off; MindFormers' own recompute in the compiled graph {'does' if is_ok else 'does NOT do'} what "
+        f"recompute_config asks: {format_bytes(abs(total))} {'less' if total >= 0 else 'more'} kept per micro-batch"
+    )
+    return _format(effects, RECOMPUTE_HEADER, partial(_recompute_row, unit=unit), _describe_recompute, notes, verdict)
+
+
+def _format(
+    effects: Sequence[E],
+    header: Sequence[str],
+    row: Callable[[E], tuple[str, ...]],
+    describe: Callable[[E], tuple[str, ...]],
+    notes: Sequence[str],
+    verdict: str,
+) -> str:
+    """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
+    groups = group_equal(effects, describe, [effect.layer_index for effect in effects])
+    lines = [format_table(header, [(name, *row(effect)) for name, effect in groups]), ""]
+    for name, effect in groups:
+        lines += [f"{name}:", *(f"    {line}" for line in describe(effect)[1:])]
+    return "\n".join([*lines, "", *(f"note: {note}" for note in notes), verdict])
 
 
 def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict:
@@ -70,6 +98,14 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
             for effect in effects
         ],
     }
+
+
+def recompute_effect_to_json(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict:
+    """The same as plain data; sizes in bytes."""
+    layers = [{"layer": e.layer_index, "ok": e.is_as_asked, **asdict(e)} for e in effects]
+    for layer in layers:
+        del layer["layer_index"]
+    return {"ok": is_ok, "notes": list(notes), "layers": layers}
 
 
 def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
@@ -122,3 +158,26 @@ def _waste(entry: SavedStorage) -> str:
 def _size(pair: SwapPair) -> str:
     tensor = pair.copy_out.outputs[0]
     return f"{format_bytes(pair.size_bytes)} {tensor.dtype}{list(tensor.shape)}"
+
+
+def _recompute_row(effect: RecomputeEffect, unit: str) -> tuple[str, ...]:
+    return (
+        "whole" if effect.is_whole else "in part" if effect.operators or effect.missing or effect.idle else "nothing",
+        str(effect.num_recomputed),
+        format_bytes(effect.kept_before_bytes, unit),
+        format_bytes(effect.kept_bytes, unit),
+        "yes" if effect.is_as_asked else "NO",
+    )
+
+
+def _describe_recompute(effect: RecomputeEffect) -> tuple[str, ...]:
+    """Everything that makes two layers look alike; the first entry stands for the row of the table."""
+    return (
+        repr(_recompute_row(effect, "B")),
+        *(f"recomputed {name}" for name in effect.operators),
+        *(f"NOT recomputed though asked: {name}" for name in effect.missing),
+        *(f"recomputed though not asked: {name}" for name in effect.unasked),
+        *(f"without effect: '{name}': backward runs none of these operators again" for name in effect.idle),
+        *(f"communication NOT repeated though asked: {name}" for name in effect.comm_missing),
+        *(f"communication repeated though not asked: {name}" for name in effect.comm_unasked),
+    )

@@ -13,16 +13,18 @@ HEADER = ("simulated", "step time", "tokens/s/card", "against keep all", "peak m
 NUM_HOLDERS = 6
 
 
-def format_plan(plan: Plan, device_title: str, tokens_per_card: float) -> str:
+def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
     """The plan and what it is compared with.
 
     Args:
         plan: what was found.
         device_title: for which device.
         tokens_per_card: of a step.
+        budget_source: where the budget is from, if the user did not name it.
     """
     budget = format_bytes(plan.budget_bytes)
-    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated", ""]
+    lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
+    lines += [f"budget: {budget_source}", ""] if budget_source else [""]
     if plan.fits:
         lines += [
             f"step time    {format_time(plan.step_time_ns)}, {_percent(plan.slowdown)} over keeping every activation",

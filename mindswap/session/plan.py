@@ -4,9 +4,13 @@ import os
 from dataclasses import dataclass, replace
 
 from mindswap.check.check import check_document
+from mindswap.config.device_memory import read_device_memory
+from mindswap.convert.swap_on import rewrite_for_swap, with_swap_enabled
+from mindswap.cost.hardware import SET_BY_USER
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level
-from mindswap.errors import PlanError
+from mindswap.errors import PlanError, PolicyError
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
@@ -19,9 +23,18 @@ from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
 from mindswap.session.run import Run
 from mindswap.session.step import Step
-from mindswap.units import parse_bytes
+from mindswap.units import format_bytes, parse_bytes
 
-__all__ = ["StepPlan", "compact", "make_plan", "planned_text", "problem_of"]
+__all__ = [
+    "StepPlan",
+    "budget_doubt",
+    "budget_of",
+    "compact",
+    "make_plan",
+    "planned_text",
+    "problem_of",
+    "refuse_unwritable",
+]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,11 +45,13 @@ class StepPlan:
         step: what it is for.
         problem: what was asked.
         plan: the answer.
+        budget_source: where the budget is from, in words; "" where the user named it.
     """
 
     step: Step
     problem: Problem
     plan: Plan
+    budget_source: str = ""
 
     @property
     def fits(self) -> bool:
@@ -80,7 +95,8 @@ class StepPlan:
 
     def __str__(self) -> str:
         settings = self.step.model.settings
-        return format_plan(self.plan, self.step.device.title, settings.num_tokens / settings.num_cards)
+        title = self.step.device.title
+        return format_plan(self.plan, title, settings.num_tokens / settings.num_cards, self.budget_source)
 
 
 def make_plan(
@@ -106,7 +122,7 @@ def make_plan(
     """
     problem = problem_of(step, memory, allow, objective)
     plan = Planner(step.model, allow, step.known_layers).plan(problem, solver, progress)
-    return StepPlan(step, problem, compact(step, plan))
+    return StepPlan(step, problem, compact(step, plan), budget_of(step, memory)[1])
 
 
 def problem_of(
@@ -117,19 +133,63 @@ def problem_of(
 ) -> Problem:
     """What a planner is asked; arguments as of `make_plan`."""
     device = step.device
-    try:
-        budget_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
-    except ValueError as error:
-        raise PlanError(f"memory: {error}") from None
     return Problem(
         step.model,
-        device.usable_memory_bytes if budget_bytes is None else budget_bytes,
+        budget_of(step, memory)[0],
         device.host_memory_bytes,
         device.num_cards_per_node,
         allow,
         objective,
         step.policy,
     )
+
+
+def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
+    """Memory of each card for a plan, and where the figure is from, in words; "" where the user named it.
+
+    A budget that is named is taken as it is. What the device or the configuration lets MindSpore take is not filled to
+    the last byte: a margin stays, for what is not simulated.
+
+    Raises:
+        PlanError: if the memory cannot be read.
+    """
+    device = step.device
+    try:
+        named_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise PlanError(f"memory: {error}") from None
+    if named_bytes is not None:
+        return named_bytes, ""
+    usable_bytes = device.usable_memory_bytes
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if is_named and device.sources["margin"] != SET_BY_USER:
+        return usable_bytes, ""
+    stated = read_device_memory(step.document)
+    source = "--memory" if is_named else f"device {device.name}"
+    if stated is not None and device.sources["usable_memory"] == stated.source:
+        source = stated.source
+    budget_bytes = usable_bytes * (1000 - device.margin_permille) // 1000
+    margin = f"less a margin of {device.margin_permille / 10:g} %; --margin 0 for none"
+    return budget_bytes, f"{format_bytes(usable_bytes)} ({source}), {margin if device.margin_permille else 'no margin'}"
+
+
+def budget_doubt(step: Step, budget_bytes: int) -> str:
+    """Why a training under the plan would run out of memory although it fits; "" if nothing is known."""
+    limit = read_device_memory(step.document)
+    if limit is None or limit.size_bytes >= budget_bytes:
+        return ""
+    return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
+
+
+def refuse_unwritable(document: Document) -> None:
+    """Refuse a configuration that would have errors with any plan in it, before the plan is made.
+
+    Raises:
+        PolicyError: with every error, at its place in the user's file.
+    """
+    errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
+    if errors:
+        raise PolicyError(errors)
 
 
 def compact(step: Step, plan: Plan) -> Plan:
@@ -151,7 +211,10 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     Raises:
         PlanError: what is read back is another policy, or has errors.
     """
-    text = step.path.read_bytes().decode("utf-8", "surrogatepass") if step.path is not None else ""
+    text = step.config_text()
+    if plan.policy.is_swap_enabled:
+        own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)
+        text = rewrite_for_swap(text, own, step.document)
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)

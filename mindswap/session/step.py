@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.config.device_memory import read_device_memory
+from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import SET_BY_USER, Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document, show
@@ -31,6 +33,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
+from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
@@ -38,7 +41,7 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of"]
+__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -73,6 +76,14 @@ class Step:
     def title(self) -> str:
         """Name for reports."""
         return self.path.stem if self.path is not None else "network"
+
+    def config_text(self) -> str:
+        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        if self.path is None:
+            return ""
+        if is_trace_path(str(self.path)):
+            return read_trace(str(self.path))[0].config
+        return self.path.read_bytes().decode("utf-8", "surrogatepass")
 
     def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
         """One step under a policy.
@@ -119,7 +130,7 @@ def load_step(
     """Capture the network of a configuration without its policy.
 
     Args:
-        config: MindFormers YAML.
+        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json).
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
@@ -131,7 +142,9 @@ def load_step(
         GraphError: if the network cannot be built or compiled.
         CostError: if the device is not known.
     """
-    document = load_document(config)
+    recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
+    if recorded is None:
+        _refuse_pynative_mode(document)
     checked = check_document(document, environ=dict(os.environ))
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
@@ -140,17 +153,36 @@ def load_step(
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
     overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = load_device(device, overrides)
+    figures = within_configuration(load_device(device, overrides), document)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
-    captured = _capture(config, document, checked.num_layers, rank, use_cache)
+    if recorded is not None:
+        captured = capture_of(recorded)
+    else:
+        captured = _capture(config, document, checked.num_layers, rank, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
 
 
+def within_configuration(device: Device, document: Document) -> Device:
+    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
+    limit = read_device_memory(document)
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
+        return device
+    sources = {**device.sources, "usable_memory": limit.source}
+    return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
+
+
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
+    ring = document.get("model", "model_config", "use_ring_attention")
+    if ring is not None and ring.value is True and settings.context_parallel > 1:
+        raise SimulationError(
+            f"{ring.location}: model.model_config.use_ring_attention: ring attention is not simulated\n"
+            "    allowed: False\n    fix: use_ring_attention: False, with a context_parallel_algo"
+        )
     pieces = document.get("parallel_config", "seq_split_num")
     if pieces is not None and pieces.value not in (1, None):
         raise SimulationError(
@@ -164,6 +196,20 @@ def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
+
+
+def _refuse_pynative_mode(document: Document) -> None:
+    """The compiler never sees such a training.
+
+    Raises:
+        GraphError: if it trains in PyNative mode.
+    """
+    node = document.get("context", "mode")
+    if node is not None and is_pynative(document):
+        raise GraphError(
+            f"{node.location}: context.mode: {node.value}: no graph is compiled in PyNative mode\n"
+            f"    fix:     mindswap trace {document.file} -o step.json, and give step.json to this command"
+        )
 
 
 def capture_step(
@@ -231,20 +277,19 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     """
     if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
         raise PolicyError(checked.problems)
-    if checked.num_layers is None:
-        raise GraphError("the configuration does not say how many layers the model has")
+    num_layers = require_num_layers(document, checked.num_layers)
     if checked.policy.is_swap_enabled:
         return checked.policy
-    return expand_stage_recompute(document, checked.num_layers).policy
+    return expand_stage_recompute(document, num_layers).policy
 
 
 def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
-    if rank is not None or settings.model_parallel * settings.context_parallel > 1:
+    if rank is not None or settings.num_parts > 1:
         placement = place_rank(document, rank or 0, num_layers)
-    if settings.model_parallel * settings.context_parallel == 1:
+    if settings.num_parts == 1:
         placement = None  # every rank of a stage is like one that has the whole model
 
     def make() -> CapturedStep:

@@ -65,8 +65,9 @@ def run(capsys, monkeypatch):
 
 def test_to_index_keeps_the_file_and_passes_check(run, write, tmp_path):
     code, out, err = run(write(STAGE_TEXT), "--to", "index", "-o", tmp_path / "new.yaml")
-    assert (code, out, err) == (0, "", "")
-    assert (tmp_path / "new.yaml").read_text() == INDEX_TEXT
+    new = tmp_path / "new.yaml"
+    assert (code, out, err) == (0, f"written: {new}; next: mindswap check {new}\n", "")
+    assert new.read_text() == INDEX_TEXT
     assert check_document(load_document(tmp_path / "new.yaml")).problems == ()
 
 
@@ -105,11 +106,25 @@ def test_what_cannot_be_counted_changes_nothing(run, write, tmp_path):
 
 
 def test_a_result_that_check_refuses_is_written_and_said(run, write, tmp_path):
-    path = write(STAGE_TEXT.replace('"O0"', '"O1"'))
-    code, _, err = run(path, "--to", "index", "-o", tmp_path / "new.yaml")
+    path = write(STAGE_TEXT.replace("mode: 0", "max_device_memory: 58"))
+    code, out, err = run(path, "--to", "index", "-o", tmp_path / "new.yaml")
     assert code == 1
-    assert err.startswith(f"{tmp_path}/new.yaml:2:43: error: context.memory_optimize_level: 'O1', but swap needs O0")
-    assert (tmp_path / "new.yaml").exists()
+    assert err.startswith(f"{tmp_path}/new.yaml:2:30: error: context.max_device_memory: 58: MindSpore stops at it")
+    assert (tmp_path / "new.yaml").exists() and out.startswith("written: ")
+
+
+def test_what_swap_needs_is_written_too(run, write, tmp_path):
+    code, _, err = run(write(STAGE_TEXT.replace('"O0"', '"O1"')), "--to", "index", "-o", tmp_path / "new.yaml")
+    assert (code, err) == (0, "")
+    level = (
+        "# mindswap: swap needs memory_optimize_level O0; it was 'O1'\ncontext: {mode: 0, memory_optimize_level: 'O0'}"
+    )
+    assert level in (tmp_path / "new.yaml").read_text()
+
+
+def test_a_folder_that_is_not_there_is_refused_and_not_made(run, write, tmp_path):
+    code, _, err = run(write(STAGE_TEXT), "--to", "index", "-o", tmp_path / "no" / "new.yaml")
+    assert code == 1 and f"there is no folder {tmp_path / 'no'}" in err and not (tmp_path / "no").exists()
 
 
 def test_megatron_without_a_file(run):

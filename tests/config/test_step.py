@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.config.step import read_step_settings
+from mindswap.config.step import read_seq_length, read_step_settings
 from mindswap.config.weight_sharding import WeightSharding
 from tests.builders import document
 
@@ -140,3 +140,10 @@ def test_sums_of_gradients_are_those_of_pipelines_and_accumulation():
 def test_distance_of_data_parallel_ranks():
     assert read("parallel_config: {model_parallel: 4, context_parallel: 2}").data_parallel_stride == 8
     assert read("{}").data_parallel_stride == 1
+
+
+def test_a_model_without_seq_length_has_that_of_its_class():
+    # models/llama/llama_config.py: 2048; register_mf_model_parameter of models/qwen3_moe: 4096.
+    assert read_seq_length(document("use_legacy: True\nmodel: {model_config: {num_layers: 2}}")) == 2048
+    assert read_seq_length(document("use_legacy: False\nmodel: {model_config: {num_layers: 2}}")) == 4096
+    assert read_seq_length(document("use_legacy: False\nmodel: {model_config: {seq_length: 512}}")) == 512

@@ -321,3 +321,18 @@ def test_a_copy_of_memory_that_stays_under_another_name_is_wasted():
     assert [entry.storage.name for entry in effect.wasted] == ["gelu"]
     assert effect.is_as_asked
     assert (effect.kept_before_bytes, effect.kept_bytes, effect.swapped_bytes) == (KIB, KIB, KIB)
+
+
+def test_recompute_of_what_is_no_operator_of_the_step_is_not_without_effect():
+    """A cell of views holds no memory of its own, and a shape is no operator: there is nothing to run again."""
+    tree = layer("views\n  reshape*\n  shape*\nmlp\n  gelu*")
+    forward = [node("gelu", "Gelu", "x"), node("view", "Reshape", "gelu", cell_path="views")]
+    step = graph(forward, saved="gelu view")
+
+    def idle(*patterns):
+        wanted = policy(select_recompute=tuple(OpRecompute(pattern, ALL_LAYERS) for pattern in patterns))
+        (effect,) = compare_effect([resolve_layer(wanted, 0, tree)], step, step)
+        return [(found.entry, found.reason) for found in effect.idle]
+
+    assert idle("views", r"views\.shape", r"views\.reshape") == []
+    assert idle("mlp", "views") == [("mlp", IdleReason.NOT_RUN_AGAIN)]

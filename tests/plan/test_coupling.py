@@ -97,7 +97,7 @@ def test_check_of_a_plan_by_the_specification_is_clean(loaded, gib):
     assert plan.fits and plan.uncoupled_peak_bytes is None
     assert plan.policy.op_swap and plan.policy.select_recompute
     plan = replace(plan, policy=compact_policy(plan.policy, loaded.model.captured.trees))
-    text = planned_text(CONFIG, loaded, plan, "plan.yaml")
+    text = planned_text(loaded, plan, "plan.yaml")
     assert check_document(parse_document(text.encode(), "plan.yaml")).problems == ()
 
 

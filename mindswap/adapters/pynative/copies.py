@@ -13,7 +13,8 @@ from typing import Protocol
 
 import mindspore as ms
 import numpy as np
-from mindspore.graph.api import _pynative_executor
+
+from mindswap.adapters.versions.executors import pynative_executor
 
 __all__ = ["Copies", "Copy", "StreamCopies", "ThreadCopies"]
 
@@ -76,7 +77,7 @@ class ThreadCopies:
     def release(self, copy: Copy, poison: bool = False) -> None:
         """See `Copies`."""
         _finish(copy)
-        _pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
+        pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
         if poison:
             _device_view(copy.storage)[:] = POISON
         copy.storage.resize_(0)  # type: ignore[attr-defined]

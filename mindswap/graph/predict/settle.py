@@ -15,7 +15,7 @@ def has_scope(node: Node) -> bool:
 
 
 def settle_layers(graph: Graph) -> Graph:
-    """The step with the layer of two kinds of operators put right.
+    """The step with the layer of three kinds of operators put right.
 
     - What the compiler wrote anew stands with its input. If it is read in another layer only, it belongs there: the
       cast that a norm makes of what the layer before gives.
@@ -23,19 +23,30 @@ def settle_layers(graph: Graph) -> Graph:
       first one. What depends on no weight and is read by another layer belongs to none, so that a policy for the
       first layer does not change it for the others. MindSpore computes it again in each layer that is recomputed;
       here it is kept, once for all.
+    - A function that all layers call may be written out with the scope of the first one: the reshapes of Ulysses.
+      No layer reads what a later one makes, so such an operator belongs to the latest layer that it reads of.
     """
     layers = _layers_of_readers(graph)
     shared = _shared(graph)
     forward = []
+    settled: dict[str, int] = {}  # layer of what is in one
     for node in graph.forward:
         layer_index = node.layer_index
         if node.name in shared:
             layer_index = None
         elif layer_index is not None and not has_scope(node) and len(layers.get(node.name, ())) == 1:
             (layer_index,) = layers[node.name]
+        if layer_index is not None:
+            layer_index = max([layer_index, *(settled[name] for name in node.inputs if name in settled)])
+            settled[node.name] = layer_index
         forward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
+    moved = {node.name: new.layer_index for node, new in zip(graph.forward, forward, strict=True) if node is not new}
     backward = (
-        replace(node, layer_index=None) if node.is_duplicate and node.origin in shared else node
+        replace(node, layer_index=None)
+        if node.is_duplicate and node.origin in shared
+        else replace(node, layer_index=moved[node.origin])
+        if node.layer_index is not None and moved.get(node.origin) is not None
+        else node
         for node in graph.backward
     )
     return replace(graph, forward=tuple(forward), backward=tuple(backward))

@@ -15,11 +15,12 @@ models cut by code of their own.
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
+from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
 from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
 from mindswap.graph.ranks.splits import num_parts
 
@@ -81,6 +82,7 @@ class _Finder:
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:
                 self.gradients.setdefault(node.origin, []).append(node)
+        self.backward = {node.name: node for node in self.graph.backward}
         self.found: dict[str, list[Collective]] = {}
         self.unresolved: list[Unresolved] = []
         self.gathered: set[tuple[str, str, int]] = set()
@@ -95,6 +97,9 @@ class _Finder:
                 self._add_sum(self.nodes[name], partial)
         for moved in self.sharding.redistributions:
             self._add_redistribution(moved)
+        for node in (*self.graph.forward, *self.graph.backward):
+            if node.op == RANK_NAMES[EXCHANGE]:
+                self._add_exchange(node)
 
     def _own_communication(self) -> Iterator[tuple[str, str]]:
         """Communication that the model itself has, with the operator whose parts of a sum it adds."""
@@ -127,6 +132,13 @@ class _Finder:
         else:
             self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
 
+    def _add_exchange(self, node: Node) -> None:
+        """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
+        source = (self.graph.forward_nodes.get(node.inputs[0]) or self.backward.get(node.inputs[0], node)).size_bytes
+        num_ranks = node.attributes.get("num_ranks")
+        assert isinstance(num_ranks, int)
+        self._add(node.name, Collective("AllToAll", max(source, node.size_bytes), num_ranks))
+
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)
         if kind == "Slice":  # a rank takes its part of what it has
@@ -136,7 +148,8 @@ class _Finder:
         size_bytes = part_bytes * num_parts(moved.before) // num_parts(moved.after)
         num_ranks = num_parts(moved.before) // num_parts(moved.after)
         if kind == "AllToAll":
-            num_ranks = _num_exchanging(moved)
+            made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
+            num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
         key = (self._maker(moved.producer), kind, num_ranks)
         if key in self.gathered:
             return
@@ -198,8 +211,42 @@ def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
     return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
 
 
-def _num_exchanging(moved: Redistribution) -> int:
-    """Ranks that exchange parts: those over which a dimension was cut that no longer is."""
-    if len(moved.before) != len(moved.after):
-        return num_parts(moved.before)
-    return math.prod(before // math.gcd(before, after) for before, after in zip(moved.before, moved.after, strict=True))
+def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
+    """Ranks that exchange parts: those over which a dimension was cut that no longer is.
+
+    Args:
+        moved: the cuts before and after.
+        made, read: shapes on one rank before and after.
+    """
+    if len(moved.before) == len(moved.after):
+        cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
+    else:
+        cuts = _cuts_of_blocks(made, moved.before, read, moved.after)
+    return math.prod(before // math.gcd(before, after) for before, after in cuts)
+
+
+def _cuts_of_blocks(
+    made: Sequence[int], before: Sequence[int], read: Sequence[int], after: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Cuts of the dimensions that a reshape keeps, or joins and takes apart: (before, after) of each such block.
+
+    Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
+    cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
+    """
+    if len(made) != len(before) or len(read) != len(after):
+        return [(math.prod(before), 1)]
+    sides = [[(size * cut, cut) for size, cut in zip(*side, strict=True)] for side in ((made, before), (read, after))]
+    blocks = []
+    while any(sides):
+        size, cut = [1, 1], [1, 1]
+        for at, side in enumerate(sides):
+            if side:
+                size[at], cut[at] = side.pop(0)
+        while size[0] != size[1]:
+            at = 0 if size[0] < size[1] else 1
+            if not sides[at]:
+                return [(math.prod(before), 1)]  # not the same elements
+            more, parts = sides[at].pop(0)
+            size[at], cut[at] = size[at] * more, cut[at] * parts
+        blocks.append((cut[0], cut[1]))
+    return blocks

@@ -12,6 +12,7 @@ the overlapped middle as in DualPipeV.
     F0a F1a  F2a F0b  I0b W0b F1b  B1b F3a B0a F2b  B2b B1a F3b  B3b I2a  I3a  W2a W3a
 """
 
+from mindswap.simulate.schedules import gpipe
 from mindswap.simulate.schedules.passes import Pass, Shape, Work
 
 __all__ = ["order", "refusal", "short_step"]
@@ -20,7 +21,9 @@ KINDS = {"F": Work.FORWARD, "B": Work.BACKWARD, "W": Work.WEIGHT_GRADIENT}
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
+    """What a stage does in one step; fewer micro-batches than MindSpore takes go as with gpipe."""
+    if shape.num_micro_batches < 2 * shape.num_stages:
+        return gpipe.order(stage, shape)
     behind, num_micro_batches = shape.num_stages - stage - 1, shape.num_micro_batches
     cut = cut_micro_batches(stage, shape)
     steps = (  # how often, and what: kind of work and chunk

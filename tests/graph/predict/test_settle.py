@@ -53,3 +53,17 @@ def test_what_a_weight_goes_into_stays_in_its_layer():
         scoped("second", "Mul", "first", 1),
     ]
     assert layers(settle_layers(graph(forward, []))) == {"weight": 0, "first": 0, "second": 1}
+
+
+def test_no_layer_reads_what_a_later_one_makes():
+    """Reshapes of a function that all layers call have the scope of layer 0, and so has their gradient."""
+    forward = [
+        node("weight", "Load", "w", layer=None),
+        scoped("one", "Mul", "weight", 1),
+        scoped("turned", "AllToAll", "one", 0),
+        scoped("attention", "FlashAttentionScore", "turned", 1),
+    ]
+    gradient = replace(node("back", "Reshape", "grad turned_b", layer=0), origin="turned")
+    step = settle_layers(graph(forward, [gradient], saved="turned"))
+    assert layers(step) == {"weight": None, "one": 1, "turned": 1, "attention": 1}
+    assert step.backward[0].layer_index == 1

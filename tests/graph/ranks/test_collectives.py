@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.ranks.collectives import Collective, find_collectives
+from mindswap.graph.ranks.collectives import Collective, _cuts_of_blocks, find_collectives
 from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.splits import Call, summed_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK
@@ -203,3 +203,20 @@ SUMS = {
 def test_ranks_with_parts_of_a_sum(case):
     name, operands, splits, outputs, integers, tuples, expected = case
     assert summed_parts(Call(name, operands, splits, outputs, integers, tuples)) == expected
+
+
+@pytest.mark.parametrize(
+    "made,before,read,after,expected",
+    [
+        # Ulysses: 4096 tokens cut over 4, heads over 2; then tokens whole, heads over 8. Shapes are those of a rank.
+        ((1, 1024, 4, 1, 4, 128), (2, 4, 1, 2, 1, 1), (1, 4096, 512), (2, 1, 8), [(2, 2), (4, 1), (2, 8)]),
+        # And back again.
+        ((1, 4096, 512), (2, 1, 8), (1, 1024, 4, 1, 4, 128), (2, 4, 1, 2, 1, 1), [(2, 2), (1, 4), (8, 2)]),
+        # Joined batch and sequence: one block, cut over 2 x 4 and over 8.
+        ((1, 1024, 64), (2, 4, 1), (1024, 64), (8, 1), [(8, 8), (1, 1)]),
+        # No shapes are known: all ranks.
+        ((), (2, 4), (8,), (8,), [(8, 1)]),
+    ],
+)
+def test_cuts_of_the_blocks_of_a_reshape(made, before, read, after, expected):
+    assert _cuts_of_blocks(made, before, read, after) == expected

@@ -1,0 +1,28 @@
+"""MindSpore's executors: in `mindspore.graph.api` since 2.9, in `mindspore.common.api` before.
+
+A swap that runs in PyNative mode needs `MsDispatchMode`, which 2.9 brought: before, there is none to pause.
+"""
+
+import contextlib
+from importlib.util import find_spec
+
+import mindspore as ms
+
+# 2.7.1 and 2.7.2 have a package `mindspore.graph`, but no `api` in it.
+if find_spec("mindspore.graph") is not None and find_spec("mindspore.graph.api") is not None:
+    from mindspore.graph.api import _cell_graph_executor, _pynative_executor
+else:
+    from mindspore.common.api import _cell_graph_executor, _pynative_executor
+
+__all__ = ["cell_graph_executor", "pynative_executor", "swaps_paused"]
+
+cell_graph_executor, pynative_executor = _cell_graph_executor, _pynative_executor
+
+
+def swaps_paused(network) -> contextlib.AbstractContextManager:
+    """While this lasts, no swap in PyNative mode acts on the network."""
+    if not hasattr(ms, "MsDispatchMode"):
+        return contextlib.nullcontext()
+    from mindswap.adapters.pynative import swap
+
+    return swap.swaps_paused(network)

@@ -1,0 +1,49 @@
+"""The effect of a policy as text: equal layers once, sizes in one unit, the verdict."""
+
+from dataclasses import replace
+
+from mindswap.report.effect import format_effect, format_recompute_effect, recompute_effect_to_json
+from tests.effect import test_recompute as recompute
+from tests.effect import test_swap as swap
+
+
+def test_swap_with_equal_layers_once():
+    """Backward keeps the outputs of `matmul` and `gelu`, 1 KiB each; layers 0 and 2 swap `gelu`."""
+    swapped = swap.compare(swap.gelu_swapped(), swap.policy(r"mlp\.gelu"))
+    missed = swap.compare(swap.BASELINE, swap.policy(r"mlp\.gelu"))
+    effects = [replace(effect, layer_index=index) for index, effect in enumerate((swapped, missed, swapped))]
+    assert format_effect(effects, False, ["one micro-batch"]).splitlines() == [
+        "layers       MoveTo pairs  swapped  kept without swap    kept  recomputed ops  as asked",
+        "-----------  ------------  -------  -----------------  ------  --------------  --------",
+        "layers 0, 2             1   1024 B             2048 B  1024 B               0       yes",
+        "layer 1                 0      0 B             2048 B  2048 B               0        NO",
+        "",
+        "layers 0, 2:",
+        "    swapped mlp Gelu: 1.0 KiB float32[256], prefetch 5",
+        "layer 1:",
+        "    NOT swapped though asked: mlp Gelu",
+        "    without effect: 'mlp\\.gelu': backward needs none of these outputs",
+        "",
+        "note: one micro-batch",
+        "the compiled graph does NOT do what the policy asks: 2 MoveTo pairs, 2.0 KiB swapped per micro-batch",
+    ]
+
+
+def test_recompute():
+    """The cell runs again and keeps nothing; without recompute it keeps 2 KiB."""
+    marked = recompute.step(recompute.MLP, recompute.MLP, saved="")
+    effects = [recompute.compare(marked, select_recompute=recompute.select("mlp"))]
+    assert format_recompute_effect(effects, True).splitlines() == [
+        "layers     asked  recomputed ops  kept without recompute  kept  as asked",
+        "-------  -------  --------------  ----------------------  ----  --------",
+        "layer 0  in part               2                  2048 B   0 B       yes",
+        "",
+        "layer 0:",
+        "    recomputed mlp Matmul",
+        "    recomputed mlp Gelu",
+        "",
+        "swap is off; MindFormers' own recompute in the compiled graph does what recompute_config asks: "
+        "2.0 KiB less kept per micro-batch",
+    ]
+    data = recompute_effect_to_json(effects, True)
+    assert (data["ok"], data["layers"][0]["operators"]) == (True, ("mlp Matmul", "mlp Gelu"))

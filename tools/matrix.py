@@ -1,0 +1,193 @@
+"""Tries every pair of MindFormers and MindSpore that mindswap knows, and prints the table: `make matrix`.
+
+Each cell is one environment, kept in ~/.cache/mindswap-matrix, and three things done in it: the YAML of case 3 is
+checked, compiled with its swaps counted, and trained on CPU for ten steps, with the same losses as with swap off.
+MindSpore without MindFormers runs the tests of its own instead. A cell takes at most four minutes once its environment
+is there.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import pydoc_data.topics
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.adapters.pairs import PAIRS, Pair
+from mindswap.report.tables import format_table
+
+ROOT = Path(__file__).resolve().parent.parent
+PLACE = Path(os.environ.get("MINDSWAP_MATRIX") or Path.home() / ".cache" / "mindswap-matrix")
+CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+PAGES = [ROOT / "docs" / "versions.md", ROOT / "docs" / "versions_CN.md"]
+CELL_S, INSTALL_S = 240, 600
+# What mindswap needs itself, with the numpy that all of these MindSpores take.
+OWN = ["PyYAML>=6", "regex", "tqdm", "numba>=0.60", "scipy>=1.11", "numpy<2", "pytest", "hypothesis"]
+# mindformers 2.x asks for a package that PyPI does not have, and that its graph mode does not need.
+BESIDE = {"2.1.0": "1.9.0"}
+TRAINING = [
+    "--run_mode", "train", "--use_parallel", "False", "--num_samples", "20", "--parallel_config.data_parallel", "1",
+]  # fmt: skip
+LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
+HEADER = ["mindformers", "mindspore", "swaps per layer", "training", "seconds", "result"]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What came out of one pair."""
+
+    pair: Pair
+    swaps: str = ""
+    training: str = ""
+    seconds: int = 0
+    result: str = ""
+
+    @property
+    def is_good(self) -> bool:
+        """Green, or refused as it should be."""
+        return self.result == "green" or self.result.startswith("refused")
+
+    @property
+    def row(self) -> list[str]:
+        """The cells of the table."""
+        return [
+            self.pair.mindformers or "none", self.pair.mindspore, self.swaps, self.training, str(self.seconds),
+            self.result,
+        ]  # fmt: skip
+
+
+class Failure(Exception):
+    """A step of a cell failed; the text says which and how."""
+
+
+def main() -> int:
+    """Try all of them, or those that are named."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("only", nargs="*", metavar="VERSION", help="of mindformers, or of mindspore alone")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/versions.md and its translation")
+    args = parser.parse_args()
+    pairs = [pair for pair in PAIRS if not args.only or (pair.mindformers or pair.mindspore) in args.only]
+    cells = [try_pair(pair) for pair in pairs]
+    table = format_table(HEADER, [cell.row for cell in cells])
+    print(f"\n{table}")
+    if args.write:
+        for page in PAGES:
+            write_table(page, cells)
+    return int(not all(cell.is_good for cell in cells))
+
+
+def try_pair(pair: Pair) -> Cell:
+    """One cell of the table."""
+    if pair.refused:
+        return Cell(pair, result=f"refused: {pair.refused}; {pair.install}")
+    parts = [f"mindformers-{pair.mindformers}"] if pair.mindformers else []
+    name = "-".join([*parts, f"mindspore-{pair.mindspore}"])
+    say(f"{name} ...")
+    folder = PLACE / name
+    try:
+        install(pair, folder)
+        started = time.monotonic()
+        swaps, training = try_training(folder) if pair.mindformers else try_alone(folder)
+    except Failure as failure:
+        return Cell(pair, result=f"FAILED {failure}")
+    return Cell(pair, swaps, training, round(time.monotonic() - started), "green")
+
+
+def install(pair: Pair, folder: Path) -> None:
+    """Make the environment, or take the one that is there."""
+    mark = folder / ".installed"
+    if mark.exists():
+        return
+    say("  installing, a minute or two ...")
+    pip = [str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", "--disable-pip-version-check"]
+    run([sys.executable, "-m", "venv", str(folder)], "venv", INSTALL_S)
+    beside = BESIDE.get(pair.mindformers, pair.mindformers)
+    wanted = [f"mindspore=={pair.mindspore}", *([f"mindformers=={beside}"] if beside else [])]
+    run([*pip, *OWN, *wanted], "pip install", INSTALL_S)
+    if beside != pair.mindformers:
+        run([*pip, "--no-deps", f"mindformers=={pair.mindformers}"], "pip install", INSTALL_S)
+    mark.touch()
+
+
+def try_training(folder: Path) -> tuple[str, str]:
+    """Check, compile, train; the swaps of each layer, and the losses."""
+    deadline = time.monotonic() + CELL_S
+    mindswap = [str(folder / "bin" / "python"), "-m", "mindswap"]
+    run([*mindswap, "check", str(CONFIG)], "check", deadline - time.monotonic())
+    effect = json.loads(run([*mindswap, "verify", "--json", str(CONFIG)], "verify", deadline - time.monotonic()))
+    if not all(layer["ok"] for layer in effect["layers"]):
+        raise Failure("verify: the graph is not as asked")
+    losses = []
+    for swap in ("True", "False"):
+        words = ["run", "--config", str(CONFIG), *TRAINING, "--train_dataset_dir", str(samples(mindswap))]
+        log = run([*mindswap, *words, "--swap_config.swap", swap], f"train, swap {swap}", deadline - time.monotonic())
+        losses.append(LOSS.findall(log))
+    if not losses[0] or losses[0] != losses[1]:
+        raise Failure(f"train: losses with swap {losses[0][:3]}, without {losses[1][:3]}")
+    pairs = " ".join(str(layer["num_pairs"]) for layer in effect["layers"])
+    return pairs, f"{len(losses[0])} steps, {losses[0][0]} -> {losses[0][-1]}, as with swap off"
+
+
+def try_alone(folder: Path) -> tuple[str, str]:
+    """MindSpore without MindFormers: the tests that capture and apply on networks of MindSpore itself."""
+    words = ["-m", "pytest", "-q", "-m", "mindspore", "tests/graph/test_load.py", "tests/session/test_network.py"]
+    last = run([str(folder / "bin" / "python"), *words], "tests", CELL_S).strip().splitlines()[-1]
+    return "-", f"capture and apply: {last.split(' in ')[0].strip('= ')}"
+
+
+def samples(mindswap: list[str]) -> Path:
+    """The help texts of CPython as training samples, made once."""
+    data = PLACE / "text.mindrecord"
+    if not data.exists():
+        text = PLACE / "text.txt"
+        text.write_text("\n\n".join(pydoc_data.topics.topics.values())[:20_000], encoding="utf-8")
+        run([*mindswap, "prepare-data", str(text), "--output", str(data), "--seq-length", "64"], "data", CELL_S)
+    return data
+
+
+def run(command: list[str], step: str, limit_s: float) -> str:
+    """Output of a command.
+
+    Raises:
+        Failure: it did not end well, or not in time.
+    """
+    work = PLACE / "work"
+    is_test = "pytest" in command
+    work.mkdir(parents=True, exist_ok=True)
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("MS_", "RANK_", "GLOG_"))}
+    environ = {**kept, "PYTHONPATH": str(ROOT), "MINDSWAP_CACHE": str(PLACE / "cache")}
+    try:
+        done = subprocess.run(
+            command, cwd=ROOT if is_test else work, env=environ, capture_output=True, text=True, errors="replace",
+            timeout=max(limit_s, 1), check=False,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Failure(f"{step}: not done in time ({CELL_S} s a cell)") from None
+    if done.returncode:
+        last = (done.stderr.strip() or done.stdout.strip()).splitlines()[-3:]
+        raise Failure(f"{step}: exit code {done.returncode}: {' '.join(last)}")
+    return done.stdout + (done.stderr if step.startswith("train") else "")
+
+
+def write_table(page: Path, cells: list[Cell]) -> None:
+    """Between the two marks of a page."""
+    lines = [f"<!-- matrix -->\n{datetime.date.today().isoformat()}, Python 3.11, x86-64, CPU:\n"]
+    lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    lines += ["| " + " | ".join(cell.row) + " |" for cell in cells]
+    text = page.read_text("utf-8")
+    begin, end = text.index("<!-- matrix -->"), text.index("<!-- end of matrix -->")
+    page.write_text(text[:begin] + "\n".join(lines) + "\n" + text[end:], encoding="utf-8")
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[matrix] {text}", file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,114 @@
+"""Builds wheel and sdist, installs the wheel in a clean environment, and trains with it: `make wheel-test`.
+
+The environment knows nothing of this checkout: it is made of the wheel and of what its extra `cpu` brings along. The
+sdist is unpacked and built again, and must give the same files.
+"""
+
+import argparse
+import os
+import pydoc_data.topics
+import re
+import subprocess
+import sys
+import tarfile
+import tempfile
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+TRAINING = ["--use_parallel", "False", "--num_samples", "20", "--parallel_config.data_parallel", "1"]
+LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
+
+
+def main() -> int:
+    """Do all of it; exit code 0 if the losses fall and are as with swap off."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--build-only", action="store_true", help="install and train nothing")
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="mindswap-wheel-") as name:
+        place = Path(name)
+        wheel, sdist = build(place)
+        say(f"{wheel.name}, {wheel.stat().st_size >> 10} KiB; {sdist.name}, {sdist.stat().st_size >> 10} KiB")
+        if args.build_only:
+            return 0
+        mindswap = install(place, wheel)
+        return train(place, mindswap)
+
+
+def build(place: Path) -> tuple[Path, Path]:
+    """The wheel of a clean copy of this checkout, its sdist, and the wheel of that: both wheels hold the same files."""
+    copy = place / "copy"
+    copy.mkdir()
+    files = run(["git", "ls-files", "-z"], ROOT).split("\0")
+    for file in filter(None, files):
+        (copy / file).parent.mkdir(parents=True, exist_ok=True)
+        (copy / file).write_bytes((ROOT / file).read_bytes())
+    run([sys.executable, "-m", "venv", str(place / "build")], place)
+    python = str(place / "build" / "bin" / "python")
+    run([python, "-m", "pip", "install", "--quiet", "setuptools>=77", "wheel"], place)
+    run([python, "setup.py", "--quiet", "sdist", "--dist-dir", str(place / "dist")], copy)
+    sdist = next((place / "dist").glob("*.tar.gz"))
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    wheels = []
+    for source, target in ((copy, "dist"), (place / sdist.name.removesuffix(".tar.gz"), "again")):
+        command = ["-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "-w", str(place / target)]
+        run([python, *command, str(source)], place)
+        wheels.append(next((place / target).glob("*.whl")))
+    names = [sorted(zipfile.ZipFile(wheel).namelist()) for wheel in wheels]
+    if names[0] != names[1]:
+        sys.exit(f"the sdist lacks files: {sorted(set(names[0]) ^ set(names[1]))[:10]}")
+    tracked = {file for file in files if file.startswith("mindswap/")}
+    missing = tracked - set(names[0])
+    if missing:
+        sys.exit(f"the wheel lacks files: {sorted(missing)[:10]}")
+    return wheels[0], sdist
+
+
+def install(place: Path, wheel: Path) -> list[str]:
+    """An environment of the wheel and of its extra `cpu`; gives the command."""
+    say("installing the wheel with mindspore and mindformers ...")
+    folder = place / "venv"
+    run([sys.executable, "-m", "venv", str(folder)], place)
+    run([str(folder / "bin" / "pip"), "install", "--quiet", "--no-compile", f"{wheel}[cpu]"], place)
+    run([str(folder / "bin" / "pip"), "check"], place)
+    return [str(folder / "bin" / "mindswap")]
+
+
+def train(place: Path, mindswap: list[str]) -> int:
+    """A case of the demo, with swap and without, in a folder of its own."""
+    work = place / "work"
+    work.mkdir()
+    (work / "case.yaml").write_bytes(CONFIG.read_bytes())
+    (work / "text.txt").write_text("\n\n".join(pydoc_data.topics.topics.values())[:20_000], encoding="utf-8")
+    run([*mindswap, "prepare-data", "text.txt", "--output", "text.mindrecord", "--seq-length", "64"], work)
+    run([*mindswap, "check", "case.yaml"], work)
+    losses = []
+    for swap in ("True", "False"):
+        say(f"training, swap {swap} ...")
+        words = ["run", "--config", "case.yaml", "--run_mode", "train", "--train_dataset_dir", "text.mindrecord"]
+        losses.append(LOSS.findall(run([*mindswap, *words, *TRAINING, "--swap_config.swap", swap], work)))
+    say(f"{len(losses[0])} steps, loss {losses[0][0]} -> {losses[0][-1]}")
+    is_good = losses[0] == losses[1] and float(losses[0][-1]) < float(losses[0][0])
+    say("as with swap off" if is_good else f"NOT as with swap off: {losses}")
+    return int(not is_good)
+
+
+def run(command: list[str], folder: Path) -> str:
+    """Output of a command, which knows nothing of the checkout; stops at one that fails."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    environ["PIP_DISABLE_PIP_VERSION_CHECK"] = "1"
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, errors="replace")
+    if done.returncode:
+        sys.exit(f"{' '.join(command)}: exit code {done.returncode}\n{(done.stdout + done.stderr)[-3000:]}")
+    return done.stdout + (done.stderr if "run" in command else "")
+
+
+def say(text: str) -> None:
+    """One line of progress."""
+    print(f"[wheel] {text}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
