@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 from typing import NoReturn
 
+from mindswap.document.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
 
@@ -32,6 +33,7 @@ COMMANDS = (
     "calibrate",
     "prove",
     "prepare-data",
+    "trace",
     "doctor",
 )
 
@@ -63,6 +65,10 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     module.add_arguments(command)
+    if any(action.dest == "config" for action in command._actions):
+        command.add_argument(
+            "--pretrained_model_dir", metavar="DIR", help="folder with the model's config.json, in place of CONFIG's"
+        )
     command.set_defaults(run=module.run)
     return parser
 
@@ -108,7 +114,8 @@ def main(argv: list[str] | None = None) -> int:
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
         args = build_parser(argv[0] if argv[:1] and argv[0] in COMMANDS else None).parse_args(argv)
-        return args.run(args)
+        with use_folder(getattr(args, "pretrained_model_dir", None)):
+            return args.run(args)
     except SystemExit as stop:  # argparse leaves with 2 on wrong options, a training script as it likes
         if stop.code in (None, 0):
             return EXIT_OK

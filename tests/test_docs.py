@@ -12,6 +12,11 @@ ROOT = Path(__file__).parents[1]
 # Pages in English, each beside the same in Chinese.
 ENGLISH = (
     "README.md",
+    "docs/check.md",
+    "docs/configuration.md",
+    "docs/demo.md",
+    "docs/run.md",
+    "docs/troubleshooting.md",
     "docs/simulate.md",
     "docs/recompute.md",
     "docs/verify.md",

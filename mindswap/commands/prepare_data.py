@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
     )
     parser.add_argument(
+        "-o",
         "--output",
         type=Path,
         required=True,

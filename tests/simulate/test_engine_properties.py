@@ -13,8 +13,9 @@ from mindswap.simulate.timeline import StallCause, Timeline
 from tests.simulate.builders import in_times, op_times, out_times
 from tests.simulate.reference import tick_through
 from tests.simulate.strategies import programs, swap_steps
+from tests.strength import examples
 
-many = settings(max_examples=300, deadline=None)
+many = settings(max_examples=examples(40, 300), deadline=None)
 
 
 def stream_of_each_op(program: Program) -> np.ndarray:
@@ -151,7 +152,7 @@ def test_the_lower_bound_is_never_beaten(program):
     assert simulate(program).step_time_ns >= lower_bound_ns(program)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=examples(60, 1000), deadline=None)
 @given(swap_steps())
 def test_unlimited_prefetch_never_lowers_the_peak(program):
     unlimited = with_copies(program, prefetch_op=np.full_like(program.copies.prefetch_op, NO_OP))
