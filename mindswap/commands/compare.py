@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
+    add_skew_argument(parser)
     add_device_arguments(parser)
 
 
@@ -53,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
         if name in BASELINES and first is not None:
             runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
             continue
-        step = load_step(name, args.device, device_overrides(args), not args.no_cache)
+        step = load_step(name, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
         first = first or step
         runs.append((Path(name).stem, step.simulate()))
     device = runs[0][1].device

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -76,6 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
+    add_skew_argument(parser)
     add_device_arguments(parser)
 
 
@@ -90,7 +91,7 @@ def run(args: argparse.Namespace) -> int:
     target = args.output or (args.config if args.in_place else None)
     if target:
         refuse_unwritable(load_document(args.config))
-    step = load_step(args.config, args.device, device_overrides(args), not args.no_cache)
+    step = load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
     objective = Objective(args.objective)
     with _Bar() as bar:
         if args.sweep:

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
 from mindswap.files import require_folders
 from mindswap.report.answer import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
+    add_skew_argument(parser)
     add_device_arguments(parser)
 
 
@@ -40,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if it does not fit.
     """
     require_folders(args.trace, args.plot, args.html)
-    run = load_step(args.config, args.device, device_overrides(args), not args.no_cache).simulate()
+    run = load_step(
+        args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew
+    ).simulate()
     if args.trace:
         run.save_trace(args.trace)
     if args.plot:

@@ -240,3 +240,16 @@ def test_control_characters_never_reach_the_terminal(tmp_path, capsys):
         code = cli.main([*arguments, str(path)])
         captured = capsys.readouterr()
         assert code == 1 and not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", captured.out + captured.err), arguments
+
+
+def test_several_files_and_standard_input(run, tmp_path, monkeypatch):
+    good, bad = tmp_path / "good.yaml", tmp_path / "bad.yaml"
+    good.write_text(GOOD)
+    bad.write_text("swap_config: {swap: 3}")
+    code, out = run(str(good), str(bad))
+    assert code == 1
+    assert out.startswith(f"== {good}\n") and f"\n\n== {bad}\n{bad}:1:21: error: " in out
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"swap_config: {swap: 3}")))
+    code, out = run("-")
+    assert code == 1 and out.startswith("standard input:1:21: error: ")
+    assert cli.main(["check", "--json", str(good), str(bad)]) == 1

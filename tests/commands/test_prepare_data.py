@@ -59,7 +59,7 @@ def run(*words):
 
 
 def test_result_names_what_the_yaml_needs(text, fake_writer, capsys, tmp_path):
-    assert run(text, "--output", "x.mindrecord", "--seq-length", "9") == 0
+    assert run(text, "-o", "x.mindrecord", "--seq-length", "9") == 0
     out, err = capsys.readouterr()
     num_tokens = len(TEXT) + 1
     assert f"x.mindrecord: {num_tokens // 10} samples of 10 tokens" in out
