@@ -1,7 +1,6 @@
 """`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.report.answer import answer_text
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
@@ -151,7 +151,6 @@ def _as_json(outcome: _Outcome) -> str:
     policy = result.policy
     groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
     data = {
-        "ok": not result.errors,
         "form": "1.9",
         **problems_to_data(result.problems),
         "num_ignored": len(result.ignored),
@@ -161,7 +160,7 @@ def _as_json(outcome: _Outcome) -> str:
         "policy": policy.to_config() if policy is not None else None,
         "layers": [group.to_data() for group in groups],
     }
-    return json.dumps(data, indent=2)
+    return answer_text("check", data, not result.errors)
 
 
 def _has_colour() -> bool:

@@ -1,11 +1,11 @@
 """`mindswap simulate`: step time, peak memory and every stall of a configuration, without a device."""
 
 import argparse
-import json
 from pathlib import Path
 
 from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
 from mindswap.files import require_folders
+from mindswap.report.answer import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 from mindswap.session.step import load_step
 
@@ -35,7 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one configuration."""
+    """Simulate one configuration.
+
+    Returns:
+        0, or 1 if it does not fit.
+    """
     require_folders(args.trace, args.plot, args.html)
     run = load_step(
         args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew
@@ -47,5 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         run.save_html(args.html)
     report = run.report()
-    print(json.dumps(simulation_to_json(report), indent=1) if args.json else format_simulation(report))
-    return 0
+    if args.json:
+        print(answer_text("simulate", simulation_to_json(report), run.fits))
+    else:
+        print(format_simulation(report))
+    return 0 if run.fits else 1
