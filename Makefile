@@ -4,7 +4,7 @@ VENV ?= .venv
 CHECK_VENV ?= .venv-check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-ms210 matrix wheel-test check dev bench tables clean
+.PHONY: help demo test test-ms210 nightly matrix wheel-test check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -35,6 +35,9 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 	$(PYTHON) -m venv .venv-ms210
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
 	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/session/test_network.py
+
+nightly: $(CHECK_VENV)/.installed  ## properties of the simulator on 1000 random programs each (5 min)
+	$(CHECK_VENV)/bin/pytest -q -n 2 --hypothesis-profile=nightly tests/simulate
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write
