@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import mindspore as ms
 from mindformers.core.context import build_context
 from mindformers.core.parallel_config import build_parallel_config
+from mindformers.models.build_config import merge_model_config
 from mindformers.models.build_model import build_network as build_model_network
 from mindformers.tools.register import MindFormerConfig
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
@@ -18,6 +19,7 @@ from mindspore.nn.utils import no_init_parameters
 from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.experts import compiled_experts, set_exchange
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model, place_in_model
 from mindswap.adapters.mindspore import (
@@ -31,10 +33,13 @@ from mindswap.adapters.mindspore import (
 from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
+from mindswap.config.step import DEFAULT_SEQ_LENGTHS
+from mindswap.document.model_folder import given_folder
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
+from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES, restore_names
 from mindswap.graph.ranks.sharding import Unresolved, shard_graph
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
@@ -211,6 +216,10 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
         )
+    if placement.expert_parallel > 1 and any(node.op == RANK_NAMES[EXCHANGE] for node in graph.forward):
+        skew = placement.expert_skew_permille
+        how = "as many tokens as it sends out" if skew == 1000 else f"{skew / 1000:g} times that"
+        notes.append(f"assumed: the rank's experts receive {how} (--expert-skew of simulate, plan and compare)")
     if not placement.has_strategies:
         notes.append("parallel.parallel_mode is not semi-auto: the model is not cut, every rank has all of it")
     if placement.num_stages > 1:
@@ -258,6 +267,7 @@ def build_network(
 def _build(config_path, policy, layers, placement):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
+    _read_model_folder(config)
     replace_swap_sections(config, policy)
     install_stand_ins(config)
     num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
@@ -287,9 +297,19 @@ def _build(config_path, policy, layers, placement):
             },
         )
     if is_cut:
+        _set_exchange(network, config, placement)
         use_whole_tensors(network)
     config[NOTES_KEY] = use_rope_slices(network)
     return network, config
+
+
+def _read_model_folder(config) -> None:
+    """Lay the model of the YAML over the `config.json` of `pretrained_model_dir`, as its trainer does."""
+    folder = given_folder() or config.get("pretrained_model_dir")
+    if folder:
+        model = config.get("model") or MindFormerConfig()
+        model.model_config = MindFormerConfig(**merge_model_config(folder, model.get("model_config")))
+        config.model = model
 
 
 def _set_pipeline(config, is_whole: bool) -> None:
@@ -311,25 +331,39 @@ def _cut_layers(config, num_layers: int) -> int:
     return before
 
 
+def _set_exchange(network, config, placement) -> None:
+    """How many tokens the rank has and exchanges; nothing without experts."""
+    layer = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
+    if layer is not None:
+        batch, length = config.runner_config.batch_size or 1, layer.config.seq_length
+        num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
+        set_exchange(layer.config, layer.ep, num_tokens, placement.expert_skew_permille)
+
+
 def _use_one_rank(config) -> None:
     """The newer models ask for communication groups in any mode as soon as they are cut."""
-    for key in ("model_parallel", "context_parallel"):
+    for key in ("data_parallel", "model_parallel", "context_parallel", "expert_parallel"):
         if key in config.parallel_config:
             config.parallel_config[key] = 1
     if "use_seq_parallel" in config.parallel_config:
         config.parallel_config.use_seq_parallel = False
+    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens stay where they are; the only one it takes
+        config.model.model_config.moe_token_dispatcher_type = "alltoall"
 
 
 def _compile(network, config, data_parallel: int = 1) -> Graph:
     inputs = example_inputs(config, data_parallel)
-    return compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
+    with compiled_experts():
+        graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
+    return restore_names(graph)
 
 
 def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
     """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
     batch = (config.runner_config.batch_size or 1) * data_parallel
-    seq_length = config.model.model_config.seq_length
     is_legacy = config.get("use_legacy", True)
+    default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
+    seq_length = config.model.model_config.get("seq_length") or default_length
     if is_legacy and not config.model.model_config.get("input_sliced_sig"):
         return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
     data = config.train_dataset or {}

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from mindspore import nn
 from mindspore.ops.operations import Morph
 
+from mindswap.adapters.experts import turn_experts, turn_moe_layer
 from mindswap.errors import GraphError
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_strategy
 
@@ -71,8 +72,12 @@ def _keep_local(cell: nn.Cell) -> None:
 # Class of a cell -> what it takes; names of mindformers 1.9.0.
 TURNS: dict[str, Callable[[nn.Cell], None]] = {
     "ColumnParallelLinear": _turn_linear,
+    "FFNGroupedGEMM": turn_experts,
     "GPTModel": _keep_local,
     "LinearNoTP": _turn_linear,
+    "MoELayer": turn_moe_layer,
+    "MultiTokenPredictionBlock": _keep_local,
+    "MtpSharedVocabParallelEmbedding": _keep_local,
     "PreprocessLabelsAndMasks": _keep_local,
     "RowParallelLinear": _turn_row_linear,
     "SequenceParallelLinear": _turn_linear,

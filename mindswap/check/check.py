@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 from mindswap.check.rules import Context, run_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
+from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError
+from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import form_problem
 from mindswap.policy.build import build_policy
 from mindswap.policy.cell_tree import LayerTrees
@@ -20,7 +21,7 @@ from mindswap.policy.read import read_settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy",
-           "policy_of_document"]  # fmt: skip
+           "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -133,6 +134,26 @@ def policy_of_document(
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy
+
+
+def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
+    """The number of layers, for what means nothing without.
+
+    Args:
+        document: the configuration.
+        num_layers: what is known.
+        asked_by: begins the message, such as `--rank: `.
+
+    Raises:
+        GraphError: if it is not known; the text says where it should have come from.
+    """
+    if num_layers is not None:
+        return num_layers
+    text = f"{asked_by}the configuration does not say how many layers the model has"
+    for problem in document.problems:
+        if problem.rule == FOLDER_RULE:
+            text += f"\n{problem.location}: {problem.message}\n    fix: {problem.fix}"
+    raise GraphError(text)
 
 
 def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:

@@ -10,7 +10,7 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
-from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.settings import MissingKey, Settings, Statement
 
 __all__ = ["Context", "Meeting", "shared_layers"]
 
@@ -75,6 +75,20 @@ class Context:
                 meeting = self.meeting(left, right)
                 if meeting is not None:
                     yield left, right, meeting
+
+    @cached_property
+    def renamed_keys(self) -> "dict[int, MissingKey]":
+        """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
+        missing = {(key.path, key.key): key for key in self.settings.missing_keys}
+        found: dict[int, MissingKey] = {}
+        for unknown in self.settings.unknown_keys:
+            parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
+            for required in unknown.known:
+                is_like = len(name) > 2 and (name in required or required in name)
+                if is_like and (parent, required) in missing:
+                    found[id(unknown)] = missing.pop((parent, required))
+                    break
+        return found
 
     @cached_property
     def _recomputed(self) -> "dict[int, frozenset[str]]":

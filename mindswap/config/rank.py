@@ -24,6 +24,8 @@ class RankPlacement:
         has_strategies: the model is cut by strategies; otherwise every rank has all of a micro-batch.
         stage: pipeline stage of the rank.
         layers: layers of the model on this stage, in order.
+        expert_parallel: ranks that share the experts.
+        expert_skew_permille: tokens that the experts of the rank receive for 1000 that it sends out.
     """
 
     rank: int
@@ -36,6 +38,8 @@ class RankPlacement:
     has_strategies: bool
     stage: int
     layers: tuple[int, ...]
+    expert_parallel: int = 1
+    expert_skew_permille: int = 1000
 
     @property
     def num_stage_ranks(self) -> int:
@@ -52,10 +56,11 @@ class RankPlacement:
         settings = f"data {self.data_parallel}, tensor {self.model_parallel}"
         settings += " with sequence parallel" if self.has_seq_parallel else ""
         settings += f", context {self.context_parallel}" if self.context_parallel > 1 else ""
+        settings += f", experts {self.expert_parallel}" if self.expert_parallel > 1 else ""
         return f"rank {self.rank} of {self.num_ranks}, stage {self.stage} of {self.num_stages} (parallel: {settings})"
 
 
-def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
+def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permille: int = 1000) -> RankPlacement:
     """The place of a rank.
 
     MindSpore numbers the ranks stage by stage.
@@ -64,6 +69,7 @@ def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
         document: configuration of MindFormers.
         rank: number of the rank, from 0.
         num_layers: layers of the model.
+        expert_skew_permille: as in `RankPlacement`.
 
     Raises:
         GraphError: if there is no such rank, or the layers cannot be spread over the stages as asked.
@@ -102,4 +108,6 @@ def place_rank(document: Document, rank: int, num_layers: int) -> RankPlacement:
         has_strategies=has_strategies,
         stage=stage,
         layers=layers,
+        expert_parallel=document.count("parallel_config", "expert_parallel"),
+        expert_skew_permille=expert_skew_permille,
     )

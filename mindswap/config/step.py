@@ -6,9 +6,12 @@ from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
-__all__ = ["DEFAULT_OPTIMIZER", "StepSettings", "read_step_settings"]
+__all__ = ["DEFAULT_OPTIMIZER", "DEFAULT_SEQ_LENGTHS", "StepSettings", "read_seq_length", "read_step_settings"]
 
 DEFAULT_OPTIMIZER = "AdamW"
+# Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
+# and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
+DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,7 @@ class StepSettings:
         is_clipping: gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`).
         is_accumulating: gradients are summed up in tensors of their own: several stages, or gradient accumulation.
         shares_casts: micro-batches share casts of weights (`graph.share_casts`).
+        expert_parallel: ranks that share the experts of a layer.
         is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
     """
 
@@ -50,6 +54,7 @@ class StepSettings:
     is_accumulating: bool = False
     shares_casts: bool = False
     is_inlined: bool = False
+    expert_parallel: int = 1
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -60,6 +65,11 @@ class StepSettings:
     def data_parallel_stride(self) -> int:
         """Ranks from one data parallel rank to the next: MindSpore lays out sequences and tensors inside."""
         return self.model_parallel * self.context_parallel
+
+    @property
+    def num_parts(self) -> int:
+        """How much less a rank of a stage has than the whole; 1 where every rank is like one that has all of it."""
+        return self.model_parallel * self.context_parallel * self.expert_parallel
 
     @property
     def num_cards(self) -> int:
@@ -94,11 +104,12 @@ def read_step_settings(document: Document) -> StepSettings:
     dtype = _value(document, "model", "model_config", "compute_dtype")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
-        seq_length=document.count("model", "model_config", "seq_length"),
+        seq_length=read_seq_length(document),
         num_micro_batches=num_micro_batches,
         data_parallel=data_parallel,
         model_parallel=document.count("parallel_config", "model_parallel"),
         context_parallel=document.count("parallel_config", "context_parallel"),
+        expert_parallel=document.count("parallel_config", "expert_parallel"),
         pipeline=pipeline,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
         sharding=sharding,
@@ -113,6 +124,14 @@ def read_step_settings(document: Document) -> StepSettings:
         and num_micro_batches > 1
         and level != "level3",
     )
+
+
+def read_seq_length(document: Document) -> int:
+    """Tokens of a sample: `seq_length` of the model, else what the class of its configuration has."""
+    stated = _value(document, "model", "model_config", "seq_length")
+    if isinstance(stated, int) and not isinstance(stated, bool) and stated >= 1:
+        return stated
+    return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]
 
 
 def _is_clipping(document: Document, is_accumulating: bool) -> bool:

@@ -61,7 +61,8 @@ def parse_document(content: bytes | str, file: str) -> Document:
         except UnicodeDecodeError as error:
             location = _end_location(file, error.object[: error.start].decode("utf-8", "replace"))
             message = f"is no UTF-8 text (byte 0x{error.object[error.start]:02x})"
-            return _unreadable(location, "yaml-encoding", message, "UTF-8", "save the file as UTF-8")
+            fix = f"iconv -f GBK -t UTF-8 {file}, if it is GBK"
+            return _unreadable(location, "yaml-encoding", message, "UTF-8", fix)
     builder = _Builder(file)
     try:
         for event in yaml.parse(content, Loader=loader_for(content)):

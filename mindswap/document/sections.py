@@ -64,7 +64,7 @@ def _read(text: str, file: str) -> Document:
         return Document(file, None)
     problems = list(document.problems)
     for duplicate in document.duplicates:
-        message = f"{duplicate.path}: stands twice, first in line {duplicate.first.line}"
+        message = f"{duplicate.path}: appears twice, first in line {duplicate.first.line}"
         problems.append(Problem(duplicate.location, "duplicate-key", Level.ERROR, message, "each key once"))
     if problems:
         raise PolicyError(problems)

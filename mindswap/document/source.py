@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable
 
+from mindswap.document.model_folder import with_model_of_folder
 from mindswap.document.nodes import Document, Entry, Node
 from mindswap.document.parse import parse_file
 from mindswap.document.plain_data import document_from_data
@@ -20,6 +21,7 @@ def load_document(path: str | os.PathLike) -> Document:
     `base_config` names a file or a list of files, relative to the folder of the file that names
     them. As in MindFormers, of several bases a later one replaces whole top-level keys of an earlier
     one; the file itself is then merged into them key by key. Every value keeps the file it stands in.
+    `pretrained_model_dir` gives the model what the file does not say (`document.model_folder`).
 
     Args:
         path: the YAML file.
@@ -27,7 +29,7 @@ def load_document(path: str | os.PathLike) -> Document:
     Returns:
         The document; its problems say what could not be read.
     """
-    return _Loader().load(os.fspath(path), ())
+    return with_model_of_folder(_Loader().load(os.fspath(path), ()))
 
 
 class _Loader:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ops import TYING_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
 from mindswap.graph.untagged import place_untagged
 
@@ -22,6 +23,12 @@ BYTES_PER_ELEMENT = {
     "int32": 4, "uint32": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
+# Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
+WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
+# Layers of multi-token prediction are behind those of the model, with the head.
+MTP_CELL = "mtp"
+# Tie an order or read a weight; their inputs say nothing about where they are.
+UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
 LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
@@ -77,20 +84,48 @@ def load_graph(model, layer_list: str | None = None, tag: str | None = None) -> 
     )
 
 
-def _with_layers(nodes: Iterable[Node]) -> tuple[Node, ...]:
-    """Operators that the compiler leaves without any cell in their scope belong where their first input does.
+def _with_layers(read: Iterable[Node]) -> tuple[Node, ...]:
+    """Operators of functions that models call belong where their inputs are made.
 
-    So it is with the `TupleGetItem` it adds, and with functions of MindSpore that the model calls
-    (`Default/DropoutExt-op1`).
+    The compiler leaves the `TupleGetItem` it adds, and functions of MindSpore (`Default/DropoutExt-op1`), without any
+    cell in their scope: they belong where their first input does. A function that several layers call (`ops.one_hot` of
+    the routers of experts) is parsed once, so all its copies have the scope of the first call. What reads a value of a
+    later layer than its scope says, or is outside the layers by its scope while layers read it, is such a copy.
     """
+    nodes = tuple(read)
+    behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
+    read_in_layers = {name for node in nodes if node.layer_index is not None for name in node.inputs}
     placed: dict[str, Node] = {}
+    zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
     for node in nodes:
+        node = _with_its_weight(node)
+        sources = [placed[name] for name in node.inputs if name in placed]
+        latest = max(sources, key=lambda source: zones[source.name], default=None)
+        zone = zones[latest.name] if latest is not None else -1
         if node.layer_index is None and not node.cell_path:
-            source = next((placed[name] for name in node.inputs if name in placed), None)
-            if source is not None and source.layer_index is not None:
-                node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
-        placed[node.name] = node
+            if sources and sources[0].layer_index is not None:
+                node = replace(node, layer_index=sources[0].layer_index, cell_path=sources[0].cell_path)
+                zone = zones[sources[0].name]
+        elif node.layer_index is None:
+            if -1 < zone < behind and node.name in read_in_layers and latest is not None:
+                node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+            elif zone > -1:
+                zone = behind
+        elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
+            node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+        elif node.layer_index is not None:
+            zone = node.layer_index
+        placed[node.name], zones[node.name] = node, zone
     return tuple(placed.values())
+
+
+def _with_its_weight(node: Node) -> Node:
+    """A read of a weight is where the name of the weight says."""
+    match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" and node.inputs else None
+    if match is None or node.layer_index is None:
+        return node
+    index = None if f".{MTP_CELL}." in node.inputs[0] else int(match["index"])
+    return node if index == node.layer_index else replace(node, layer_index=index, cell_path=match["cell"])
 
 
 def _place_gradients(
@@ -219,7 +254,8 @@ def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
             continue
         name = match["name"]
         holder = LAYER_LIST.fullmatch(parts[position - 1]) if name.isdecimal() and position else None
-        if layer_index is None and holder is not None and layer_list in (None, holder["name"]):
+        is_layer = holder is not None and layer_list in (None, holder["name"])
+        if layer_index is None and is_layer and MTP_CELL not in names:
             layer_index = int(name)
             names = []
         else:

@@ -7,7 +7,10 @@ import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType"]
+__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType"]
+
+# A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
+HOST_COPY = "CopyToHost"
 
 
 @dataclass(frozen=True)
@@ -141,7 +144,11 @@ class GraphIndex:
         """See `Graph.kept_nodes`."""
         read = {name for node in self._backward for name in node.inputs}
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
-        return tuple(node for node in self._forward if node.name in names and node.op != "MoveTo" and node.size_bytes)
+        return tuple(
+            node
+            for node in self._forward
+            if node.name in names and node.op not in ("MoveTo", HOST_COPY) and node.size_bytes
+        )
 
 
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:

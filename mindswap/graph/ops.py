@@ -200,7 +200,7 @@ TABLE = (
     _ops("AllGather", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="ReduceScatter"),
     _ops("ReduceScatter", _C.COMMUNICATION, gradient="AllGather"),
     _ops("AllToAll", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="AllToAll"),
-    _ops("AlltoAll Send Receive", _C.COMMUNICATION),
+    _ops("AlltoAll AlltoAllV Send Receive", _C.COMMUNICATION),
     # Vector units, with a rate of their own.
     _ops("RmsNorm LayerNorm LayerNormV3", _C.NORM, cut=Cut.LIKE_FIRST, rate="norm"),
     _ops("LayerNormExt", _C.NORM, rate="norm"),
@@ -220,7 +220,7 @@ TABLE = (
     _ops("Embedding", _C.EMBEDDING, _T.READS_PART, cut=Cut.EMBEDDING),
     _ops("UnsortedSegmentSum EmbeddingDenseBackward", _C.EMBEDDING, cut=Cut.SEGMENT_SUM),
     _ops("OneHot", _C.EMBEDDING, cut=Cut.ONE_HOT),
-    _ops("GatherD", _C.EMBEDDING),
+    _ops("GatherD GatherDGradV2 IndexSelect InplaceIndexAddExt InplaceScatterSrc", _C.EMBEDDING),
     _ops("Cast", _C.CAST, _T.PASSES_SPLIT | _T.IS_BEFORE_SUM | _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("Split SplitWithSize", _C.MOVE, _T.UNJOINS, cut=Cut.LIKE_FIRST),
     _ops("StridedSlice", _C.MOVE, _T.READS_PART, cut=Cut.LIKE_FIRST),

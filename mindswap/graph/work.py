@@ -119,6 +119,12 @@ def _count_flops(
     return max(elements, *(math.prod(known.shape) for known in whole_reads), 0)
 
 
+# Fewer queries than keys means, in training, that queries are cut over ranks. MindSpore shifts the mask of each rank to
+# its part (flash_attention_score_info.cc, `GetAttentionMaskAttrs`), so the last rank has the most pairs, and the others
+# wait for it. These modes of the whole sequence are for the last rank those that count from the last key.
+OF_LAST_RANK = {0: 4, 2: 3}
+
+
 def _count_attention_flops(
     op: str, inputs: tuple[TensorType, ...], result: tuple[int, ...], attention: Sequence[int | None]
 ) -> int:
@@ -129,6 +135,8 @@ def _count_attention_flops(
     pairs = num_queries * num_keys
     if sparse_mode is not None and before is not None and after is not None:
         has_mask = any(known.dtype in MASK_DTYPES for known in inputs)
+        if num_queries < num_keys:
+            sparse_mode = OF_LAST_RANK.get(sparse_mode, sparse_mode) if has_mask else sparse_mode
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
     with_keys, with_values = products_of_attention(op) or (0, 0)
     per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries

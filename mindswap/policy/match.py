@@ -13,7 +13,16 @@ import regex
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["Match", "PatternError", "compile_part", "exact_pattern", "match_pattern", "split_pattern"]
+__all__ = [
+    "MAX_PATTERN_CHARS",
+    "SEPARATOR",
+    "Match",
+    "PatternError",
+    "compile_part",
+    "exact_pattern",
+    "match_pattern",
+    "split_pattern",
+]
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000

@@ -28,7 +28,7 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import LayerRef, Misfit, MissingKey, Settings, StageCounts, Statement, UnknownKey
 
-__all__ = ["find_num_layers", "is_empty", "read_settings"]
+__all__ = ["NUM_LAYERS_KEYS", "find_num_layers", "is_empty", "read_settings"]
 
 # The names MindFormers takes for the number of layers, in model.model_config.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")
@@ -105,6 +105,8 @@ class _Reader:
             return False
         swap = section.get("swap")
         if swap is None or swap.value is False:
+            if swap is None:
+                self._check_keys(section, "swap_config", SWAP_KEYS)
             return False
         if swap.value is not True:
             self._misfit("swap_config.swap", swap, Expect.BOOL)
@@ -218,6 +220,9 @@ class _Reader:
         if section is None or is_empty(section) or not self._is_usable_section(section, "mindswap"):
             return
         self._check_keys(section, "mindswap", MINDSWAP_KEYS)
+        stand_ins = section.get("cpu_stand_ins")
+        if stand_ins is not None and not stand_ins.is_null and not isinstance(stand_ins.value, bool):
+            self._misfit("mindswap.cpu_stand_ins", stand_ins, Expect.BOOL)
         node = section.get("output_recompute")
         if node is not None and not node.is_null:
             path = "mindswap.output_recompute"

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
 from mindswap.effect.recompute import RecomputeEffect, compare_recompute
 from mindswap.effect.swap import LayerEffect, compare_effect
-from mindswap.errors import GraphError, MindswapError, PolicyError
+from mindswap.errors import MindswapError, PolicyError
 from mindswap.logs.compare import compare_logs
 from mindswap.logs.read import read_worker_logs
 from mindswap.policy.actions import format_log_lines, plan_layer
@@ -150,9 +150,7 @@ def _verify_graph(
             return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
     placement = None
     if rank is not None:
-        if checked.num_layers is None:
-            raise GraphError("--rank: the configuration does not say how many layers the model has")
-        placement = place_rank(document, rank, checked.num_layers)
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
     if checked.is_swap_enabled:
         make = partial(_answer_swap, config_path, policy, placement, checked.num_layers)
     else:
@@ -173,7 +171,7 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
     if num_layers is None:
         section = document.get("recompute_config")
         if section is not None and section.entries:
-            raise GraphError("the configuration does not say how many layers the model has")
+            require_num_layers(document, num_layers)
         return Policy()
     policy = expand_stage_recompute(document, num_layers).policy
     if not (policy.layer_recompute or policy.select_recompute or policy.select_comm_recompute):

@@ -115,13 +115,16 @@ def _make(block: Block) -> BlockArrays:
 
     own = [tensor for tensor in block.tensors if tensor.role is None and not tensor.is_once]
     shared = [tensor for tensor in block.tensors if tensor.role is None and tensor.is_once]
+    handed = tuple(tensor for tensor in block.tensors if tensor.role is not None)
+    for tensor in handed:
+        label_of(tensor.label)
     return BlockArrays(
         _pass_arrays(block.forward, label_of),
         _pass_arrays(block.backward, label_of),
         _pass_arrays(block.once, label_of),
         _tensor_arrays(own, label_of),
         _tensor_arrays(shared, label_of),
-        tuple(tensor for tensor in block.tensors if tensor.role is not None),
+        handed,
         tuple(labels),
     )
 

@@ -284,13 +284,31 @@ class _Cutter:
     # -- sections ---------------------------------------------------------------------------------
 
     def _forward_sections(self) -> list[int]:
-        """What is outside the layers belongs behind them once the last layer has begun to end, else before them."""
-        last = max(
-            i for i, node in enumerate(self.graph.forward) if node.layer_index is not None and is_kernel(node.op)
+        """What is outside the layers belongs behind them from the first of it on that reads them for good, else before.
+
+        Layers may go on behind that: the compiler lists what routers of experts add to the loss at the end.
+        """
+        nodes = self.graph.forward
+        reads: set[str] = set()  # of a layer, or outside the layers and reads one
+        for node in nodes:
+            if node.layer_index is not None or any(name in reads for name in node.inputs):
+                reads.add(node.name)
+        feeds: set[str] = set()  # read by a layer
+        for node in reversed(nodes):
+            if node.layer_index is not None or node.name in feeds:
+                feeds.update(node.inputs)
+        ends = reads - feeds
+        first = next(
+            (
+                i
+                for i, node in enumerate(nodes)
+                if node.layer_index is None and is_kernel(node.op) and node.name in ends
+            ),
+            len(nodes),
         )
         return [
-            node.layer_index if node.layer_index is not None else (self.num_layers if position > last else -1)
-            for position, node in enumerate(self.graph.forward)
+            node.layer_index if node.layer_index is not None else (self.num_layers if position >= first else -1)
+            for position, node in enumerate(nodes)
         ]
 
     def _backward_sections(self, behind: Set[str]) -> list[int]:
@@ -305,8 +323,15 @@ class _Cutter:
         """
         sections = []
         current = self.num_layers
+        behind_values = {saved.backward_name for saved in self.graph.saved if saved.forward_name in behind}
+        places: dict[str, int] = {}  # of what backward makes
         for node in self.graph.backward:
-            if node.layer_index is None and node.origin in behind:
+            made = [name for name in node.inputs if name in places]
+            reads_behind = any(name in behind_values for name in node.inputs) or (
+                bool(made) and all(places[name] == self.num_layers for name in made)
+            )
+            places[node.name] = self.num_layers
+            if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind)):
                 sections.append(self.num_layers)
                 continue
             if is_kernel(node.op) and not node.is_duplicate:
@@ -315,6 +340,7 @@ class _Cutter:
                 elif current == 0:
                     current = -1
             sections.append(current)
+            places[node.name] = current
         needed: dict[str, int] = {}
         for position in range(len(sections) - 1, -1, -1):
             node = self.graph.backward[position]

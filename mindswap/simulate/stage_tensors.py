@@ -7,6 +7,7 @@ import numpy as np
 
 from mindswap.simulate.block_arrays import arrays_of
 from mindswap.simulate.blocks import Block, Role, Uses
+from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind
 from mindswap.simulate.stage_pass import NONE, WEIGHT_HALF, StagePass, neighbour_reads, shift
 
@@ -144,14 +145,16 @@ class TensorTable:
     def others(self) -> dict[str, np.ndarray]:
         """What blocks hand on, what other stages send, and what the layers share."""
         rows = np.array(list(self._rows()), np.int64).reshape(-1, len(TENSOR_COLUMNS))
-        return dict(zip(TENSOR_COLUMNS, rows.T, strict=True))
+        handed = self._handed()
+        return {name: np.concatenate([handed[name], rows[:, at]]) for at, name in enumerate(TENSOR_COLUMNS)}
 
     def _rows(self) -> Iterator[tuple[int, ...]]:
+        """What other stages send, and what the layers share."""
         sections, turns = self.sections, self.turns
         sizes: dict[Role, int] = {}  # of what layers share
         made: dict[Role, int] = {}  # where it is made, if that is on this stage
         shared_uses: dict[Role, list[_Positions]] = {}
-        for index, section in enumerate(sections):
+        for section in sections:
             for tensor in arrays_of(self.blocks[section]).handed:
                 if tensor.role is not None and tensor.role.is_shared:
                     sizes[tensor.role] = tensor.size_bytes
@@ -161,9 +164,6 @@ class TensorTable:
                 if read.role.is_shared:
                     sizes[read.role] = read.size_bytes
                     shared_uses.setdefault(read.role, []).append(self._relative(read.uses, section))
-            for is_forward, position in ((True, index + 1), (False, index - 1)):
-                other = sections[position] if 0 <= position < len(sections) else None
-                yield from self._handed(section, other, is_forward)
         for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
             if part.receive is not None:
                 is_forward = part is turns.forward
@@ -175,35 +175,65 @@ class TensorTable:
             begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
             yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
 
-    def _handed(self, section: int, other: int | None, is_forward: bool) -> Iterator[tuple[int, ...]]:
+    def _handed(self) -> dict[str, np.ndarray]:
         """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
-        own, part = self.blocks[section], self.turns.forward if is_forward else self.turns.backward
-        reads = {}
-        if other is not None:
-            reads = {read.role: read for read in neighbour_reads(self.blocks[other], is_forward)}
-        for tensor in arrays_of(own).handed:
-            assert tensor.role is not None
-            if tensor.role.is_shared or tensor.is_forward != is_forward:
-                continue
-            uses = [self._relative(tensor.uses, section)]
-            if tensor.role in reads:
-                assert other is not None
-                uses.append(self._relative(reads[tensor.role].uses, other))
-            elif other is None and part.send is not None:
-                send = self._place(part.num_ops - 1, is_forward)
-                uses.append((send, NONE, NONE) if is_forward else (NONE, send, send))
-            yield self._row(
-                tensor.size_bytes, is_forward, self._made_at(section, tensor.made_at, is_forward), _merge(uses),
-                tensor.label, self.layer_of(section), (tensor.prefetch, tensor.num_copies, tensor.is_held),
-                tensor.is_again,
-            )  # fmt: skip
+        sections = self.sections
+        # Each block with the next one in forward and in backward; itself where there is none.
+        pairs = [
+            (section, sections[near] if 0 <= near < len(sections) else section, is_forward)
+            for at, section in enumerate(sections)
+            for near, is_forward in ((at + 1, True), (at - 1, False))
+        ]
+        links = [
+            links_of(self.blocks[own], None if other == own else self.blocks[other], is_forward)
+            for own, other, is_forward in pairs
+        ]
+        sizes = [len(found) for found in links]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(found, name) for found in links], axis=-1)
+
+        parts, places = (self.turns.forward, self.turns.backward), self.turns.places
+        starts = np.array([[[part.starts[pair[who]] for pair in pairs] for part in parts] for who in (0, 1)])
+        starts = np.repeat(starts, sizes, axis=2)  # of the block and of its neighbour; of forward and backward
+        is_forward, is_sent = np.repeat([pair[2] for pair in pairs], sizes), joined("is_sent")
+        uses = joined("uses")
+        uses[:, 0] = shift(uses[:, 0], starts[:, 0], NONE, NONE)
+        uses[:, 1:] = shift(uses[:, 1:], starts[:, 1, None], NONE, NONE)
+        if places is not None:
+            uses[:, 1], uses[:, 2] = _in_halves(places, *uses[:, 3:].swapaxes(0, 1))
+        for passes, rows in ((True, [0]), (False, [1, 2])):
+            part = parts[not passes]
+            if part.send is not None:  # what another stage reads is read when it is sent
+                sent = is_sent & (is_forward == passes)
+                for row in rows:
+                    uses[1, row, sent] = self._place(part.num_ops - 1, passes)
+        made_at = joined("made_at")
+        again_at = made_at + starts[0, 1]
+        if places is not None:
+            again_at = places[np.minimum(again_at, len(places) - 1)]
+        first = np.where(uses[:, 1] == NONE, -NONE, uses[:, 1]).min(axis=0)
+        maps = [self.label_maps[id(self.blocks[own])] for own, _, _ in pairs]
+        return {
+            "size_bytes": joined("size_bytes"),
+            "is_forward": is_forward.astype(np.int64),
+            "begin": np.where(is_forward, made_at + starts[0, 0], again_at),
+            "last_forward": uses[:, 0].max(axis=0),
+            "first_backward": np.where(first == -NONE, NONE, first),
+            "last_backward": uses[:, 2].max(axis=0),
+            "kind": joined("kind"),
+            "label": np.concatenate([labels[found.label] for labels, found in zip(maps, links, strict=True)]),
+            "layer": np.repeat([self.layer_of(own) for own, _, _ in pairs], sizes),
+            "micro_batch": np.zeros(sum(sizes), np.int64),
+            "prefetch": joined("prefetch"),
+            "num_copies": joined("num_copies"),
+            "is_held": joined("is_held"),
+        }
 
     def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: str, layer: int,
-        copies: tuple[int, int, bool] = (0, 0, False), is_again: bool = False,
-    ) -> tuple[int, ...]:  # fmt: skip
-        kind = MemoryKind.RECOMPUTED if is_again else MemoryKind.TRANSIENT
-        return (size_bytes, is_forward, begin, *uses, kind, self.label(label), layer, 0, *copies)
+        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: str, layer: int
+    ) -> tuple[int, ...]:
+        return (size_bytes, is_forward, begin, *uses, MemoryKind.TRANSIENT, self.label(label), layer, 0, 0, 0, False)
 
     def _place(self, position: int, is_forward: bool) -> int:
         """An operator of a pass; of the whole backward, where it is in the halves."""

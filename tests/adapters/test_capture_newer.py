@@ -96,9 +96,10 @@ def test_what_is_not_certain_is_said(reports, name):
     assert is_said == MIXES[name][0][2]
 
 
-def test_functions_for_one_rank_that_are_not_known_are_refused(tmp_path):
+def test_experts_whose_tensors_have_no_size_before_they_run_are_refused(tmp_path):
     config = tmp_path / "experts.yaml"
-    parallel = {"data_parallel": 1, "model_parallel": 2, "use_seq_parallel": True}
-    config.write_text(yaml.safe_dump(edited(yaml.safe_load(DEEPSEEK.read_text()), {"parallel_config": parallel})))
-    with pytest.raises(AssertionError, match=r"--rank: .* is a function for one rank \(Morph\)"):
+    parallel = {"data_parallel": 1, "model_parallel": 2, "expert_parallel": 2, "use_seq_parallel": True}
+    changes = {"parallel_config": parallel, "model.model_config.moe_token_dispatcher_type": "alltoall_zero_redundancy"}
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(DEEPSEEK.read_text()), changes)))
+    with pytest.raises(AssertionError, match=r"alltoall_zero_redundancy gives tensors their sizes only while it runs"):
         inspect_jobs([{"config": str(config), "rank": 0}])

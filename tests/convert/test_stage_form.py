@@ -10,6 +10,7 @@ from mindswap.policy.model import Policy
 from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute
 from tests.builders import document, trees
+from tests.strength import examples
 
 STAGES = "parallel_config: {{pipeline_stage: 2}}, recompute_config: {}"
 
@@ -183,7 +184,7 @@ def test_attention_that_is_recomputed_besides_is_said_in_both_directions():
 
 # Round trips.
 
-RELAXED = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=examples(30, 150), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 names = st.sampled_from(["attention", r"feed_forward\.mul", "add"])
 
 

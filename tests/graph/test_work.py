@@ -40,9 +40,9 @@ def test_matrix_products(first, second, output, flops):
     assert forward_work(step, "c").flops == flops
 
 
-def attention(integers: str, query=(1, 2, 8, 4), **constants):
-    """A step of one attention, 8 queries and 8 keys, in forward and backward."""
-    tensors = [shaped(name, "Mul", "x", query) for name in "qkv"]
+def attention(integers: str, query=(1, 2, 8, 4), key=None, **constants):
+    """A step of one attention, 8 queries and as many keys by default, in forward and backward."""
+    tensors = [shaped("q", "Mul", "x", query), *(shaped(name, "Mul", "x", key or query) for name in "kv")]
     mask = replace(shaped("mask", "Mul", "x", (8, 8)), outputs=(TensorType((8, 8), "uint8", 64),))
     statistics = query[:-1] + (8,)
     score = shaped("f", "FlashAttentionScore", f"q k v mask {integers}", statistics, statistics, (0,), query)
@@ -64,6 +64,14 @@ def test_causal_attention_counts_the_pairs_that_the_mask_leaves():
     # 8 queries see 1, 2, ... 8 keys: 36 pairs of 64. MindFormers: mask given, none after, sparse mode 0.
     step = attention("many none none bnsd none", many=2**31 - 1, none=0, bnsd=1)
     assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 36 * 4)
+
+
+@pytest.mark.parametrize("mode", [0, 2])
+def test_queries_of_one_rank_are_those_of_the_last_one(mode):
+    # 2 of 8 queries: the last two see 7 and 8 keys, in either way of giving the causal mask.
+    shapes = {"query": (1, 2, 2, 4), "key": (1, 2, 8, 4)}
+    step = attention("many none none bnsd mode", **shapes, many=2**31 - 1, none=0, bnsd=1, mode=mode)
+    assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 15 * 4)
 
 
 def test_the_layout_says_where_the_sequence_is():

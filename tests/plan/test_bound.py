@@ -17,6 +17,7 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.placing import TransferCosts
 from tests.plan.builders import ToySpace, random_space
 from tests.plan.loading import capture_apart
+from tests.strength import examples
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
 
@@ -149,9 +150,9 @@ def toy_facts(case: ToySpace) -> Facts:
 def test_no_choice_beats_the_bound():
     """All choices of small random problems; often enough the bound is more than the step that keeps everything."""
     num_binding = 0
-    for seed in range(1200):
+    for seed in range(examples(150, 1200)):
         case = random_space(seed)
-        if count_choices(case.figures, DISTANCES) > 300:
+        if count_choices(case.figures, DISTANCES) > examples(120, 300):
             continue
         exact = enumerate_all(case, distances=DISTANCES).best_score
         known = toy_facts(case)
@@ -161,7 +162,7 @@ def test_no_choice_beats_the_bound():
         elif exact.fits:
             assert least_ns <= exact.step_time_ns, seed
             num_binding += least_ns > known.stages[0].work_ns
-    assert num_binding >= 10
+    assert num_binding >= examples(1, 10)
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.cost.hardware import Device
-from mindswap.plan import stages
+from mindswap.plan import curve, stages
 from mindswap.plan.curve import CLOSE_PPM
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
@@ -17,9 +17,11 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 from tests.cost.builders import GENERIC
 from tests.plan.models import small_model
+from tests.strength import examples, is_nightly
 
 PLENTY = 2**50
-NUM_BUDGETS = 5
+SMALL_STEP = curve.SMALL_STEP
+NUM_BUDGETS = examples(3, 5)
 
 
 def with_links(bandwidth_bytes_per_s: int, memory_permille: int = 1000) -> Device:
@@ -49,8 +51,10 @@ MODELS = {
 @pytest.fixture(autouse=True)
 def little_effort(monkeypatch):
     """A quick search will do: what is asked here holds for any."""
-    monkeypatch.setattr(fast, "MAX_EVALUATIONS", 60)
-    monkeypatch.setattr(stages, "MAX_OPERATORS", 2000)
+    monkeypatch.setattr(fast, "MAX_EVALUATIONS", examples(15, 60))
+    monkeypatch.setattr(stages, "MAX_OPERATORS", examples(500, 2000))
+    if not is_nightly():  # as for large models
+        monkeypatch.setattr(curve, "SMALL_STEP", 0)
 
 
 def problem(model: StepModel, budget_bytes: int, **options) -> Problem:
@@ -71,10 +75,11 @@ def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
 
 @pytest.mark.parametrize(
     ("name", "device"),
-    [("4 layers", "link"), ("pipeline", "fast link")],
+    [("pipeline", "fast link"), *([("4 layers", "link")] if is_nightly() else [])],
 )
-def test_more_memory_is_never_slower(name, device):
+def test_more_memory_is_never_slower(name, device, monkeypatch):
     """`benchmarks/plan_sweeps.py` asks the same of six real models."""
+    monkeypatch.setattr(curve, "SMALL_STEP", SMALL_STEP)
     model = on_device(name, device)
     planner = Planner(model)
     keep = evaluate(problem(model, PLENTY), Policy())

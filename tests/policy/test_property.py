@@ -12,10 +12,11 @@ from mindswap.document.source import document_from_data
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_problems
 from tests.builders import LLAMA_USES, trees
+from tests.strength import examples
 
 NUM_LAYERS = 4
 MODEL = trees(NUM_LAYERS, uses=LLAMA_USES)
-RELAXED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=examples(20, 60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 NAMES = ["attention", "feed_forward", "add", r"attention\.wq", r".*\.flash_attention", r"feed_forward\.mul", ".*"]
 names = st.sampled_from([*NAMES, r".*\.norm"])
@@ -201,7 +202,7 @@ FRAGMENTS = [*"[]{}:&*?'%@#|>!é\"", "&a ", "*a ", "*m ", "!!int ", "!!python/na
 FRAGMENTS += ["- ", "\n", "\t", "\0", "  ", "---\n", "<<: *m", "? ", "swap: False\n", "9" * 30]
 
 
-@settings(RELAXED, max_examples=150)
+@settings(RELAXED, max_examples=examples(30, 150))
 @given(st.lists(st.tuples(st.integers(0, len(BASE_TEXT)), st.integers(0, 12), st.sampled_from(FRAGMENTS)), max_size=5))
 def test_mutated_text(edits):
     text = BASE_TEXT
@@ -210,7 +211,7 @@ def test_mutated_text(edits):
     check_all(parse_document(text, "x.yaml"))
 
 
-@settings(RELAXED, max_examples=100)
+@settings(RELAXED, max_examples=examples(30, 100))
 @given(st.lists(st.tuples(st.integers(0, len(BASE_TEXT)), st.binary(max_size=6)), max_size=4))
 def test_mutated_bytes(edits):
     content = BASE_TEXT.encode()

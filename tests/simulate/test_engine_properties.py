@@ -1,12 +1,9 @@
-"""What holds for any program, and agreement with a second simulator, event by event.
-
-How many programs is said by the profile of Hypothesis (tests/conftest.py).
-"""
+"""What holds for any program, and agreement with a second simulator, event by event."""
 
 from dataclasses import fields, replace
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
 from mindswap.simulate.engine import simulate
@@ -16,6 +13,9 @@ from mindswap.simulate.timeline import StallCause, Timeline
 from tests.simulate.builders import in_times, op_times, out_times
 from tests.simulate.reference import tick_through
 from tests.simulate.strategies import programs, swap_steps
+from tests.strength import examples
+
+many = settings(max_examples=examples(40, 300), deadline=None)
 
 
 def stream_of_each_op(program: Program) -> np.ndarray:
@@ -29,6 +29,7 @@ def with_copies(program: Program, **arrays) -> Program:
     return replace(program, copies=replace(program.copies, **arrays))
 
 
+@many
 @given(programs())
 def test_a_second_simulator_agrees_on_every_event(program):
     timeline = simulate(program)
@@ -38,6 +39,7 @@ def test_a_second_simulator_agrees_on_every_event(program):
     assert in_times(timeline) == [(job.start, job.end) for job in backs]
 
 
+@many
 @given(programs())
 def test_a_stream_never_runs_two_things_and_keeps_its_order(program):
     timeline = simulate(program)
@@ -57,6 +59,7 @@ def test_a_stream_never_runs_two_things_and_keeps_its_order(program):
             assert (start_ns[own][1:] >= end_ns[own][:-1]).all()
 
 
+@many
 @given(programs())
 def test_nothing_starts_before_its_inputs(program):
     timeline = simulate(program)
@@ -75,6 +78,7 @@ def test_nothing_starts_before_its_inputs(program):
         assert (timeline.op_start_ns[after] >= timeline.out_end_ns[copy]).all()
 
 
+@many
 @given(programs())
 def test_every_copied_byte_leaves_and_returns_once(program):
     timeline = simulate(program)
@@ -95,6 +99,7 @@ def test_every_copied_byte_leaves_and_returns_once(program):
     assert (begin_ns[returns] == timeline.in_start_ns[~intervals.begin[returns]]).all()
 
 
+@many
 @given(programs())
 def test_stalls_and_work_fill_each_stream(program):
     timeline = simulate(program)
@@ -111,6 +116,7 @@ def test_stalls_and_work_fill_each_stream(program):
         assert ends_ns[timeline.stall_copy[op]] == timeline.op_start_ns[op]
 
 
+@many
 @given(programs())
 def test_memory_is_never_negative_and_zero_at_the_end(program):
     timeline = simulate(program)
@@ -130,6 +136,7 @@ def test_memory_is_never_negative_and_zero_at_the_end(program):
         assert peak_memory(timeline)[stage] == profile.peak_bytes == profile.by_kind_bytes.sum(axis=0).max()
 
 
+@many
 @given(programs(copies_on_compute=True))
 def test_copies_that_take_no_time_cost_nothing(program):
     free = np.zeros_like(program.copies.out_ns)
@@ -139,17 +146,20 @@ def test_copies_that_take_no_time_cost_nothing(program):
     assert ends == compute_only_ns(program).tolist()
 
 
+@many
 @given(programs())
 def test_the_lower_bound_is_never_beaten(program):
     assert simulate(program).step_time_ns >= lower_bound_ns(program)
 
 
+@settings(max_examples=examples(60, 1000), deadline=None)
 @given(swap_steps())
 def test_unlimited_prefetch_never_lowers_the_peak(program):
     unlimited = with_copies(program, prefetch_op=np.full_like(program.copies.prefetch_op, NO_OP))
     assert peak_memory(simulate(unlimited))[0] >= peak_memory(simulate(program))[0]
 
 
+@many
 @given(programs())
 def test_the_same_program_gives_the_same_timeline(program):
     first, second = simulate(program), simulate(program)

@@ -11,12 +11,15 @@ FAIL:
       - {backward_prefetch: 0, layers: [0]}
 """
 
+import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.document.nodes import show
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import Expect
+
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
 
 ID = "bad-prefetch"
 LEVEL = Level.ERROR
@@ -36,8 +39,8 @@ def check(context: Context) -> Iterator[Problem]:
 
 def _meant(value: object) -> int:
     """The number that was probably meant; 1, the default, where there is no telling."""
-    if isinstance(value, str) and len(value) < 10 and value.strip().isdecimal():
-        value = int(value)
+    if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
+        value = float(value)  # 1e2 is a string in YAML 1.1
     if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**31:
         return int(value)
     return 1

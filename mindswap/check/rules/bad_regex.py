@@ -14,7 +14,10 @@ from collections.abc import Iterator
 from mindswap.check.context import Context
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError, match_pattern
+from mindswap.policy.match import MAX_PATTERN_CHARS, SEPARATOR, PatternError, match_pattern
+
+# As pages of MindFormers print names, and as its log does.
+_DOUBLED = "\\\\."
 
 ID = "bad-regex"
 LEVEL = Level.ERROR
@@ -34,6 +37,13 @@ def check(context: Context) -> Iterator[Problem]:
             errors[statement.pattern] = _error(context, statement.pattern)
         error = errors[statement.pattern]
         if error is not None:
+            if _DOUBLED in statement.pattern:
+                one = statement.pattern.replace(_DOUBLED, SEPARATOR)
+                message = (
+                    f"{statement.pattern_path}: '{statement.pattern}': in single quotes YAML keeps both backslashes"
+                )
+                yield Problem(statement.pattern_location, ID, LEVEL, message, "one backslash", f"'{one}'")
+                continue
             message = f"{statement.pattern_path}: {error}"
             allowed = rf"cell names joined by '\.', each part a regex of at most {MAX_PATTERN_CHARS} characters"
             fix = "write '.*' for any name" if statement.pattern.startswith("*") else ""

@@ -29,6 +29,6 @@ def check(context: Context) -> Iterator[Problem]:
     for duplicate in context.document.duplicates:
         section = duplicate.path.partition(".")[0].partition("[")[0]
         is_error = context.settings.is_swap_enabled and section in SECTIONS
-        message = f"{duplicate.path}: the key stands twice, first at {duplicate.first}; this one acts"
+        message = f"{duplicate.path}: appears twice, first at {duplicate.first}; this one is used"
         level = LEVEL if is_error else Level.WARNING
         yield Problem(duplicate.location, ID, level, message, "each key once", "delete one of them")

@@ -47,7 +47,7 @@ def _problem(weaker: Statement, stronger: Statement, meeting: Meeting) -> Proble
     what_acts = (
         "with the same distance"
         if is_same
-        else f"this one acts, with backward_prefetch {stronger.num_prefetch_ops} instead of {weaker.num_prefetch_ops}"
+        else f"this one counts, with backward_prefetch {stronger.num_prefetch_ops} instead of {weaker.num_prefetch_ops}"
     )
     message = (
         f"{stronger.pattern_path}: '{stronger.pattern}' and {weaker.path} ({weaker.pattern_location}) swap the same "

@@ -35,4 +35,6 @@ def check(context: Context) -> Iterator[Problem]:
             f"{format_layers(meeting.layers)}, so swap has no effect there"
         )
         fix = f"take {format_layers(meeting.layers)} out of one of the two"
+        if winner.option == "recompute" and winner.layers.indices is None:
+            fix = "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
         yield Problem(swap.pattern_location, ID, LEVEL, message, fix=fix)

@@ -25,7 +25,7 @@ def check(context: Context) -> Iterator[Problem]:
         seen: set[int] = set()
         for ref in statement.layer_refs:
             if ref.index in seen:
-                message = f"{statement.layers_path}: layer {ref.index} stands twice"
+                message = f"{statement.layers_path}: layer {ref.index} appears twice"
                 yield Problem(ref.location, ID, LEVEL, message, "each layer once", f"delete one {ref.index}")
             seen.add(ref.index)
         group = groups.setdefault((statement.option, statement.pattern, statement.num_prefetch_ops), [])

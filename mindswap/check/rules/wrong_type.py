@@ -11,6 +11,7 @@ FAIL (`3.0` is a float):
       - {backward_prefetch: 20, layers: [0, 3.0]}
 """
 
+import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
@@ -19,6 +20,8 @@ from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import Expect
 from mindswap.policy.settings import Misfit
 from mindswap.policy.words import last_key
+
+_INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
 
 ID = "wrong-type"
 LEVEL = Level.ERROR
@@ -47,13 +50,16 @@ def _fix(misfit: Misfit) -> str:
     key = last_key(misfit.path)
     if misfit.expect is Expect.LAYER_INDEX:
         if isinstance(value, bool):
-            return f"{key}: {value}" if key else ""
+            return f"{key}: True" if value else "0, if the first layer is meant"
         return _whole_number(value)
     if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
         if _whole_number(value) or isinstance(value, int):
             return f"{key}: [{_whole_number(value) or value}]"
         if isinstance(value, str) and value.strip().lower() in ("true", "all", "every"):
             return f"{key}: True"
+        parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
+        if len(parts) > 1 and all(_INDEX.fullmatch(part) for part in parts):
+            return f"{key}: [{', '.join(part if part.isdecimal() else repr(part) for part in parts)}]"
         if value is None or (isinstance(value, str) and value.strip().lower() in ("false", "none")):
             return "" if misfit.expect is Expect.LAYERS else f"{key}: False"
         if isinstance(value, str) and misfit.expect is Expect.SELECT:

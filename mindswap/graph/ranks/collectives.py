@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
+from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
 from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
 from mindswap.graph.ranks.splits import num_parts
 
@@ -81,6 +82,7 @@ class _Finder:
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:
                 self.gradients.setdefault(node.origin, []).append(node)
+        self.backward = {node.name: node for node in self.graph.backward}
         self.found: dict[str, list[Collective]] = {}
         self.unresolved: list[Unresolved] = []
         self.gathered: set[tuple[str, str, int]] = set()
@@ -95,6 +97,9 @@ class _Finder:
                 self._add_sum(self.nodes[name], partial)
         for moved in self.sharding.redistributions:
             self._add_redistribution(moved)
+        for node in (*self.graph.forward, *self.graph.backward):
+            if node.op == RANK_NAMES[EXCHANGE]:
+                self._add_exchange(node)
 
     def _own_communication(self) -> Iterator[tuple[str, str]]:
         """Communication that the model itself has, with the operator whose parts of a sum it adds."""
@@ -126,6 +131,13 @@ class _Finder:
             self._note_missing(node)
         else:
             self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
+
+    def _add_exchange(self, node: Node) -> None:
+        """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
+        source = (self.graph.forward_nodes.get(node.inputs[0]) or self.backward.get(node.inputs[0], node)).size_bytes
+        num_ranks = node.attributes.get("num_ranks")
+        assert isinstance(num_ranks, int)
+        self._add(node.name, Collective("AllToAll", max(source, node.size_bytes), num_ranks))
 
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)

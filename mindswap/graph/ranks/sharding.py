@@ -21,6 +21,7 @@ from mindswap.graph.ops import (
     cut_of,
 )
 from mindswap.graph.ranks.arrivals import GatheredGradient, with_arrivals, with_gathered_gradients
+from mindswap.graph.ranks.experts import FROM_LOCAL, RANK_NAMES, TO_LOCAL, LocalNames
 from mindswap.graph.ranks.splits import Call, Split, num_parts, output_splits, reshape_split, summed_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
@@ -140,6 +141,7 @@ class _Tracer:
         for node in (*graph.forward, *graph.backward):
             self.types[node.name] = node.outputs
         self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
+        self.local = LocalNames()
 
     def trace(self) -> Graph:
         for node in self.graph.forward:
@@ -158,7 +160,7 @@ class _Tracer:
 
     def _per_rank(self, node: Node) -> Node:
         outputs = tuple(_cut(known, split) for known, split in zip(node.outputs, self.splits[node.name], strict=True))
-        op = self.communications.get(node.name, node.op)
+        op = self.communications.get(node.name, RANK_NAMES.get(node.op, node.op))
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     def _checked(self, node: Node, splits: "list[Split | None] | None") -> tuple[Split | None, ...]:
@@ -219,9 +221,13 @@ class _Tracer:
     def _forward_splits(self, node: Node) -> "list[Split | None] | None":
         if node.op in TYING_OPS:
             return [None] * len(node.outputs)
+        if self.local.add(node, self.forward_names):
+            return [(1,) * len(known.shape) for known in node.outputs]
         if node.op in TUPLE_OPS:
             return self._tuple_splits(node)
         operands = self._operands(node)
+        if node.op == FROM_LOCAL:
+            return [self._asked_split(node)]
         strategy = read_strategy(node.attributes)
         if strategy:
             return self._split_by_strategy(node, operands, strategy)
@@ -353,6 +359,10 @@ class _Tracer:
     # -- backward ---------------------------------------------------------------------------------
 
     def _backward_splits(self, node: Node) -> "list[Split | None] | None":
+        if self.local.add(node, self.forward_names):
+            return [(1,) * len(known.shape) for known in node.outputs]
+        if node.op == FROM_LOCAL:
+            return [self._whole_split(node)]
         if node.is_duplicate and node.origin in self.splits:  # cut as the first time
             if node.origin in self.communications:
                 self.communications[node.name] = self.communications[node.origin]
@@ -388,6 +398,17 @@ class _Tracer:
             return [None]
         return self._split_by_operands(node, operands, has_note=False)
 
+    def _whole_split(self, node: Node) -> Split | None:
+        """The cut of what ToLocal takes, for its gradient; one that runs again is cut as the first time."""
+        if node.is_duplicate and node.origin in self.splits:
+            return self.splits[node.origin][0]
+        forward = self.nodes.get(node.origin)
+        operands = self._operands(forward) if forward is not None else []
+        if forward is not None and forward.op == TO_LOCAL and operands:
+            return operands[0].split or next(iter(read_strategy(forward.attributes)), None)
+        self.unresolved.append(Unresolved(node, "its forward operator is not found; counted as whole"))
+        return None
+
     def _operand_split(self, node: Node) -> Split | None:
         """The cut of what the forward operator reads first, if `node` is its gradient."""
         forward = self.nodes.get(node.origin)
@@ -397,11 +418,13 @@ class _Tracer:
         return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
 
     def _product_split(self, node: Node) -> Split | None:
-        """The cut of the forward product whose gradients read `node`: it is the gradient of what came out."""
+        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out."""
         for user in self.users.get(node.name, ()):
             product = self.nodes.get(user.origin)
-            if product is not None and product.op in PRODUCT_OPS and product.outputs[0].shape == node.outputs[0].shape:
-                return self.splits[product.name][0]
+            if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore"):
+                continue
+            if product.outputs[-1].shape == node.outputs[0].shape:  # of attention the last one, of a product the only
+                return self.splits[product.name][-1]
         return None
 
     def _gradient_split(self, node: Node, operands: list[_Operand]) -> Split | None:

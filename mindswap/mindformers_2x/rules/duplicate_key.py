@@ -22,5 +22,5 @@ def check(context: Context) -> Iterator[Problem]:
     for duplicate in context.document.duplicates:
         section = duplicate.path.partition(".")[0].partition("[")[0]
         level = LEVEL if section in (*SECTION_KEYS, "model", "parallelism") else Level.WARNING
-        message = f"{duplicate.path}: the key stands twice, first at {duplicate.first}; this one acts"
+        message = f"{duplicate.path}: appears twice, first at {duplicate.first}; this one is used"
         yield Problem(duplicate.location, ID, level, message, "each key once", "delete one of them")

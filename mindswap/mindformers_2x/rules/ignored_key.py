@@ -29,5 +29,5 @@ def check(context: Context) -> Iterator[Problem]:
             fix = f"write '{closest[0]}'" if closest else "delete it"
             if name in ("backward_prefetch", "prefetch"):
                 fix = "delete it, and set swap.default_prefetch (in layers, for all entries)"
-            message = f"{unknown.path}: nothing reads this key"
+            message = f"{unknown.path}: this key is not used by anything"
             yield Problem(unknown.entry.location, ID, LEVEL, message, ", ".join(unknown.known), fix)

@@ -14,8 +14,8 @@ def test_a_warning_that_is_ignored_is_counted():
 
 
 def test_an_error_stays():
-    text = "{context: {mode: 1}, swap_config: {swap: True}, mindswap: {ignore: [graph-mode]}}"
-    assert found(text) == [(1, 18, "graph-mode")]
+    text = "{context: {mode: 1}, swap_config: {swap: True}, mindswap: {ignore: [context-mode]}}"
+    assert found(text) == [(1, 18, "context-mode")]
     assert check(text).ignored == ()
 
 

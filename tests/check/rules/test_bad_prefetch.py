@@ -27,3 +27,8 @@ def test_the_fix_is_the_number_that_was_meant(value, fix):
 
 def test_one_is_the_least():
     assert found("swap_config: {swap: True, default_prefetch: 1}") == []
+
+
+def test_a_float_without_a_dot_is_a_string_in_yaml():
+    text = "{swap_config: {swap: True, default_prefetch: 1e2}}"
+    assert [problem.fix for problem in check(text).problems] == ["default_prefetch: 100"]

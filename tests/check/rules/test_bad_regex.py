@@ -1,6 +1,6 @@
 import pytest
 
-from tests.builders import found, trees
+from tests.builders import check, found, trees
 
 
 def op_swap(name):
@@ -26,3 +26,10 @@ def test_recompute_patterns_are_checked_alike():
 @pytest.mark.parametrize("name", [".*", r"att.*\.w[qo]", r"feed_forward\.w1\.activation\.(silu|gelu)"])
 def test_regular_expressions_pass(name):
     assert found(op_swap(name)) == []
+
+
+def test_a_name_as_pages_of_mindformers_print_it():
+    r"""In quotes YAML keeps both backslashes of 'feed_forward\\.mul'; split at `\.` its first part ends in one."""
+    text = r"{swap_config: {swap: True, op_swap: [{op_name: 'feed_forward\\.mul', backward_prefetch: 1, layers: [0]}]}}"
+    problem = next(problem for problem in check(text).problems if problem.rule == "bad-regex")
+    assert problem.fix == r"'feed_forward\.mul'" and "keeps both backslashes" in problem.message

@@ -13,7 +13,7 @@ def test_a_second_key_is_an_error_in_what_mindswap_reads():
           default_prefetch: 20
     """
     assert found(text) == [(4, 3, "duplicate-key")]
-    assert check(text).problems[0].message.startswith("swap_config.default_prefetch: the key stands twice, first at x.")
+    assert check(text).problems[0].message.startswith("swap_config.default_prefetch: appears twice, first at x.")
 
 
 def test_it_is_a_warning_elsewhere():

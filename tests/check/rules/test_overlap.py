@@ -11,7 +11,8 @@ def test_a_cell_and_an_operator_inside_it():
     """
     assert found(text) == [(5, 17, "overlap")]
     assert (
-        "in layer 1 (attention.wq.matmul); this one acts, with backward_prefetch 10" in check(text).problems[0].message
+        "in layer 1 (attention.wq.matmul); this one counts, with backward_prefetch 10"
+        in check(text).problems[0].message
     )
 
 

@@ -64,3 +64,9 @@ def test_without_a_model_names_are_compared():
 def test_the_message_names_layers_operators_and_place():
     problem = check(config("attention", r"select_recompute: {'attention\.wq': [1]}")).problems[0]
     assert "(x.yaml:5:56) recomputes attention.wq.matmul in layer 1" in problem.message
+
+
+def test_where_every_layer_is_recomputed_the_fix_says_so():
+    text = "{swap_config: {swap: True}, recompute_config: {recompute: True}}"
+    problem = next(problem for problem in check(text).problems if problem.rule == "recompute-wins")
+    assert problem.fix == "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"

@@ -1,3 +1,4 @@
+from mindswap.document.problem import Level
 from tests.builders import check, found
 
 
@@ -31,3 +32,28 @@ def test_other_top_level_keys_are_no_concern():
 
 def test_with_swap_off_nothing_is_an_error():
     assert found("{swap_config: {swap: False, junk: 1}}") == [(1, 29, "swap-off")]
+
+
+def test_sections_in_the_wrong_place_are_warnings():
+    text = """
+        model:
+          swap_config: {swap: True}
+        swap: {swap: True}
+    """
+    problems = check(text).problems
+    assert [(p.location.line, p.rule, p.level, p.fix) for p in problems] == [
+        (2, "unknown-key", Level.WARNING, "move 'swap_config' to the top level"),
+        (3, "unknown-key", Level.WARNING, "write 'swap_config:'"),
+    ]
+
+
+def test_unknown_keys_are_said_while_swap_is_not_set():
+    problems = check("{swap_config: {enable: True, layers: [1, 2]}}").problems
+    assert [(p.rule, p.level) for p in problems if p.rule == "unknown-key"] == [("unknown-key", Level.WARNING)] * 2
+
+
+def test_a_key_like_one_that_is_missing_is_one_problem():
+    text = "{swap_config: {swap: True, layer_swap: [{prefetch: 20, layers: [0]}]}}"
+    (problem,) = check(text).problems
+    assert problem.message == "swap_config.layer_swap[0].prefetch: no such key; 'backward_prefetch' is missing"
+    assert problem.fix == "rename it: backward_prefetch: 20"

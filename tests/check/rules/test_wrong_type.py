@@ -84,3 +84,15 @@ def test_the_fix_for_one_operator_keeps_its_name():
 
 def test_a_default_prefetch_of_null_is_not_set():
     assert found("swap_config: {swap: True, default_prefetch: null}") == []
+
+
+def test_layers_that_were_probably_meant():
+    text = "{swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: %s}]}}"
+    (problem,) = check(text % "'0-3,5'").problems
+    assert problem.fix == "layers: ['0-3', 5]"
+    fixes = [problem.fix for problem in check(text % "[True, False]").problems]
+    assert fixes == ["layers: True", "0, if the first layer is meant"]
+
+
+def test_our_own_switch_is_a_bool():
+    assert found("{swap_config: {swap: True}, mindswap: {cpu_stand_ins: yes please}}") == [(1, 55, "wrong-type")]

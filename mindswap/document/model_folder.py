@@ -1,0 +1,79 @@
+"""The `config.json` of Hugging Face that `pretrained_model_dir` names, below what the YAML itself says of the model.
+
+MindFormers reads the folder's `config.json` and lays `model.model_config` of the YAML over it, key by key
+(models/build_config.py, merge_model_config; trainer/base_trainer.py, create_network). Weights are not needed.
+"""
+
+import contextlib
+import contextvars
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mindswap.document.nodes import Document, Entry, Node
+from mindswap.document.parse import parse_file
+from mindswap.document.problem import Level, Location, Problem
+
+__all__ = ["FOLDER_KEY", "FOLDER_RULE", "given_folder", "use_folder", "with_model_of_folder"]
+
+FOLDER_KEY = "pretrained_model_dir"
+FOLDER_RULE = "pretrained-model-dir"
+CONFIG_NAME = "config.json"
+_given: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_model_dir", default=None)
+
+
+@contextlib.contextmanager
+def use_folder(folder: str | None) -> Iterator[None]:
+    """While this lasts, every configuration takes its model from this folder (`--pretrained_model_dir`).
+
+    Args:
+        folder: goes before what a configuration says; None leaves that.
+    """
+    token = _given.set(folder)
+    try:
+        yield
+    finally:
+        _given.reset(token)
+
+
+def given_folder() -> str | None:
+    """The folder that the command line names."""
+    return _given.get()
+
+
+def with_model_of_folder(document: Document) -> Document:
+    """The document with the model of the folder below its own `model.model_config`.
+
+    Where the folder has no readable `config.json`, the document has a warning more.
+    """
+    root, named = document.root, document.get(FOLDER_KEY)
+    if root is None or root.entries is None:
+        return document
+    folder = given_folder() or (named.value if named is not None else None)
+    if not isinstance(folder, str) or not folder:
+        return document
+    location = Location("--pretrained_model_dir") if named is None or given_folder() else named.location
+    path = os.path.join(folder, CONFIG_NAME)  # noqa: PTH118 keeps "./" for messages
+    found = parse_file(path)
+    if found.root is None or found.root.entries is None:
+        reason = found.problems[0].message if found.problems else "is no mapping"
+        problem = Problem(
+            location,
+            FOLDER_RULE,
+            Level.WARNING,
+            f"{FOLDER_KEY}: the model is not known: {path}: {reason}",
+            fix="name a folder with the config.json of the model (weights are not needed), here or as "
+            "--pretrained_model_dir DIR",
+        )
+        return replace(document, problems=(*document.problems, problem))
+    model = root.get("model") or Node(location, entries=())
+    own = model.get("model_config") or Node(location, entries=())
+    merged = {entry.key: entry for entry in (*found.root.unique_entries(), *own.unique_entries())}
+    model = _with_entry(model, "model_config", Node(own.location, entries=tuple(merged.values())))
+    return replace(document, root=_with_entry(root, "model", model))
+
+
+def _with_entry(node: Node, key: str, value: Node) -> Node:
+    entries = {entry.key: entry for entry in node.unique_entries()}
+    entries[key] = replace(entries[key], value=value) if key in entries else Entry(key, value.location, value)
+    return Node(node.location, entries=tuple(entries.values()))
