@@ -1,11 +1,11 @@
 """`mindswap trace`: one step of a configuration, run in PyNative mode and written down."""
 
 import argparse
-import json
 from pathlib import Path
 
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.report.answer import answer_text
 from mindswap.session.recorded import record_step
 from mindswap.units import format_bytes
 
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     step = record_step(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
     result = _result(step, args.output)
-    print(json.dumps(result, indent=1) if args.json else _format(result))
+    print(answer_text("trace", result, True) if args.json else _format(result))
     return 0
 
 

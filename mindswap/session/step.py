@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
+BALANCED, MAX_SKEW = 1000, 1_000_000
 # Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
@@ -126,6 +128,7 @@ def load_step(
     *,
     memory: str | None = None,
     rank: int | None = None,
+    expert_skew: str | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
 
@@ -136,6 +139,7 @@ def load_step(
         use_cache: False compiles again and keeps nothing.
         memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
         rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
+        expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
 
     Raises:
         PolicyError: if the configuration is wrong.
@@ -160,9 +164,32 @@ def load_step(
     if recorded is not None:
         captured = capture_of(recorded)
     else:
-        captured = _capture(config, document, checked.num_layers, rank, use_cache)
+        captured = _capture(config, document, checked.num_layers, rank, use_cache, read_skew(expert_skew))
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
+
+
+def read_skew(text: str | None) -> int:
+    """How uneven tokens go to the ranks of experts, in thousandths.
+
+    Args:
+        text: such as `"1.5"`; None is balanced.
+
+    Raises:
+        GraphError: if it is no number from 1 on.
+    """
+    if text is None:
+        return BALANCED
+    try:
+        skew = round(float(text) * BALANCED)
+    except (ValueError, OverflowError):
+        skew = 0
+    if not BALANCED <= skew <= MAX_SKEW:
+        raise GraphError(
+            f"--expert-skew: {text} is not how many times as many tokens the busiest rank receives\n"
+            f"    allowed: a number from 1 (balanced) to {MAX_SKEW // BALANCED}"
+        )
+    return skew
 
 
 def within_configuration(device: Device, document: Document) -> Device:
@@ -283,12 +310,14 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     return expand_stage_recompute(document, num_layers).policy
 
 
-def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
+def _capture(
+    config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool, skew_permille: int
+) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
     if rank is not None or settings.num_parts > 1:
-        placement = place_rank(document, rank or 0, num_layers)
+        placement = place_rank(document, rank or 0, num_layers, skew_permille)
     if settings.num_parts == 1:
         placement = None  # every rank of a stage is like one that has the whole model
 
@@ -308,5 +337,6 @@ def _capture(config: str, document: Document, num_layers: int, rank: int | None,
         use_cache,
         without=POLICY_SECTIONS,
         ask="step",
+        **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
         stand_ins=stand_ins is not None and stand_ins.value is True,
     )
