@@ -39,7 +39,7 @@ from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
-from mindswap.graph.ranks.experts import restore_names
+from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES, restore_names
 from mindswap.graph.ranks.sharding import Unresolved, shard_graph
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
@@ -216,6 +216,10 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
         )
+    if placement.expert_parallel > 1 and any(node.op == RANK_NAMES[EXCHANGE] for node in graph.forward):
+        skew = placement.expert_skew_permille
+        how = "as many tokens as it sends out" if skew == 1000 else f"{skew / 1000:g} times that"
+        notes.append(f"assumed: the rank's experts receive {how} (--expert-skew of simulate, plan and compare)")
     if not placement.has_strategies:
         notes.append("parallel.parallel_mode is not semi-auto: the model is not cut, every rank has all of it")
     if placement.num_stages > 1:

@@ -1,7 +1,6 @@
 """`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
@@ -11,9 +10,12 @@ from mindswap.commands.options import positive_int
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
+from mindswap.document.parse import parse_document
 from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
+from mindswap.errors import LaunchError
 from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.report.answer import answer_text
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
@@ -23,8 +25,12 @@ EXAMPLES = """\
   mindswap check llama2_7b.yaml
   mindswap check --network llama2_7b.yaml        build the network to learn its operator names, whatever a table says
   mindswap check --ignore overlap llama2_7b.yaml
+  mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
   mindswap check --num-layers 80 --json my.yaml | jq .problems
 """
+
+
+STDIN = "standard input"
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,9 @@ class _Outcome:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of `mindswap check`."""
-    parser.add_argument("config", metavar="CONFIG", help="the YAML file")
+    parser.add_argument(
+        "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
     source = parser.add_mutually_exclusive_group()
@@ -53,17 +61,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check one file.
+    """Check each file.
 
     Returns:
-        0, or 1 if there is an error.
+        0, or 1 if there is an error in any of them.
+
+    Raises:
+        LaunchError: `--json` with several files: it is one object.
     """
-    document = load_document(args.config)
+    if args.json and len(args.configs) > 1:
+        raise LaunchError("--json is of one file\n    fix:     one call for each")
+    codes = []
+    for number, path in enumerate(args.configs):
+        if len(args.configs) > 1:
+            print(("\n" if number else "") + escape(f"== {path}"))
+        codes.append(_check_one(args, path))
+    return max(codes)
+
+
+def _check_one(args: argparse.Namespace, path: str) -> int:
+    document = parse_document(sys.stdin.buffer.read(), STDIN) if path == "-" else load_document(path)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     if find_form(document) is Form.PYNATIVE:
         return check_2x(args, document, _has_colour())
-    outcome = _check(document, args.config, args.num_layers, args.ignore, _sources(args))
+    outcome = _check(document, path, args.num_layers, args.ignore, _sources(args))
     outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
     print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
     return 1 if outcome.result.errors else 0
@@ -78,7 +100,7 @@ def _check(
         return _Outcome(result, ())
     notes = []
     is_known = result.trees is not None and "table" in sources
-    if not is_known and "network" in sources and result.num_layers is not None and has_mindformers():
+    if path != "-" and not is_known and "network" in sources and result.num_layers is not None and has_mindformers():
         try:
             trees = read_real_trees(path, result.num_layers)
         except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
@@ -129,7 +151,6 @@ def _as_json(outcome: _Outcome) -> str:
     policy = result.policy
     groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
     data = {
-        "ok": not result.errors,
         "form": "1.9",
         **problems_to_data(result.problems),
         "num_ignored": len(result.ignored),
@@ -139,7 +160,7 @@ def _as_json(outcome: _Outcome) -> str:
         "policy": policy.to_config() if policy is not None else None,
         "layers": [group.to_data() for group in groups],
     }
-    return json.dumps(data, indent=2)
+    return answer_text("check", data, not result.errors)
 
 
 def _has_colour() -> bool:

@@ -1,7 +1,6 @@
 """`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -21,6 +20,7 @@ from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
+from mindswap.report.answer import answer_text
 from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         write_new(target, text, overwrite=args.overwrite or args.in_place)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
-        data = {"ok": not has_errors, "written": target, "text": text, "sections": result.sections}
-        print(json.dumps({**data, **problems_to_data(problems)}, indent=2))
+        data = {"written": target, "text": text, "sections": result.sections}
+        print(answer_text("convert", {**data, **problems_to_data(problems)}, not has_errors))
     else:
         if not target:
             print(text, end="" if text.endswith(("\n", "\r")) else "\n")

@@ -1,9 +1,7 @@
 """`mindswap doctor`: is this machine set up right?"""
 
 import argparse
-import json
 import os
-from typing import Any
 
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
@@ -11,6 +9,7 @@ from mindswap.doctor.job import gather_job
 from mindswap.doctor.model import Facts, Severity
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.document.source import load_document
+from mindswap.report.answer import answer_text
 
 HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
 EXAMPLES = """\
@@ -35,9 +34,9 @@ def run(args: argparse.Namespace) -> int:
     job = gather_job(load_document(args.config), os.environ, software.num_cards) if args.config else None
     facts = Facts(software, gather_machine(os.environ), os.environ, job)
     findings = examine(facts)
+    has_errors = any(finding.severity is Severity.ERROR for finding in findings)
     if args.json:
-        data: dict[str, Any] = doctor_to_json(facts, findings)
-        print(json.dumps(data, indent=1))
+        print(answer_text("doctor", doctor_to_json(facts, findings), not has_errors))
     else:
         print(format_doctor(facts, findings))
-    return int(any(finding.severity is Severity.ERROR for finding in findings))
+    return int(has_errors)

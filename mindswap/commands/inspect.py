@@ -1,10 +1,10 @@
 """`mindswap inspect`: which operators hold the activation memory."""
 
 import argparse
-import json
 from pathlib import Path
 
 from mindswap.errors import GraphError
+from mindswap.report.answer import answer_text
 from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
 from mindswap.report.tables import format_layers
 from mindswap.session.inspect import inspect_memory
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.report.plots import plot_memory
 
         plot_memory(report, args.plot, title=found.title)
-    print(json.dumps(memory_to_json(report), indent=1) if args.json else format_memory(report, args.by))
+    print(answer_text("inspect", memory_to_json(report), True) if args.json else format_memory(report, args.by))
     return 0
 
 

@@ -5,7 +5,7 @@ import argparse
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import EXAMPLES, OPTIONS
 
-__all__ = ["add_device_arguments", "device_overrides", "positive_int"]
+__all__ = ["add_device_arguments", "add_skew_argument", "device_overrides", "positive_int"]
 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
@@ -37,3 +37,12 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 10000")
     return int(text)
+
+
+def add_skew_argument(parser: argparse.ArgumentParser) -> None:
+    """`--expert-skew`."""
+    parser.add_argument(
+        "--expert-skew",
+        metavar="N",
+        help="tokens that the busiest rank of experts gets; 1, the default, is balanced",
+    )

@@ -1,7 +1,6 @@
 """`mindswap prepare-data`: text to the MindRecord that MindFormers trains on."""
 
 import argparse
-import json
 import re
 import signal
 import sys
@@ -19,6 +18,7 @@ from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_so
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
+from mindswap.report.answer import answer_text
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."
@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
     )
     parser.add_argument(
+        "-o",
         "--output",
         type=Path,
         required=True,
@@ -92,7 +93,7 @@ def run(args: argparse.Namespace) -> int:
         "num_text_bytes": counts.num_bytes,
         "size_on_disk_bytes": sum(path.stat().st_blocks for path in _files(args.output)) * 512,
     }
-    print(json.dumps(result, indent=2) if args.json else format_result(result))
+    print(answer_text("prepare-data", result, True) if args.json else format_result(result))
     return 0
 
 

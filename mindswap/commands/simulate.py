@@ -1,11 +1,11 @@
 """`mindswap simulate`: step time, peak memory and every stall of a configuration, without a device."""
 
 import argparse
-import json
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
 from mindswap.files import require_folders
+from mindswap.report.answer import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 from mindswap.session.step import load_step
 
@@ -30,13 +30,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
     parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
     parser.add_argument("--json", action="store_true", help="for machines")
+    add_skew_argument(parser)
     add_device_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one configuration."""
+    """Simulate one configuration.
+
+    Returns:
+        0, or 1 if it does not fit.
+    """
     require_folders(args.trace, args.plot, args.html)
-    run = load_step(args.config, args.device, device_overrides(args), not args.no_cache).simulate()
+    run = load_step(
+        args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew
+    ).simulate()
     if args.trace:
         run.save_trace(args.trace)
     if args.plot:
@@ -44,5 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         run.save_html(args.html)
     report = run.report()
-    print(json.dumps(simulation_to_json(report), indent=1) if args.json else format_simulation(report))
-    return 0
+    if args.json:
+        print(answer_text("simulate", simulation_to_json(report), run.fits))
+    else:
+        print(format_simulation(report))
+    return 0 if run.fits else 1

@@ -2,7 +2,6 @@
 
 import argparse
 import fcntl
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from mindswap.adaptive.state import StateFile, StateProblem, state_path
 from mindswap.adaptive.summary import format_summary, summary_to_json
 from mindswap.adaptive.watch import RunWatch
 from mindswap.errors import LogError
+from mindswap.report.answer import answer_text
 
 HELP = "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time."
 EXAMPLES = """\
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     is_at_work = _is_locked(state_path(folder).with_name("lock"))
     state = _with_logs(state, folder)
     if args.json:
-        print(json.dumps(summary_to_json(state, is_at_work), indent=1))
+        print(answer_text("status", summary_to_json(state, is_at_work), True))
         return 0
     print(format_summary(state))
     if is_at_work:

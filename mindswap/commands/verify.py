@@ -1,8 +1,8 @@
 """`mindswap verify`: what is asked for against what the compiler does."""
 
 import argparse
-import json
 
+from mindswap.report.answer import answer_text
 from mindswap.session.verify import verify
 
 HELP = "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph."
@@ -39,5 +39,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
     found = verify(args.config, rank=args.rank, logs=args.log, execute=args.execute, use_cache=not args.no_cache)
-    print(json.dumps(found.data, indent=1) if args.json else found.text)
+    print(answer_text("verify", found.data, found.is_as_asked) if args.json else found.text)
     return 0 if found.is_as_asked else 1

@@ -10,8 +10,8 @@ from typing import TypeGuard
 from mindswap.config.rank import STRATEGY_MODES
 from mindswap.document.nodes import Document
 
-__all__ = ["OPTIMIZER_CONFIG", "OPTIMIZER_LEVELS", "WeightSharding", "is_whole_number", "num_sharing_ranks",
-           "read_weight_sharding"]  # fmt: skip
+__all__ = ["OPTIMIZER_CONFIG", "OPTIMIZER_LEVELS", "WeightSharding", "is_expert_weight", "is_whole_number",
+           "num_expert_copies", "num_sharing_ranks", "read_weight_sharding"]  # fmt: skip
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
@@ -29,12 +29,17 @@ class WeightSharding:
         threshold_bytes: smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB).
         is_released: forward releases a gathered weight and backward gathers it again (optimizer_level level3).
         stride: from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside.
+        num_expert_copies: ranks that have the same experts, whose weights tensor parallelism does not cut
+            (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep).
+        whole_shapes: shapes of weights that stay whole whatever their names, for tensors without one.
     """
 
     num_ranks: int = 1
     threshold_bytes: int = 64 * KIB
     is_released: bool = False
     stride: int = 1
+    num_expert_copies: int = 1
+    whole_shapes: frozenset[tuple[int, ...]] = frozenset()
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:
         """Whether a weight is cut.
@@ -45,6 +50,8 @@ class WeightSharding:
         """
         if self.num_ranks < 2 or name.endswith(WHOLE_WEIGHTS) or size_bytes < self.threshold_bytes:
             return False
+        if shape in self.whole_shapes or (is_expert_weight(name) and self.num_expert_copies != self.num_ranks):
+            return False  # assumed where there are several copies: that MindSpore cuts over those is not modelled
         return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
 
 
@@ -57,7 +64,7 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     mode = _value(document, "parallel", "parallel_mode")
     is_parallel = _value(document, "use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
     if not is_parallel or _value(document, "parallel", "enable_parallel_optimizer") is not True:
-        return WeightSharding()
+        return WeightSharding(num_expert_copies=num_expert_copies(document))
     ranks = num_sharing_ranks(document)
     size = _value(document, *OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
     threshold = _value(document, *OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
@@ -69,7 +76,24 @@ def read_weight_sharding(document: Document) -> WeightSharding:
         else WeightSharding.threshold_bytes,
         is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=document.count("parallel_config", "model_parallel"),
+        num_expert_copies=num_expert_copies(document),
     )
+
+
+def is_expert_weight(name: str) -> bool:
+    """Whether a parameter is that of routed experts (`FFNGroupedGEMM`, `weight1` and `weight2`)."""
+    return name.rpartition(".")[0].endswith(".experts")
+
+
+def num_expert_copies(document: Document) -> int:
+    """Ranks of a pipeline stage that have the same routed experts; 1 where nothing tells of experts."""
+    model = document.get("model", "model_config")
+    keys = [str(entry.key) for entry in model.unique_entries()] if model is not None else []
+    if document.get("parallel_config", "expert_parallel") is None and not any("expert" in key for key in keys):
+        return 1
+    parts = ("data_parallel", "model_parallel", "context_parallel")
+    ranks = math.prod(document.count("parallel_config", part) for part in parts)
+    return max(1, ranks // document.count("parallel_config", "expert_parallel"))
 
 
 def num_sharing_ranks(document: Document) -> int:

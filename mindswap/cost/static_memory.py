@@ -32,6 +32,7 @@ class Parameter:
         name: of the parameter.
         size_bytes: as it is stored (`param_init_type`).
         num_elements: numbers in it.
+        num_copies: ranks that have the same weight, where these are not those of data parallelism.
         is_cut: the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`).
     """
 
@@ -39,6 +40,7 @@ class Parameter:
     size_bytes: int
     num_elements: int
     is_cut: bool = True
+    num_copies: int | None = None
 
 
 @dataclass(frozen=True)

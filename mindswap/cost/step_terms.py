@@ -194,7 +194,9 @@ def exchange_gradient_ns(
         stride: ranks from one data parallel rank to the next.
     """
     kind = "ReduceScatter" if is_sharded and parameter.is_cut else "AllReduce"
-    return collective_ns(kind, parameter.size_bytes, num_ranks, device, stride)
+    if parameter.num_copies is not None:  # of experts: their ranks are one after the other
+        num_ranks, stride = parameter.num_copies, max(1, num_ranks * stride // parameter.num_copies)
+    return collective_ns(kind, parameter.size_bytes, num_ranks, device, stride) if num_ranks > 1 else 0
 
 
 def _kernels_ns(

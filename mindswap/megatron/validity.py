@@ -1,6 +1,7 @@
 """What Megatron-LM refuses, as problems: all at once, where Megatron stops at the first.
 
-Source: validate_args of megatron/training/arguments.py and TransformerConfig.__post_init__.
+Source: validate_args of megatron/training/arguments.py, TransformerConfig.__post_init__, and checkpointed_forward of
+megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a chunk, and says nothing.
 """
 
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
         *_check_offload(options, known),
         *_check_pipeline(options),
     )
-    levels = ((Level.ERROR, errors), (Level.WARNING, tuple(_find_idle(options))))
+    levels = ((Level.ERROR, errors), (Level.WARNING, (*_find_idle(options), *_find_clamped(options))))
     return tuple(
         Problem(options.place(field), RULE, level, f"{_name(field)}: {message}", allowed, fix)
         for level, findings in levels
@@ -130,15 +131,24 @@ def _check_pipeline(options: MegatronOptions) -> Iterator[Finding]:
         yield "num_layers", message, "", "--num-layers ..., or CONFIG"
         return
     try:
-        layout = place_layers(options, options.num_layers)
+        place_layers(options, options.num_layers)
     except PlacementError as error:
-        yield error.field, str(error), "", ""
-        return
+        yield error.field, f"{error}; Megatron-LM refuses it too", "", ""
+
+
+def _find_clamped(options: MegatronOptions) -> Iterator[Finding]:
+    """A count above the layers of a chunk: Megatron-LM takes all that there are (checkpointed_forward)."""
     count = options.recompute_num_layers
+    if options.granularity != "full" or count is None or options.num_layers is None:
+        return
+    try:
+        layout = place_layers(options, options.num_layers)
+    except PlacementError:
+        return
     largest = max(max(row) for row in layout.sizes)
-    if options.granularity == "full" and count is not None and count > largest:
+    if count > largest:
         where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
-        message = f"{count}: {where} has {largest} layer{'' if largest == 1 else 's'}"
+        message = f"{count}: {where} has {largest} layer{'' if largest == 1 else 's'}, so that many are taken"
         yield "recompute_num_layers", message, f"1 to {largest}", f"--recompute-num-layers {largest}"
 
 

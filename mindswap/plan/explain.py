@@ -104,7 +104,8 @@ def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[li
     """Names under which backward holds what an operator makes: those that are swapped, and the others."""
     position = model.captured.sample.layer_map[layer]
     decided = resolve_layer(policy, layer, model.captured.trees[position])
-    names = dict.fromkeys(name for group in model.keepers(policy, layer)[label] for name in group if name)
+    # Without the swaps of the policy operators may merge that are apart here: then there is no other name.
+    names = dict.fromkeys(name for group in model.keepers(policy, layer).get(label, ()) for name in group if name)
     swapped = [name for name in names if decided.of(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
     return swapped, [name for name in names if name not in swapped]
 
@@ -121,7 +122,7 @@ def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) 
     # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
     away_bytes = min(found.size_bytes // len(found.layers), copied_bytes)
     more = "" if copied_bytes == away_bytes else f", {format_bytes(copied_bytes)} are copied"
-    name = "" if names == [label] else f" (as {', '.join(names)})"
+    name = "" if names in ([], [label]) else f" (as {', '.join(names)})"
     return (
         f"swap {label}{name} in {_in_words(found.layers)}: {format_bytes(away_bytes)} of a layer are away for "
         f"{format_time(away_ns)} on average{more}; a copy takes "
@@ -131,10 +132,11 @@ def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) 
 
 
 def _wasted_line(label: str, found: _Found, swapped: list[str], others: list[str]) -> str:
+    stays = f" as {', '.join(others)}" if others else ""
     return (
         f"copy {label} in {_in_words(found.layers)} for nothing: "
-        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped)}, "
-        f"which is swapped for something else, and stay as {', '.join(others)}"
+        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped) or label}, "
+        f"which is swapped for something else, and stay{stays}"
     )
 
 

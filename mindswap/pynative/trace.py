@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Event", "EventKind", "Operator", "Save", "SavedStorage", "Trace"]
+__all__ = ["Event", "EventKind", "Operator", "Save", "SavedStorage", "Trace", "Value"]
 
 
 class EventKind(Enum):
@@ -38,6 +38,26 @@ class Event:
 
 
 @dataclass(frozen=True)
+class Value:
+    """A tensor that an operator takes or gives.
+
+    Attributes:
+        memory: number of its piece of memory, in order of first sight; tensors that share one have the same.
+        size_bytes: of the whole piece.
+        shape, dtype: of the tensor.
+        weight: name of the parameter; "" for no weight.
+        copy_of: memory of the view that it is a kernel's own copy of; None for what an operator made.
+    """
+
+    memory: int
+    size_bytes: int
+    shape: tuple[int, ...]
+    dtype: str
+    weight: str = ""
+    copy_of: int | None = None
+
+
+@dataclass(frozen=True)
 class Operator:
     """One operator of a step.
 
@@ -46,12 +66,15 @@ class Operator:
         layer_index: None outside the layers.
         path: below the layer: names of cells, then that of the primitive; its primitive name if no cell holds it.
         is_forward: forward or backward.
+        inputs, outputs: its tensors; empty where the trace was recorded to be executed only.
     """
 
     name: str
     layer_index: int | None
     path: tuple[str, ...]
     is_forward: bool
+    inputs: tuple[Value, ...] = ()
+    outputs: tuple[Value, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -82,12 +105,14 @@ class SavedStorage:
         last_use: index of the last operator of forward that may read it. Of what has a view, or goes in or out of
             a layer, that is the last one of the layer: uses of a view cannot be told.
         protection: why it may not leave the device: "weight", "input", "output"; "" if it may.
+        memory: its number in the values of operators; None where these were not recorded.
     """
 
     size_bytes: int
     maker: int | None
     last_use: int
     protection: str = ""
+    memory: int | None = None
 
 
 @dataclass(frozen=True)

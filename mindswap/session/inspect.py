@@ -13,10 +13,13 @@ from mindswap.errors import PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
+from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
 from mindswap.report.memory import MemoryReport
 from mindswap.session.cache import cached_result
 from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
 __all__ = ["Inspection", "inspect_config", "inspect_memory"]
 
@@ -41,7 +44,7 @@ def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: 
     """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
 
     Args:
-        path: MindFormers YAML.
+        path: MindFormers YAML, or a step that `mindswap trace` recorded.
         rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
         use_cache: False compiles again and keeps nothing.
 
@@ -49,6 +52,8 @@ def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: 
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
     """
+    if is_trace_path(os.fspath(path)):
+        return _inspect_trace(os.fspath(path))
     document = load_document(path)
     checked = check_document(document, environ=dict(os.environ))
     policy = checked.policy
@@ -69,6 +74,21 @@ def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: 
     )
     title = Path(path).stem
     return Inspection(f"{title}, {placement.describe()}" if placement else title, report)
+
+
+def _inspect_trace(path: str) -> Inspection:
+    """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
+    step, document = read_trace(path)
+    checked = check_document(document)
+    if checked.policy is None:
+        raise PolicyError(checked.problems)
+    captured = capture_of(step)
+    policy = replace(checked.policy, is_swap_enabled=True)
+    names = captured.names()
+    decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
+    graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
+    layers = measure_layers(graph, captured.graph, names, captured.sample)
+    return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), captured.notes))
 
 
 def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:

@@ -211,7 +211,7 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     Raises:
         PlanError: what is read back is another policy, or has errors.
     """
-    text = step.path.read_bytes().decode("utf-8", "surrogatepass") if step.path is not None else ""
+    text = step.config_text()
     if plan.policy.is_swap_enabled:
         own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)
         text = rewrite_for_swap(text, own, step.document)

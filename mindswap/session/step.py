@@ -11,6 +11,7 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
+from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
@@ -23,7 +24,7 @@ from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError, SimulationError
+from mindswap.errors import GraphError, PolicyError, SimulationError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ops import Unit, classify
 from mindswap.graph.ranks.collectives import Collective
@@ -32,6 +33,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
+from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
@@ -46,6 +48,8 @@ if TYPE_CHECKING:
 
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
+BALANCED, MAX_SKEW = 1000, 1_000_000
 # Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
@@ -74,6 +78,14 @@ class Step:
     def title(self) -> str:
         """Name for reports."""
         return self.path.stem if self.path is not None else "network"
+
+    def config_text(self) -> str:
+        """The configuration as it is written, that of a recorded step too; bytes that are no UTF-8 as surrogates."""
+        if self.path is None:
+            return ""
+        if is_trace_path(str(self.path)):
+            return read_trace(str(self.path))[0].config
+        return self.path.read_bytes().decode("utf-8", "surrogatepass")
 
     def simulate(self, policy: Policy | None = None, title: str = "") -> Run:
         """One step under a policy.
@@ -116,23 +128,27 @@ def load_step(
     *,
     memory: str | None = None,
     rank: int | None = None,
+    expert_skew: str | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
 
     Args:
-        config: MindFormers YAML.
+        config: MindFormers YAML, or a step that `mindswap trace` recorded (.json).
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
         memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
         rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
+        expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
 
     Raises:
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
         CostError: if the device is not known.
     """
-    document = load_document(config)
+    recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
+    if recorded is None:
+        _refuse_pynative_mode(document)
     checked = check_document(document, environ=dict(os.environ))
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
@@ -145,9 +161,35 @@ def load_step(
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
-    captured = _capture(config, document, checked.num_layers, rank, use_cache)
+    if recorded is not None:
+        captured = capture_of(recorded)
+    else:
+        captured = _capture(config, document, checked.num_layers, rank, use_cache, read_skew(expert_skew))
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
+
+
+def read_skew(text: str | None) -> int:
+    """How uneven tokens go to the ranks of experts, in thousandths.
+
+    Args:
+        text: such as `"1.5"`; None is balanced.
+
+    Raises:
+        GraphError: if it is no number from 1 on.
+    """
+    if text is None:
+        return BALANCED
+    try:
+        skew = round(float(text) * BALANCED)
+    except (ValueError, OverflowError):
+        skew = 0
+    if not BALANCED <= skew <= MAX_SKEW:
+        raise GraphError(
+            f"--expert-skew: {text} is not how many times as many tokens the busiest rank receives\n"
+            f"    allowed: a number from 1 (balanced) to {MAX_SKEW // BALANCED}"
+        )
+    return skew
 
 
 def within_configuration(device: Device, document: Document) -> Device:
@@ -181,6 +223,20 @@ def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
+
+
+def _refuse_pynative_mode(document: Document) -> None:
+    """The compiler never sees such a training.
+
+    Raises:
+        GraphError: if it trains in PyNative mode.
+    """
+    node = document.get("context", "mode")
+    if node is not None and is_pynative(document):
+        raise GraphError(
+            f"{node.location}: context.mode: {node.value}: no graph is compiled in PyNative mode\n"
+            f"    fix:     mindswap trace {document.file} -o step.json, and give step.json to this command"
+        )
 
 
 def capture_step(
@@ -254,12 +310,14 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     return expand_stage_recompute(document, num_layers).policy
 
 
-def _capture(config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool) -> CapturedStep:
+def _capture(
+    config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool, skew_permille: int
+) -> CapturedStep:
     path = str(Path(config).resolve())
     settings = read_step_settings(document)
     placement = None
     if rank is not None or settings.num_parts > 1:
-        placement = place_rank(document, rank or 0, num_layers)
+        placement = place_rank(document, rank or 0, num_layers, skew_permille)
     if settings.num_parts == 1:
         placement = None  # every rank of a stage is like one that has the whole model
 
@@ -279,5 +337,6 @@ def _capture(config: str, document: Document, num_layers: int, rank: int | None,
         use_cache,
         without=POLICY_SECTIONS,
         ask="step",
+        **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
         stand_ins=stand_ins is not None and stand_ins.value is True,
     )

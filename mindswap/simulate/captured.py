@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindswap.config.weight_sharding import WeightSharding
+from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
@@ -83,7 +83,8 @@ def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[P
         if name and node.outputs and name not in found:
             known = node.outputs[0]
             is_cut = sharding.cuts(name, known.shape, known.size_bytes)
-            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut)
+            copies = sharding.num_expert_copies if is_expert_weight(name) else None
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies)
             found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
     return tuple(found.values())
 

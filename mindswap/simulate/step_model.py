@@ -11,7 +11,7 @@ from itertools import chain
 import numpy as np
 
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import WeightSharding
+from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
 from mindswap.cost.static_memory import (
     Parameter,
@@ -38,7 +38,7 @@ from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.ranks.gather import gather_weights, is_gathering
+from mindswap.graph.ranks.gather import gather_weights, is_gathering, weight_name
 from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
@@ -136,7 +136,13 @@ class StepModel:
         placed = _stage_parameters(captured, self.layout.chunks, settings.sharding)
         self.parameters = [[parameter for _, parameter in stage] for stage in placed]
         self.static = self._static_memory()
-        self.gradients = GradientRule(settings.num_micro_batches > 1, settings.sharding)
+        experts = frozenset(
+            node.outputs[0].shape
+            for node in captured.graph.forward
+            if is_expert_weight(weight_name(node))
+            and settings.sharding.num_expert_copies != settings.sharding.num_ranks
+        )
+        self.gradients = GradientRule(settings.num_micro_batches > 1, replace(settings.sharding, whole_shapes=experts))
         closing_bytes = tuple(self._closing_bytes(parameters) for parameters in self.parameters)
         self.layout = replace(self.layout, closing_bytes=closing_bytes)
         self._exchanges = [self._exchange(stage) for stage in placed]
@@ -367,7 +373,7 @@ class StepModel:
             timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
         """
         durations = dict(self._update_terms)
-        if self.settings.data_parallel > 1:
+        if any(any(stage) for stage in self._exchanges):
             durations["gradients, exposed"] = max(
                 exposed_exchange_ns(self._exchanges[stage], self._backward_ns(timeline, stage))
                 for stage in range(self.layout.num_stages)

@@ -147,3 +147,20 @@ def test_a_model_without_seq_length_has_that_of_its_class():
     assert read_seq_length(document("use_legacy: True\nmodel: {model_config: {num_layers: 2}}")) == 2048
     assert read_seq_length(document("use_legacy: False\nmodel: {model_config: {num_layers: 2}}")) == 4096
     assert read_seq_length(document("use_legacy: False\nmodel: {model_config: {seq_length: 512}}")) == 512
+
+
+def test_experts_are_on_fewer_ranks_than_tokens_and_not_cut_where_one_rank_has_them():
+    # 4 x 8 ranks share the tokens of a stage, 32 the experts: each expert is on one rank.
+    parts = "data_parallel: 4, model_parallel: 8, expert_parallel: 32"
+    on = "parallel: {parallel_mode: 1, enable_parallel_optimizer: True}\n"
+    sharding = read(f"{on}parallel_config: {{{parts}}}").sharding
+    assert (sharding.num_ranks, sharding.num_expert_copies) == (4, 1)
+    big = ((4096, 64), 4096 * 64 * 4)
+    assert sharding.cuts("model.layers.3.mlp.linear_fc1.weight", *big)
+    assert not sharding.cuts("model.layers.3.mlp.experts.weight1", *big)
+
+
+def test_without_experts_there_are_no_copies_of_them():
+    assert read("parallel_config: {data_parallel: 4}").sharding.num_expert_copies == 1
+    text = "parallel_config: {data_parallel: 4, model_parallel: 2}\nmodel: {model_config: {num_experts: 8}}"
+    assert read(text).sharding.num_expert_copies == 8

@@ -239,14 +239,6 @@ def test_every_name_of_the_table_is_one_of_megatron(model, purpose):
             "--distribute-saved-activations: cannot stand with --sequence-parallel, which cuts them already",
         ),
         (
-            f"{FULL} --recompute-method block --recompute-num-layers 5 --pipeline-model-parallel-size 2",
-            "--recompute-num-layers: 5: a pipeline stage has 4 layers",
-        ),
-        (
-            f"{FULL} --recompute-method uniform --recompute-num-layers 9",
-            "--recompute-num-layers: 9: a pipeline stage has 8 layers",
-        ),
-        (
             "--num-layers 8 --recompute-granularity selective --recompute-modules attn",
             "--recompute-modules: attn: no such module",
         ),
@@ -300,3 +292,22 @@ def test_what_megatron_takes_and_ignores_is_a_warning():
 def test_values_that_do_not_fit(text, message):
     _, (problem,) = read(text)
     assert problem.message == message
+
+
+def test_a_count_above_a_chunk_takes_what_is_there_as_in_megatron():
+    """8 layers on 2 stages: block 5 recomputes the 4 layers of each; uniform 9 on one stage is one group, like 8."""
+    block = convert(f"{FULL} --recompute-method block --recompute-num-layers 5 --pipeline-model-parallel-size 2")
+    assert block.policy.layer_recompute == Layers(None)
+    assert [(p.level, p.message) for p in block.problems] == [
+        (Level.WARNING, "--recompute-num-layers: 5: a pipeline stage has 4 layers, so that many are taken")
+    ]
+    uniform = convert(f"{FULL} --recompute-method uniform --recompute-num-layers 9")
+    assert uniform.policy == convert(f"{FULL} --recompute-method uniform --recompute-num-layers 8").policy
+    assert uniform.policy.output_recompute == Layers(tuple(range(7)))
+
+
+def test_layers_that_do_not_divide_are_refused_as_in_megatron():
+    made = convert(f"{FULL} --recompute-method block --recompute-num-layers 1 --pipeline-model-parallel-size 3")
+    assert [p.message for p in made.problems] == [
+        "--pipeline-model-parallel-size: 8 layers cannot be divided by 3 (stages); Megatron-LM refuses it too"
+    ]

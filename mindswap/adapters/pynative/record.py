@@ -2,11 +2,13 @@
 
 Operators are seen by `MsDispatchMode` (experimental in MindSpore 2.9.0), so a recorded step is slower. What autograd
 saves comes right behind its operator. A storage is known by its address. So that none is used twice, what the operators
-of a layer give is held until the layer ends: a recorded step needs that much more memory.
+of a layer give is held until the layer ends: a recorded step needs that much more memory. With `with_values` what
+operators take and give is written down, too, and all of it is held until the step ends.
 """
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import mindspore as ms
 from mindspore import nn
@@ -14,7 +16,7 @@ from mindspore.ops import Primitive
 
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
 
 __all__ = ["Recorder", "record", "recording"]
 
@@ -51,10 +53,12 @@ class Recorder:
     Args:
         network: the cell whose call is the forward pass.
         layers: its transformer layers.
+        with_values: write down what operators take and give.
     """
 
-    def __init__(self, network: nn.Cell, layers: Sequence[nn.Cell]):
+    def __init__(self, network: nn.Cell, layers: Sequence[nn.Cell], with_values: bool = False):
         self.network = network
+        self.with_values = with_values
         self.num_layers = len(layers)
         self.paths = {id(primitive): (*path, name) for path, name, primitive in _primitives(layers)}
         self.names = _names_by_type(layers)
@@ -76,6 +80,9 @@ class Recorder:
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
         self.layer_index: int | None = None
+        self.memories: dict[int, int] = {}  # address -> number, of all that was seen
+        self.all_held: list[object] = []
+        self.view_tensors: dict[tuple[int, ...], list[tuple[ms.Tensor, int]]] = {}  # shape -> views and their memory
 
     # -- what the watch tells -------------------------------------------------------------------
 
@@ -152,11 +159,43 @@ class Recorder:
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
-        self.operators.append(Operator(name, self.layer_index, path, self.is_forward))
+        inputs = self._values(args) if self.with_values else ()
+        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs))
+
+    def _values(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
+        """Types and memories; held, so that no address is used twice."""
+        found = []
+        for tensor in _tensors(tensors):
+            self.all_held.append(tensor)
+            storage = tensor.untyped_storage()
+            size_bytes = storage.size()
+            # Nothing has no address of its own.
+            key = storage.data_ptr() if size_bytes else -len(self.all_held)
+            weight = getattr(getattr(tensor, "param_info", None), "name", "")
+            copy_of = None if key in self.memories or weight or is_output else self._view_with_bytes_of(tensor)
+            memory = self.memories.setdefault(key, len(self.memories))
+            found.append(Value(memory, size_bytes, tuple(tensor.shape), str(tensor.dtype).lower(), weight, copy_of))
+        return tuple(found)
+
+    def _view_with_bytes_of(self, tensor) -> int | None:
+        """Memory of the last view with this content: a CPU kernel is given a copy, only bytes tell."""
+        views = self.view_tensors.get(tuple(tensor.shape), ())
+        content = tensor.asnumpy().tobytes() if views else b""
+        return next((m for view, m in reversed(views) if view.asnumpy().tobytes() == content), None)
+
+    def _note_views(self, inputs: tuple[Value, ...], outputs, values: tuple[Value, ...]) -> None:
+        memories = {value.memory for value in inputs}
+        for tensor, value in zip(_tensors(outputs), values, strict=True):
+            if value.memory in memories:
+                self.view_tensors.setdefault(value.shape, []).append((tensor, value.memory))
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
         inputs = self.open_inputs or set()
+        if self.with_values:
+            values = self._values(outputs, is_output=True)
+            self._note_views(self.operators[-1].inputs, outputs, values)
+            self.operators[-1] = replace(self.operators[-1], outputs=values)
         if self.is_forward:
             self.held.append(outputs)
         for tensor in _tensors(outputs) if self.is_forward else ():
@@ -172,26 +211,33 @@ class Recorder:
         """The pass is over: its trace, if it had a backward pass."""
         if not any(event.kind is EventKind.BACKWARD_BEGIN for event in self.events):
             return
-        storages = tuple(SavedStorage(s.size_bytes, s.maker, s.last_use, s.protection) for s in self.storages)
+        storages = tuple(
+            SavedStorage(s.size_bytes, s.maker, s.last_use, s.protection, self._memory_of(s.tensor))
+            for s in self.storages
+        )
         self.trace = Trace(
             self.num_layers, tuple(self.operators), storages, tuple(self.saves), tuple(self.events),
             ms.get_context("device_target"),
         )  # fmt: skip
         self._clear()
 
+    def _memory_of(self, tensor) -> int | None:
+        return self.memories.get(_address(tensor)) if self.with_values else None
 
-def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object]) -> Trace:
+
+def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:
     """The trace of a step.
 
     Args:
         network: the cell whose call is the forward pass.
         layers: its transformer layers.
         step: runs one forward and backward pass of it, e.g. `lambda: value_and_grad(...)(inputs)`.
+        with_values: write down what operators take and give; `graph.from_trace` needs it.
 
     Raises:
         ApplyError: if the step has no backward pass through the layers.
     """
-    recorder = Recorder(network, layers)
+    recorder = Recorder(network, layers, with_values)
     watch = Watch(network, layers, recorder)
     try:
         with recording(recorder, layers):

@@ -1,0 +1,62 @@
+"""`mindswap trace`: one step of a configuration, run in PyNative mode and written down."""
+
+import argparse
+from pathlib import Path
+
+from mindswap.files import require_folders, write_new
+from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.report.answer import answer_text
+from mindswap.session.recorded import record_step
+from mindswap.units import format_bytes
+
+HELP = "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved."
+EXAMPLES = """\
+  mindswap trace configs/llama2_7b/cpu/case3_op_swap.yaml -o step.json
+  mindswap simulate step.json
+  mindswap plan step.json --memory 8MiB
+
+The step runs with random weights and tokens, on one rank, without swap and recompute. A trace says on which device it
+was made: on a CPU a kernel copies a view before it reads it, on Ascend it does not.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Options of the command."""
+    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
+    parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
+    parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
+    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Record one configuration."""
+    require_folders(args.output)
+    step = record_step(args.config)
+    write_new(args.output, dump_trace(step), overwrite=args.overwrite)
+    result = _result(step, args.output)
+    print(answer_text("trace", result, True) if args.json else _format(result))
+    return 0
+
+
+def _result(step: RecordedStep, output: Path) -> dict:
+    trace = step.trace
+    num_forward = sum(operator.is_forward for operator in trace.operators)
+    return {
+        "output": str(output),
+        "device": trace.device,
+        "num_layers": trace.num_layers,
+        "num_forward_operators": num_forward,
+        "num_backward_operators": len(trace.operators) - num_forward,
+        "num_saves": len(trace.saves),
+        "num_storages": len(trace.storages),
+        "saved_bytes": sum(storage.size_bytes for storage in trace.storages if not storage.protection),
+    }
+
+
+def _format(result: dict) -> str:
+    return (
+        f"{result['output']}: one step on {result['device']}, {result['num_layers']} layers\n"
+        f"{result['num_forward_operators']} operators in forward, {result['num_backward_operators']} in backward\n"
+        f"the layers save {result['num_saves']} tensors in {result['num_storages']} storages, "
+        f"{format_bytes(result['saved_bytes'])} of them activations"
+    )

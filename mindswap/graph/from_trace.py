@@ -1,0 +1,203 @@
+"""A step that ran in PyNative mode -> the same `Graph` that the compiler gives, so that everything works on it. Pure.
+
+Operators are linked by the memory that they share. What an operator gives in the memory of an input is a view of it. A
+saved storage that no operator was seen to make is the copy that a CPU kernel makes of a view before it reads it; it
+becomes an operator `Contiguous` of its own before the one that saves it. So does what backward reads and nobody was
+seen to make.
+"""
+
+from dataclasses import replace
+
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ranks.gather import WEIGHT_MARK
+from mindswap.pynative.trace import EventKind, Operator, Trace, Value
+
+__all__ = ["TAG", "graph_of_trace"]
+
+# Attribute that carries the path of an operator.
+TAG = "mindswap_path"
+# Names of PyNative kernels whose work is that of an operator of the table.
+SAME_WORK = {
+    "Dense": "MatMul",
+    "Mm": "MatMul",
+    "MatMulExt": "MatMul",
+    "BatchMatMulExt": "BatchMatMul",
+    "Addmm": "MatMul",
+    "InnerInplaceIndexPut": "Scatter",
+}
+
+
+def graph_of_trace(trace: Trace) -> Graph:
+    """The graph of a recorded step.
+
+    Args:
+        trace: with the values of operators (`record(..., with_values=True)`).
+    """
+    return _Builder(trace).build()
+
+
+class _Builder:
+    """Walks the operators once, and knows for each tensor under which name it was made last."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.names: dict[tuple[int, tuple[int, ...]], str] = {}  # (memory, shape) -> value
+        self.latest: dict[int, str] = {}  # memory -> value made last
+        self.made_in_forward: set[str] = set()
+        self.forward: list[Node] = []
+        self.backward: list[Node] = []
+        self.saved: dict[str, Saved] = {}  # by name in forward
+        self.types: dict[str, TensorType] = {}
+        self.constants: dict[str, int] = {}
+        self.copied_at = self._copies_of_views()
+        self.origins = self._origins()
+
+    def build(self) -> Graph:
+        for index, operator in enumerate(self.trace.operators):
+            for storage in self.copied_at.get(index, ()):
+                self._add_copy(index, operator, storage)
+            self._add(index, operator)
+        return Graph(
+            forward=tuple(self.forward),
+            backward=(*self.backward, self._handed_out()),
+            saved=tuple(self.saved.values()),
+            has_lazy_inline=True,
+            constants=self.constants,
+            types=self.types,
+        )
+
+    def _copies_of_views(self) -> dict[int, list[int]]:
+        """Operator of forward -> storages that it saves and nobody was seen to make, nor to take as copy of a view."""
+        made = {value.memory for operator in self.trace.operators for value in operator.outputs}
+        made |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
+        found: dict[int, list[int]] = {}
+        for save in self.trace.saves:
+            storage = self.trace.storages[save.storage]
+            is_first = all(save.storage not in known for known in found.values())
+            is_unmade = storage.memory is None or storage.memory not in made
+            if is_first and is_unmade and not storage.protection and self.trace.operators[save.operator].is_forward:
+                found.setdefault(save.operator, []).append(save.storage)
+        return found
+
+    def _origins(self) -> dict[int, int]:
+        """Operator of backward -> the forward operator whose gradient it is: the one whose saves it reads."""
+        found: dict[int, int] = {}
+        for event in self.trace.events:
+            if event.kind is EventKind.READ:
+                found.setdefault(event.num_operators, self.trace.saves[event.index].operator)
+        return found
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def _add(self, index: int, operator: Operator) -> None:
+        nodes = self.forward if operator.is_forward else self.backward
+        inputs = tuple(self._input(value, index, operator) for value in operator.inputs)
+        name = f"{'f' if operator.is_forward else 'b'}{index}"
+        sources = {value.memory: given for value, given in zip(operator.inputs, inputs, strict=True)}
+        made = tuple(value for value in operator.outputs if value.memory not in sources)
+        if made or not operator.outputs:
+            op = SAME_WORK.get(operator.name, operator.name)
+            nodes.append(self._node(name, op, operator, index, inputs, made))
+        for position, value in enumerate(operator.outputs):
+            member = name if len(operator.outputs) == 1 else f"{name}.{position}"
+            if value.memory in sources:
+                nodes.append(self._node(member, "Reshape", operator, index, (sources[value.memory],), (value,)))
+            elif len(operator.outputs) > 1:
+                member = f"{name}.{position}"
+                constant = f"i{made.index(value)}"
+                self.constants[constant] = made.index(value)
+                chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
+                nodes.append(replace(chosen, attributes={}))
+            self._make(member, value, operator.is_forward)
+
+    def _add_copy(self, index: int, operator: Operator, storage: int) -> None:
+        """The copy of a view, of the type of its first save."""
+        save = next(save for save in self.trace.saves if save.storage == storage)
+        known = self.trace.storages[storage]
+        value = Value(
+            known.memory if known.memory is not None else -storage - 1, known.size_bytes, save.shape, save.dtype
+        )
+        source = next((given for given in operator.inputs if given.shape == save.shape), None)
+        inputs = (self._input(source, index, operator),) if source is not None else ()
+        name = f"f{index}.copy{storage}"
+        self.forward.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
+        self._make(name, value, True)
+
+    def _node(self, name, op, operator: Operator, index, inputs, outputs) -> Node:
+        layer = operator.layer_index
+        *cell, _ = operator.path
+        where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
+        scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
+        origin = "" if operator.is_forward else self._origin(index)
+        types = tuple(TensorType(value.shape, value.dtype, value.size_bytes) for value in outputs)
+        attributes = {TAG: ".".join(operator.path)} if operator.is_forward and layer is not None else {}
+        return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
+
+    def _origin(self, index: int) -> str:
+        known = self.origins.get(index)
+        return f"f{known}" if known is not None else ""
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def _make(self, name: str, value: Value, is_forward: bool) -> None:
+        self.names[value.memory, value.shape] = name
+        self.latest[value.memory] = name
+        if is_forward:
+            self.made_in_forward.add(name)
+
+    def _input(self, value: Value, index: int, operator: Operator) -> str:
+        """The name under which an operator reads a tensor."""
+        if value.weight and value.memory not in self.latest:
+            self._load(value, operator)
+        name = self.names.get((value.memory, value.shape)) or self.latest.get(value.memory)
+        if name is None and operator.is_forward and value.copy_of is None:
+            name = f"input{value.memory}"
+            self.types[name] = TensorType(value.shape, value.dtype, value.size_bytes)
+            self._make(name, value, False)  # backward reads it as it is
+            return name
+        if name is None:
+            return self._copy_of_view(value, index, operator)
+        if operator.is_forward or name not in self.made_in_forward:
+            return name
+        return self._across(name, value)
+
+    def _across(self, name: str, value: Value) -> str:
+        """Under which name backward has what forward made."""
+        saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
+        self.types.setdefault(saved.backward_name, TensorType(value.shape, value.dtype, value.size_bytes))
+        return saved.backward_name
+
+    def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
+        """What no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
+        view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
+        if view is not None and view in self.made_in_forward and not operator.is_forward:
+            view = self._across(view, value)
+        name = f"{'f' if operator.is_forward else 'b'}{index}.copy{value.memory}"
+        nodes = self.forward if operator.is_forward else self.backward
+        nodes.append(self._node(name, "Contiguous", operator, index, (view,) if view is not None else (), (value,)))
+        self._make(name, value, operator.is_forward)
+        return name
+
+    def _load(self, value: Value, operator: Operator) -> None:
+        """The read of a weight; in backward it is that of forward."""
+        name = f"load.{value.weight}"
+        known = TensorType(value.shape, value.dtype, value.size_bytes)
+        scope = f"Default/{name}"
+        node = Node(name, "Load", operator.layer_index, "", scope, (f"{WEIGHT_MARK}{value.weight}",), (known,), {})
+        self.forward.append(node)
+        self._make(name, value, True)
+
+    def _handed_out(self) -> Node:
+        """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
+        read = {name for node in self.backward for name in node.inputs}
+        weights: dict[tuple[int, ...], int] = {}
+        for node in self.forward:
+            if node.op == "Load":
+                weights[node.outputs[0].shape] = weights.get(node.outputs[0].shape, 0) + 1
+        gradients = []
+        for node in reversed(self.backward):
+            shape = node.outputs[0].shape if len(node.outputs) == 1 else None
+            if shape is not None and weights.get(shape) and node.name not in read:
+                weights[shape] -= 1
+                gradients.append(node.name)
+        return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})

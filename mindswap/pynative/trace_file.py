@@ -1,0 +1,121 @@
+"""A recorded step as a file: JSON with a schema and a version, and the configuration that it is of. Pure."""
+
+import json
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from mindswap.errors import DataError
+from mindswap.policy.cell_tree import CellNode
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
+
+__all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
+
+SCHEMA, SCHEMA_VERSION = "mindswap-trace", 1
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedStep:
+    """A step and what it is of.
+
+    Attributes:
+        trace: with the values of operators.
+        layers: tree of each layer.
+        config: the configuration, as YAML.
+        versions: of what recorded it.
+        notes: where the step differs from the one that trains, in words.
+    """
+
+    trace: Trace
+    layers: tuple[CellNode, ...]
+    config: str
+    versions: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+
+def is_trace(data: object) -> bool:
+    """Whether plain data is a recorded step."""
+    return isinstance(data, dict) and data.get("schema") == SCHEMA
+
+
+def dump_trace(step: RecordedStep) -> str:
+    """The text of the file."""
+    data = {
+        "schema": SCHEMA,
+        "version": SCHEMA_VERSION,
+        "device": step.trace.device,
+        "versions": step.versions,
+        "notes": list(step.notes),
+        "num_layers": step.trace.num_layers,
+        "operators": [_row(operator) for operator in step.trace.operators],
+        "storages": [_row(storage) for storage in step.trace.storages],
+        "saves": [_row(save) for save in step.trace.saves],
+        "events": [[event.kind.value, event.index, event.num_operators] for event in step.trace.events],
+        "layers": [_tree(layer) for layer in step.layers],
+        "config": step.config,
+    }
+    return json.dumps(data, separators=(",", ":"), default=str) + "\n"
+
+
+def load_trace(text: str, file: str) -> RecordedStep:
+    """What `dump_trace` has written.
+
+    Args:
+        text: of the file.
+        file: its name, for messages.
+
+    Raises:
+        DataError: it is no trace, or one of another version.
+    """
+    try:
+        data = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise DataError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}") from error
+    if not is_trace(data):
+        raise DataError(f"{file}: no trace of a step\n    allowed: a file that `mindswap trace` wrote")
+    if data.get("version") != SCHEMA_VERSION:
+        raise DataError(f"{file}: version {data.get('version')} of a trace\n    allowed: {SCHEMA_VERSION}\n"
+                        "    fix:     record it again with `mindswap trace`")  # fmt: skip
+    try:
+        operators = tuple(_operator(row) for row in data["operators"])
+        trace = Trace(
+            data["num_layers"],
+            operators,
+            tuple(SavedStorage(*row) for row in data["storages"]),
+            tuple(Save(storage, layer, at, tuple(shape), dtype) for storage, layer, at, shape, dtype in data["saves"]),
+            tuple(Event(EventKind(kind), index, count) for kind, index, count in data["events"]),
+            data["device"],
+        )
+        layers = tuple(_layer(tree) for tree in data["layers"])
+        return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]))
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{file}: the trace is damaged: {error!r}") from error
+
+
+def _row(value: Any) -> list:
+    """Fields in order; nested dataclasses in the same way."""
+    return [_plain(getattr(value, f.name)) for f in fields(value)]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Value):
+        return _row(value)
+    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+
+
+def _operator(row: list) -> Operator:
+    name, layer_index, path, is_forward, inputs, outputs = row
+    return Operator(name, layer_index, tuple(path), is_forward, tuple(map(_value, inputs)), tuple(map(_value, outputs)))
+
+
+def _value(row: list) -> Value:
+    memory, size_bytes, shape, dtype, weight, copy_of = row
+    return Value(memory, size_bytes, tuple(shape), dtype, weight, copy_of)
+
+
+def _tree(node: CellNode) -> list:
+    return [node.name, node.type_name, node.is_primitive, [_tree(child) for child in node.children]]
+
+
+def _layer(row: list) -> CellNode:
+    name, type_name, is_primitive, children = row
+    return CellNode(name, type_name, is_primitive, tuple(_layer(child) for child in children))
