@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from mindswap.commands.options import add_common
 from mindswap.cost.calibrate import Calibration, calibrate
 from mindswap.cost.calibration_file import format_device_file
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument("--force", action="store_true", help="write FILE though the figures do not explain the profile")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, replace
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_common(parser, "--json")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
@@ -22,6 +22,8 @@ EXAMPLES = f"""\
 
 Baselines are tried on the network of the first configuration:
 {chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
+
+Exit code 1 if none of them fits.
 """
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
@@ -29,9 +31,7 @@ HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("configs", metavar="CONFIG|BASELINE", nargs="+", help="the first one is a YAML of MindFormers")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--plot", "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
-    parser.add_argument("--json", action="store_true", help="one JSON object with the text, for machines")
+    add_common(parser, "--json")
     megatron = parser.add_argument_group("with --from megatron")
     megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
     megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")

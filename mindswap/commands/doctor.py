@@ -3,6 +3,7 @@
 import argparse
 import os
 
+from mindswap.commands.options import add_common
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job
@@ -25,7 +26,7 @@ With CONFIG, also what this training needs: host memory for what it swaps and lo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -4,7 +4,7 @@ import argparse
 import os
 
 from mindswap.check.check import CheckResult, check_document
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.commands.pynative_text import explain_2x
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

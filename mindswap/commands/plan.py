@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -72,10 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
+    add_common(parser, "--html")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
+from mindswap.commands.options import add_common
 from mindswap.datasets.load_tokenizer import load_tokenizer
 from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, Counts, four_columns, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from mindswap.adaptive.model import Outcome, State
 from mindswap.adaptive.state import StateFile, StateProblem, state_path
 from mindswap.adaptive.summary import format_summary, summary_to_json
 from mindswap.adaptive.watch import RunWatch
+from mindswap.commands.options import add_common
 from mindswap.errors import LogError
 from mindswap.report.answer import answer_text
 
@@ -26,7 +27,7 @@ DIR is the run directory: the --log_dir of msrun. It may be asked at any time, f
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="run directory of `mindswap run --adaptive-...`")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

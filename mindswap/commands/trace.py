@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from mindswap.commands.options import add_common
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
 from mindswap.report.answer import answer_text
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -2,6 +2,7 @@
 
 import argparse
 
+from mindswap.commands.options import add_common
 from mindswap.report.answer import answer_text
 from mindswap.session.verify import verify
 
@@ -27,10 +28,9 @@ is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+    add_common(parser, "--rank")
     parser.add_argument("--execute", action="store_true", help="also run the compiled step, operator by operator")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--no-cache", "--json")
     parser.add_argument(
         "--log", metavar="DIR", help="also compare the logs of a run, worker_*.log, usually output/msrun"
     )

@@ -2,6 +2,7 @@
 
 import importlib
 import json
+from pathlib import Path
 
 import pytest
 
@@ -18,11 +19,8 @@ OFF = GOOD[: GOOD.index("swap_config")] + "recompute_config: {recompute: [2]}\n"
 
 def with_json():
     """Commands that have the option."""
-    return [
-        name
-        for name in cli.COMMANDS
-        if '"--json"' in (cli.Path(cli.__file__).parent / f"commands/{name.replace('-', '_')}.py").read_text("utf-8")
-    ]
+    folder = Path(cli.__file__).parent / "commands"
+    return [name for name in cli.COMMANDS if '"--json"' in (folder / f"{name.replace('-', '_')}.py").read_text("utf-8")]
 
 
 @pytest.fixture
