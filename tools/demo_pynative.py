@@ -19,7 +19,7 @@ from demo import CONFIGS, LOSS, ROOT, environment, free_port, say
 from mindswap.report.tables import format_table
 
 QWEN3 = ROOT / "configs" / "qwen3" / "cpu" / "pynative.yaml"
-NUM_STEPS = 5
+NUM_STEPS = 3
 PEAK_KEYS = ("peak_without_swap_bytes", "peak_device_bytes", "predicted_peak_bytes")
 
 
