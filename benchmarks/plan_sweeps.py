@@ -3,6 +3,9 @@
     python benchmarks/plan_sweeps.py                    # 6 models, 4 devices, some budgets each: 80 plans and more
     python benchmarks/plan_sweeps.py llama2_7b          # one model
     python benchmarks/plan_sweeps.py --budgets 2        # fewer
+    python benchmarks/plan_sweeps.py --seconds 300      # what can be begun in five minutes
+
+Each plan is printed when it is made.
 
 Everything is simulated. Budgets lie between the least that any policy needs and that of keeping everything, closer
 together at the low end. CPU time is that of a planner of its own for each plan, its catalog of the model included;
@@ -11,16 +14,16 @@ target is missed.
 """
 
 import argparse
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Problem
 from mindswap.plan.result import Plan
-from mindswap.report.tables import format_table
 from mindswap.session.step import Step, load_step
 
 FOLDER = Path(__file__).resolve().parent / "models"
@@ -61,38 +64,47 @@ def main() -> int:
     parser.add_argument("models", nargs="*", help=", ".join(MODELS))
     parser.add_argument("--devices", nargs="*", default=DEVICES)
     parser.add_argument("--budgets", type=int, default=len(SHARES), help="so many of the shares, tightest first")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="begin no model on a device after so long")
     parser.add_argument("--safe", action="store_true", help="plans that follow coupling rule 2")
     args = parser.parse_args()
     allow = Allow(coupled=not args.safe)
     points: list[Point] = []
     slower: list[str] = []
-    for model in args.models or MODELS:
-        for device in args.devices:
-            found = list(measure(model, device, SHARES[: args.budgets], allow))
-            points += found
-            slower += more_memory_slower(found)
-            print(format_table(HEADER, [row(point) for point in found]), flush=True)
+    pairs = [(model, device) for model in args.models or MODELS for device in args.devices]
+    started_s = time.monotonic()
+    print(ROW.format(*HEADER), flush=True)
+    for begun, (model, device) in enumerate(pairs):
+        if time.monotonic() - started_s > args.seconds:
+            print(f"not begun after {args.seconds:.0f} s: {', '.join(map(' on '.join, pairs[begun:]))}")
+            break
+        found = []
+        for point in measure(model, device, SHARES[: args.budgets], allow):
+            found.append(point)
+            print(ROW.format(*row(point)), flush=True)
+        points += found
+        slower += more_memory_slower(found)
+    if not points:
+        return 1
     missed = [*slower, *summarise(points)]
     print("Missed: " + ("\n        ".join(missed) or "nothing"))
     return 1 if missed else 0
 
 
 HEADER = ("model", "device", "budget GiB", "step ms", "above all kept", "above the bound", "CPU s")
+ROW = "{:<22} {:<19} {:>10} {:>13} {:>14} {:>15} {:>6}"
 
 
-def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Sequence[Point]:
+def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Iterator[Point]:
     """Plans of a model on a device, each by a planner that knows nothing of the others."""
     loaded = load_step(str(FOLDER / f"{name}.yaml"), device)
     planner = Planner(loaded.model, allow)
     keep = planner.plan(problem_of(loaded, 2**60, allow))
     low, high = keep.least_budget_bytes, keep.peak_bytes
-    points = []
     for share in shares:
         budget_bytes = low + int((high - low) * share)
         begin_s = time.process_time()
         plan = Planner(loaded.model, allow).plan(problem_of(loaded, budget_bytes, allow))
-        points.append(Point(name, device, share, plan, time.process_time() - begin_s))
-    return points
+        yield Point(name, device, share, plan, time.process_time() - begin_s)
 
 
 def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> Problem:

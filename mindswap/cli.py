@@ -8,12 +8,16 @@ import os
 import sys
 import tempfile
 import traceback
+from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from mindswap.document.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
+
+if TYPE_CHECKING:
+    from mindswap.document.problem import Problem
 
 __all__ = ["main"]
 
@@ -38,6 +42,26 @@ COMMANDS = (
 )
 
 EXIT_OK, EXIT_BAD_INPUT, EXIT_BUG, EXIT_INTERRUPTED = 0, 1, 3, 130
+
+
+class _UsageError(MindswapError):
+    """The words of a command line do not fit.
+
+    Args:
+        usage: how the command is called.
+        message: what is wrong.
+    """
+
+    def __init__(self, usage: str, message: str):
+        self.usage = usage
+        super().__init__(message)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Wrong options are an error like any other."""
+
+    def error(self, message: str) -> NoReturn:
+        raise _UsageError(f"{self.format_usage()}{self.prog}", message)
 
 
 def build_parser(asked: str | None) -> argparse.ArgumentParser:
@@ -73,14 +97,8 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-class _Parser(argparse.ArgumentParser):
-    """Says what is wrong with the options; what was typed may have control characters."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(_escape(message))
-
-
 def _escape(text: str) -> str:
+    """What was typed, or is in a file, may have control characters."""
     from mindswap.report.problems import escape
 
     return "\n".join(map(escape, text.split("\n")))
@@ -110,13 +128,24 @@ def main(argv: list[str] | None = None) -> int:
     """
     logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
     argv = list(sys.argv[1:] if argv is None else argv)
+    command = argv[0] if argv[:1] and argv[0] in COMMANDS else None
+    wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
+
+    def refuse(shown: str, error: Exception, problems: "Sequence[Problem]" = (), code: int = EXIT_BAD_INPUT) -> int:
+        print(_escape(shown), file=sys.stderr)
+        if wants_json:
+            from mindswap.report.answer import error_text
+
+            print(error_text(command or "", str(error), problems))
+        return code
+
     if argv[:1] == ["run"] and argv[1:2] not in (["-h"], ["--help"]):
         argv.insert(1, "--")  # every option behind `run` belongs to the training script
     try:
-        args = build_parser(argv[0] if argv[:1] and argv[0] in COMMANDS else None).parse_args(argv)
+        args = build_parser(command).parse_args(argv)
         with use_folder(getattr(args, "pretrained_model_dir", None)):
             return args.run(args)
-    except SystemExit as stop:  # argparse leaves with 2 on wrong options, a training script as it likes
+    except SystemExit as stop:  # argparse leaves with 0 after help, a training script as it likes
         if stop.code in (None, 0):
             return EXIT_OK
         if isinstance(stop.code, str):
@@ -130,19 +159,17 @@ def main(argv: list[str] | None = None) -> int:
     except PolicyError as error:
         from mindswap.report.problems import format_problems
 
-        print(format_problems(error.problems), file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return refuse(format_problems(error.problems), error, error.problems)
+    except _UsageError as error:
+        return refuse(f"{error.usage}: error: {error}", error)
     except MindswapError as error:
-        print(_escape(f"mindswap: error: {error}"), file=sys.stderr)
-        return EXIT_BAD_INPUT
+        return refuse(f"mindswap: error: {error}", error)
     except Exception as error:  # noqa: BLE001 the one place where a bug becomes a message
-        return _report_bug(error)
+        return refuse(_report_bug(error), error, code=EXIT_BUG)
 
 
-def _report_bug(error: Exception) -> int:
+def _report_bug(error: Exception) -> str:
     with tempfile.NamedTemporaryFile("w", prefix="mindswap-", suffix=".log", delete=False) as log:
         log.write(f"mindswap {__version__}, Python {sys.version}\narguments: {sys.argv}\n\n")
         traceback.print_exception(error, file=log)
-    message = f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {log.name}"
-    print(_escape(message), file=sys.stderr)
-    return EXIT_BUG
+    return f"mindswap: a bug: {type(error).__name__}: {error}\n    please report it with {log.name}"

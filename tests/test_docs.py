@@ -67,15 +67,33 @@ def test_an_example_that_compiles_prints_what_the_page_says(block):
     run_console(block)
 
 
-@pytest.mark.mindspore
-def test_the_python_example_logs_what_the_page_says(tmp_path):
-    page = (ROOT / "docs/python.md").read_text("utf-8")
-    example, output = re.search(r"^```python\n(.*?)^```\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL).groups()
-    script = tmp_path / "example.py"
+def run_python(example: str, folder: Path) -> subprocess.CompletedProcess:
+    """An example as a script in an empty folder, in which the configurations are found."""
+    (folder / "configs").symlink_to(ROOT / "configs")
+    script = folder / "example.py"
     script.write_text(example)
-    result = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True)
+    result = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    assert output in result.stderr
+    return result
+
+
+def test_the_python_example_of_a_policy_runs(tmp_path):
+    run_python(blocks("docs/python.md", "python")[0], tmp_path)
+
+
+@pytest.mark.mindspore
+def test_the_python_example_of_a_network_logs_what_the_page_says(tmp_path):
+    page = (ROOT / "docs/python.md").read_text("utf-8")
+    example, output = re.search(
+        r"^```python\n((?:(?!^```).)*)^```\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL
+    ).groups()
+    assert example == blocks("docs/python.md", "python")[1]
+    assert output in run_python(example, tmp_path).stderr
+
+
+@pytest.mark.mindspore
+def test_the_python_example_of_a_file_runs(tmp_path):
+    run_python(blocks("docs/python.md", "python")[2], tmp_path)
 
 
 @pytest.mark.parametrize("page", ENGLISH)

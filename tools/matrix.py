@@ -34,7 +34,9 @@ TRAINING = [
     "--run_mode", "train", "--use_parallel", "False", "--num_samples", "20", "--parallel_config.data_parallel", "1",
 ]  # fmt: skip
 LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
-HEADER = ["mindformers", "mindspore", "swaps per layer", "training", "seconds", "result"]
+HEADER = ["mindformers", "mindspore", "swaps per layer", "training", "seconds", "result", "tried"]
+# The last answer of each pair, so that one can be tried alone.
+ROWS = PLACE / "rows.json"
 
 
 @dataclass(frozen=True)
@@ -72,12 +74,17 @@ def main() -> int:
     parser.add_argument("--write", action="store_true", help="put the table into docs/versions.md and its translation")
     args = parser.parse_args()
     pairs = [pair for pair in PAIRS if not args.only or (pair.mindformers or pair.mindspore) in args.only]
-    cells = [try_pair(pair) for pair in pairs]
-    table = format_table(HEADER, [cell.row for cell in cells])
-    print(f"\n{table}")
+    rows = read_rows()
+    cells = []
+    for pair in pairs:
+        cells.append(try_pair(pair))
+        rows[f"{pair.mindformers}-{pair.mindspore}"] = [*cells[-1].row, datetime.date.today().isoformat()]
+        ROWS.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+    print(f"\n{format_table(HEADER[:-1], [cell.row for cell in cells])}")
     if args.write:
+        kept = [rows[key] for pair in PAIRS if (key := f"{pair.mindformers}-{pair.mindspore}") in rows]
         for page in PAGES:
-            write_table(page, cells)
+            write_table(page, kept)
     return int(not all(cell.is_good for cell in cells))
 
 
@@ -174,11 +181,16 @@ def run(command: list[str], step: str, limit_s: float) -> str:
     return done.stdout + (done.stderr if step.startswith("train") else "")
 
 
-def write_table(page: Path, cells: list[Cell]) -> None:
+def read_rows() -> dict[str, list[str]]:
+    """What came out last, by pair."""
+    PLACE.mkdir(parents=True, exist_ok=True)
+    return json.loads(ROWS.read_text("utf-8")) if ROWS.exists() else {}
+
+
+def write_table(page: Path, rows: list[list[str]]) -> None:
     """Between the two marks of a page."""
-    lines = [f"<!-- matrix -->\n{datetime.date.today().isoformat()}, Python 3.11, x86-64, CPU:\n"]
-    lines += ["| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
-    lines += ["| " + " | ".join(cell.row) + " |" for cell in cells]
+    lines = ["<!-- matrix -->", "| " + " | ".join(HEADER) + " |", "|" + " --- |" * len(HEADER)]
+    lines += ["| " + " | ".join(row) + " |" for row in rows]
     text = page.read_text("utf-8")
     begin, end = text.index("<!-- matrix -->"), text.index("<!-- end of matrix -->")
     page.write_text(text[:begin] + "\n".join(lines) + "\n" + text[end:], encoding="utf-8")

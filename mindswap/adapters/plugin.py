@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import mindformers.core
 import mindformers.core.context
-from mindformers.core.context.build_context import is_legacy_model
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
@@ -25,8 +24,9 @@ from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_
 from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
-from mindswap.adapters.pynative.training import end_swap, network_building, start_swap
 from mindswap.adapters.step_report import register_step_report
+from mindswap.adapters.versions.chosen import builds_form
+from mindswap.adapters.versions.executors import require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.config.mode import is_pynative
 from mindswap.document.source import Document, document_from_data
@@ -114,6 +114,8 @@ class Session:
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":
             logger.warning("mindswap found:\n%s", format_problems(checked.problems))
         if self.is_pynative:
+            from mindswap.adapters.pynative.training import start_swap
+
             self.swap = start_swap(network, self.policy, logger, self._is_asked("audit_swap"))
             return
         set_policy(network, self.policy, logger)
@@ -126,12 +128,19 @@ class Session:
 
     def building(self) -> contextlib.AbstractContextManager:
         """Around the building of the network."""
-        is_wanted = self.is_pynative and self.device_target == "CPU" and self._is_asked("cpu_stand_ins")
-        return network_building(is_wanted and not is_legacy_model())
+        if not self.is_pynative:
+            return contextlib.nullcontext()
+        require_pynative()
+        from mindswap.adapters.pynative.training import network_building
+
+        is_wanted = self.device_target == "CPU" and self._is_asked("cpu_stand_ins")
+        return network_building(is_wanted and builds_form(False))
 
     def finish(self) -> None:
         """The training is over: report what was moved in PyNative mode."""
         if self.swap is not None:
+            from mindswap.adapters.pynative.training import end_swap
+
             end_swap(self.swap, self.output_dir, logger)
             self.swap = None
 

@@ -1,18 +1,19 @@
 """`mindswap calibrate`: a device file from a profile of a real machine."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from tqdm import tqdm
 
+from mindswap.commands.options import add_common
 from mindswap.cost.calibrate import Calibration, calibrate
 from mindswap.cost.calibration_file import format_device_file
 from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
 from mindswap.cost.profile_files import load_profile
 from mindswap.cost.profile_tables import Progress
 from mindswap.files import refuse_existing, write_new
+from mindswap.report.answer import answer_text
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
 
 HELP = "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links."
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument("--force", action="store_true", help="write FILE though the figures do not explain the profile")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -59,7 +60,8 @@ def run(args: argparse.Namespace) -> int:
         text = format_device_file(result.device, header, result.measurements, "Made by mindswap calibrate.")
         write_new(args.output, text, overwrite=args.overwrite)
     if args.json:
-        print(json.dumps(calibration_json(profile, result, str(args.output) if is_written else None), indent=1))
+        data = calibration_json(profile, result, str(args.output) if is_written else None)
+        print(answer_text("calibrate", data, is_written))
     else:
         print(format_calibration(profile, result, device.title))
         print(f"\nwritten: {args.output}" if is_written else f"\n{args.output} was not written")

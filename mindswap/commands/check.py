@@ -1,13 +1,12 @@
 """`mindswap check`: every problem of a configuration, then what it asks for, layer by layer."""
 
 import argparse
-import json
 import os
 import sys
 from dataclasses import dataclass, replace
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.commands.pynative_text import check_2x
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
@@ -16,6 +15,7 @@ from mindswap.document.problem import sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.report.answer import answer_text
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
     )
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_common(parser, "--json")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
@@ -151,7 +151,6 @@ def _as_json(outcome: _Outcome) -> str:
     policy = result.policy
     groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
     data = {
-        "ok": not result.errors,
         "form": "1.9",
         **problems_to_data(result.problems),
         "num_ignored": len(result.ignored),
@@ -161,7 +160,7 @@ def _as_json(outcome: _Outcome) -> str:
         "policy": policy.to_config() if policy is not None else None,
         "layers": [group.to_data() for group in groups],
     }
-    return json.dumps(data, indent=2)
+    return answer_text("check", data, not result.errors)
 
 
 def _has_colour() -> bool:

@@ -1,13 +1,13 @@
 """`mindswap compare`: step time against peak memory of several configurations."""
 
 import argparse
-import json
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
+from mindswap.report.answer import answer_text
 from mindswap.report.tables import format_table
 from mindswap.report.tradeoff_plots import TradeOff, plot_compare
 from mindswap.session.run import Run, outside_line
@@ -18,10 +18,12 @@ HELP = "Compare simulated step time and peak memory of several configurations an
 EXAMPLES = f"""\
   mindswap compare a.yaml b.yaml --d2h 20GB/s
   mindswap compare llama2_7b.yaml none full-recompute default-swap --plot compare.png
-  mindswap compare --json llama2_7b.yaml select-recompute | jq '.[].step_time_ns'
+  mindswap compare --json llama2_7b.yaml select-recompute | jq '.configurations[].step_time_ns'
 
 Baselines are tried on the network of the first configuration:
 {chr(10).join(f"  {name:<17} {baseline.meaning}" for name, baseline in BASELINES.items())}
+
+Exit code 1 if none of them fits.
 """
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
@@ -29,15 +31,17 @@ HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("configs", metavar="CONFIG|BASELINE", nargs="+", help="the first one is a YAML of MindFormers")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--plot", "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate all of them."""
+    """Simulate all of them.
+
+    Returns:
+        0, or 1 if none of them fits.
+    """
     if args.configs[0] in BASELINES:
         raise SimulationError(f"'{args.configs[0]}' is a baseline: name a configuration before it")
     for name in args.configs:
@@ -59,16 +63,17 @@ def run(args: argparse.Namespace) -> int:
         caption = device.title
         budget = device.usable_memory_bytes
         plot_compare(points, args.plot, title="Step time and peak memory", caption=caption, budget_bytes=budget)
+    fits_any = any(run.fits for _, run in runs)
     if args.json:
-        print(json.dumps([_to_json(*entry) for entry in runs], indent=1))
-        return 0
+        print(answer_text("compare", {"configurations": [_to_json(*entry) for entry in runs]}, fits_any))
+        return 0 if fits_any else 1
     rows = [_row(*entry, runs[0][1].step_time_ns) for entry in runs]
     print(f"simulated on {device.title}, {format_bytes(device.usable_memory_bytes)} usable\n")
     print(format_table(HEADER, rows))
     beside = outside_line(runs[0][1].model, device)
     if beside:
         print(f"\n{beside}")
-    return 0
+    return 0 if fits_any else 1
 
 
 def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:

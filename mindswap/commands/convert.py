@@ -1,14 +1,13 @@
 """`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
@@ -21,6 +20,7 @@ from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
+from mindswap.report.answer import answer_text
 from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
@@ -54,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
-    parser.add_argument("--json", action="store_true", help="one JSON object with the text, for machines")
+    add_common(parser, "--json")
     megatron = parser.add_argument_group("with --from megatron")
     megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
     megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")
@@ -94,8 +94,8 @@ def run(args: argparse.Namespace) -> int:
         write_new(target, text, overwrite=args.overwrite or args.in_place)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
-        data = {"ok": not has_errors, "written": target, "text": text, "sections": result.sections}
-        print(json.dumps({**data, **problems_to_data(problems)}, indent=2))
+        data = {"written": target, "text": text, "sections": result.sections}
+        print(answer_text("convert", {**data, **problems_to_data(problems)}, not has_errors))
     else:
         if not target:
             print(text, end="" if text.endswith(("\n", "\r")) else "\n")

@@ -1,7 +1,6 @@
 """`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other, by name."""
 
 import argparse
-import json
 import sys
 from dataclasses import replace
 
@@ -26,6 +25,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+from mindswap.report.answer import answer_text
 from mindswap.report.problems import escape, format_problems, problems_to_data
 
 __all__ = ["VERSIONS", "convert_versions"]
@@ -64,8 +64,9 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
         write_new(target, text, overwrite=args.overwrite or args.in_place)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     if args.json:
-        data = {"ok": not has_errors, "written": target, "text": text, "sections": converted.sections}
-        print(json.dumps({**data, "lost": list(converted.lost), **problems_to_data(problems)}, indent=2))
+        data = {"written": target, "text": text, "sections": converted.sections}
+        data |= {"lost": list(converted.lost), **problems_to_data(problems)}
+        print(answer_text("convert", data, not has_errors))
     else:
         if not target:
             print(text, end="" if text.endswith(("\n", "\r")) else "\n")

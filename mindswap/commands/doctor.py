@@ -1,16 +1,16 @@
 """`mindswap doctor`: is this machine set up right?"""
 
 import argparse
-import json
 import os
-from typing import Any
 
+from mindswap.commands.options import add_common
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job
 from mindswap.doctor.model import Facts, Severity
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.document.source import load_document
+from mindswap.report.answer import answer_text
 
 HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."
 EXAMPLES = """\
@@ -26,7 +26,7 @@ With CONFIG, also what this training needs: host memory for what it swaps and lo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", nargs="?", help="YAML of a training that is to run here")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -35,9 +35,9 @@ def run(args: argparse.Namespace) -> int:
     job = gather_job(load_document(args.config), os.environ, software.num_cards) if args.config else None
     facts = Facts(software, gather_machine(os.environ), os.environ, job)
     findings = examine(facts)
+    has_errors = any(finding.severity is Severity.ERROR for finding in findings)
     if args.json:
-        data: dict[str, Any] = doctor_to_json(facts, findings)
-        print(json.dumps(data, indent=1))
+        print(answer_text("doctor", doctor_to_json(facts, findings), not has_errors))
     else:
         print(format_doctor(facts, findings))
-    return int(any(finding.severity is Severity.ERROR for finding in findings))
+    return int(has_errors)

@@ -1,17 +1,17 @@
 """`mindswap explain`: what a configuration does in each layer, and which names it could use."""
 
 import argparse
-import json
 import os
 
 from mindswap.check.check import CheckResult, check_document, require_num_layers
-from mindswap.commands.options import positive_int
+from mindswap.commands.options import add_common, positive_int
 from mindswap.commands.pynative_text import explain_2x
 from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
+from mindswap.report.answer import answer_text
 from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
 from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.session.trees import has_mindformers, read_real_trees
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
     parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
         trees = _find_trees(args.config, checked)
-        print(json.dumps(paths_to_json(trees), indent=1) if args.json else format_paths(trees))
+        print(answer_text("explain", {"paths": paths_to_json(trees)}, True) if args.json else format_paths(trees))
         return 0
     if checked.policy is None:
         raise PolicyError(checked.problems)
@@ -61,7 +61,8 @@ def run(args: argparse.Namespace) -> int:
         stages = expand_stage_recompute(document, checked.num_layers)
         explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
     if args.json:
-        print(json.dumps({**problems_to_data(checked.problems), **explanation_to_json(explanation)}, indent=1))
+        data = {**problems_to_data(checked.problems), **explanation_to_json(explanation)}
+        print(answer_text("explain", data, True))
         return 0
     if checked.problems:
         print(format_problems(checked.problems), end="\n\n")

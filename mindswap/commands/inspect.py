@@ -1,10 +1,10 @@
 """`mindswap inspect`: which operators hold the activation memory."""
 
 import argparse
-import json
-from pathlib import Path
 
+from mindswap.commands.options import add_common
 from mindswap.errors import GraphError
+from mindswap.report.answer import answer_text
 from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
 from mindswap.report.tables import format_layers
 from mindswap.session.inspect import inspect_memory
@@ -27,11 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
-    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+    add_common(parser, "--rank")
     parser.add_argument("--by", choices=("layer", "operator", "cell"), default="operator", help="what a row is")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--plot", "--no-cache", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -44,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.report.plots import plot_memory
 
         plot_memory(report, args.plot, title=found.title)
-    print(json.dumps(memory_to_json(report), indent=1) if args.json else format_memory(report, args.by))
+    print(answer_text("inspect", memory_to_json(report), True) if args.json else format_memory(report, args.by))
     return 0
 
 

@@ -1,15 +1,37 @@
 """Options that several commands have, each defined once."""
 
 import argparse
+from pathlib import Path
+from typing import Any
 
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import EXAMPLES, OPTIONS
 
-__all__ = ["add_device_arguments", "add_skew_argument", "device_overrides", "positive_int"]
+__all__ = ["add_common", "add_device_arguments", "add_skew_argument", "device_overrides", "positive_int"]
 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
 FIGURE_PREFIX = "figure_"
+
+_SWITCH = {"action": "store_true"}
+_COMMON: dict[str, dict[str, Any]] = {
+    "--html": {"metavar": "FILE", "type": Path, "help": "write a page that opens offline in a browser"},
+    "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
+    "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
+    "--plot": {"metavar": "FILE", "type": Path, "help": "write a picture (.png, .svg, .pdf)"},
+    "--rank": {"metavar": "R", "type": int, "help": "sizes on this rank, layers of its pipeline stage"},
+}
+
+
+def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Options that mean the same everywhere.
+
+    Args:
+        parser: of a command.
+        names: of the options, in the order of `--help`.
+    """
+    for name in names:
+        parser.add_argument(name, **_COMMON[name])
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """`mindswap plan`: the swap and recompute settings that train fastest within a memory budget, without a device."""
 
 import argparse
-import json
 import os
 import signal
 import stat
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -21,6 +20,7 @@ from mindswap.plan.problem import Allow, Objective
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.search import Progress, Stop
 from mindswap.plan.sweep import bound_curve, sweep_budgets
+from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
 from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
 from mindswap.session.run import outside_line
@@ -72,10 +72,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
     )
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
+    add_common(parser, "--html")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)
 
@@ -111,7 +110,7 @@ def run(args: argparse.Namespace) -> int:
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
         data = plan_to_json(plan, step.device.name) | ({"explanation": explanation} if args.explain else {})
-        print(json.dumps(data, indent=1))
+        print(answer_text("plan", data, plan.fits))
     elif explanation:
         print("\n".join(["", *explanation]))
     if plan.fits and (args.html or args.plot):
@@ -184,7 +183,10 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
             budget_bytes=step.device.usable_memory_bytes,
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
-    print(json.dumps(sweep_to_json(plans), indent=1) if args.json else format_sweep(plans, step.device.title))
+    if args.json:
+        print(answer_text("plan", {"plans": sweep_to_json(plans)}, plans[0].fits))
+    else:
+        print(format_sweep(plans, step.device.title))
     return 0 if plans[0].fits else 1
 
 

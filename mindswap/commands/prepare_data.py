@@ -1,7 +1,6 @@
 """`mindswap prepare-data`: text to the MindRecord that MindFormers trains on."""
 
 import argparse
-import json
 import re
 import signal
 import sys
@@ -13,12 +12,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
+from mindswap.commands.options import add_common
 from mindswap.datasets.load_tokenizer import load_tokenizer
 from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, Counts, four_columns, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
+from mindswap.report.answer import answer_text
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"a file, a folder (its *{', *'.join(TEXT_SUFFIXES)} files), or - for the standard input",
     )
     parser.add_argument(
+        "-o",
         "--output",
         type=Path,
         required=True,
@@ -64,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"columns of the models with use_legacy: False, {', '.join(NEWER_COLUMNS)}, instead of input_ids alone",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -92,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         "num_text_bytes": counts.num_bytes,
         "size_on_disk_bytes": sum(path.stat().st_blocks for path in _files(args.output)) * 512,
     }
-    print(json.dumps(result, indent=2) if args.json else format_result(result))
+    print(answer_text("prepare-data", result, True) if args.json else format_result(result))
     return 0
 
 

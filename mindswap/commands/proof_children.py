@@ -63,6 +63,8 @@ def ask(words: Sequence[str]) -> Answer:
         data = json.loads(done.stdout)
     except ValueError:
         data = None
+    if isinstance(data, dict) and data.get("error") is not None:
+        data = None  # it is on the standard error, too
     error = "\n".join(done.stderr.strip().splitlines()[-12:])
     return Answer(done.returncode, data, error.removeprefix("mindswap: error: "))
 

@@ -21,6 +21,7 @@ from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.prove.checks import make_checks
 from mindswap.prove.model import Proof
+from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
 from mindswap.report.proof_text import format_proof, proof_to_json
 from mindswap.units import parse_bytes
@@ -139,7 +140,7 @@ def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
     write_new(bench.folder / "report.html", format_proof_html(proof), overwrite=True)
     archive = pack(bench.folder)
     if args.json:
-        print(json.dumps(data, indent=1))
+        print(answer_text("prove", data, proof.is_ok))
     else:
         print("\n" + format_proof(proof))
         print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")

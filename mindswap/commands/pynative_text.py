@@ -1,13 +1,13 @@
 """What `check` and `explain` do with a configuration of MindFormers 2.x."""
 
 import argparse
-import json
 import sys
 
 from mindswap.document.nodes import Document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.form import Form
+from mindswap.report.answer import answer_text
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.report.pynative import effect_to_json, format_effect, format_layers_2x, pynative_notes
 
@@ -23,8 +23,8 @@ def check_2x(args: argparse.Namespace, document: Document, colour: bool) -> int:
     checked = check_pynative(document, args.num_layers, silence=args.ignore)
     problems, notes = checked.problems, pynative_notes(checked.effect)
     if args.json:
-        data = {"ok": not checked.errors, **problems_to_data(problems), "num_ignored": len(checked.ignored)}
-        print(json.dumps({**data, "notes": notes, **effect_to_json(checked.effect, problems)}, indent=2))
+        data = {**problems_to_data(problems), "num_ignored": len(checked.ignored), "notes": notes}
+        print(answer_text("check", {**data, **effect_to_json(checked.effect, problems)}, not checked.errors))
     else:
         lines = [format_problems(problems, colour)] if problems else []
         lines += [escape(f"note: {note}") for note in notes]
@@ -54,17 +54,14 @@ def explain_2x(args: argparse.Namespace, document: Document) -> int:
         rows = [(path, "cell" if path in model.layers[0].cells else "operator") for path in model.layers[0].order]
         rows = [(path.replace(".", "\\."), kind) for path, kind in rows]
         if args.json:
-            print(json.dumps([{"name": path, "is": kind} for path, kind in rows], indent=1))
+            print(answer_text("explain", {"paths": [{"name": path, "is": kind} for path, kind in rows]}, True))
         else:
             width = max(len(path) for path, _ in rows)
             print("\n".join(f"{path:<{width}}  {kind}" for path, kind in rows))
         return 0
     if args.json:
-        print(
-            json.dumps(
-                {**problems_to_data(checked.problems), **effect_to_json(checked.effect, checked.problems)}, indent=1
-            )
-        )
+        data = {**problems_to_data(checked.problems), **effect_to_json(checked.effect, checked.problems)}
+        print(answer_text("explain", data, not checked.errors))
     else:
         if checked.problems:
             print(format_problems(checked.problems), end="\n\n", file=sys.stderr if checked.errors else sys.stdout)

@@ -1,11 +1,11 @@
 """`mindswap simulate`: step time, peak memory and every stall of a configuration, without a device."""
 
 import argparse
-import json
 from pathlib import Path
 
-from mindswap.commands.options import add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.files import require_folders
+from mindswap.report.answer import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 from mindswap.session.step import load_step
 
@@ -19,6 +19,7 @@ EXAMPLES = """\
 
 The network is compiled once, without swap and recompute; what the policy makes of it is worked out by the rules
 of the compiler. Settings of the device can also stand in the configuration, under `mindswap:`.
+Exit code 1 if it does not fit into the memory.
 """
 
 
@@ -26,16 +27,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace (.json) for Perfetto")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture (.png, .svg, .pdf)")
-    parser.add_argument("--html", metavar="FILE", type=Path, help="write a page that opens offline in a browser")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--plot", "--html", "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one configuration."""
+    """Simulate one configuration.
+
+    Returns:
+        0, or 1 if it does not fit.
+    """
     require_folders(args.trace, args.plot, args.html)
     run = load_step(
         args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew
@@ -47,5 +49,8 @@ def run(args: argparse.Namespace) -> int:
     if args.html:
         run.save_html(args.html)
     report = run.report()
-    print(json.dumps(simulation_to_json(report), indent=1) if args.json else format_simulation(report))
-    return 0
+    if args.json:
+        print(answer_text("simulate", simulation_to_json(report), run.fits))
+    else:
+        print(format_simulation(report))
+    return 0 if run.fits else 1

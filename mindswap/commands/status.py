@@ -2,7 +2,6 @@
 
 import argparse
 import fcntl
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,9 @@ from mindswap.adaptive.model import Outcome, State
 from mindswap.adaptive.state import StateFile, StateProblem, state_path
 from mindswap.adaptive.summary import format_summary, summary_to_json
 from mindswap.adaptive.watch import RunWatch
+from mindswap.commands.options import add_common
 from mindswap.errors import LogError
+from mindswap.report.answer import answer_text
 
 HELP = "Show how an adaptive run stands: restarts, budgets, predicted against measured memory and step time."
 EXAMPLES = """\
@@ -26,7 +27,7 @@ DIR is the run directory: the --log_dir of msrun. It may be asked at any time, f
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("directory", metavar="DIR", type=Path, help="run directory of `mindswap run --adaptive-...`")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -41,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     is_at_work = _is_locked(state_path(folder).with_name("lock"))
     state = _with_logs(state, folder)
     if args.json:
-        print(json.dumps(summary_to_json(state, is_at_work), indent=1))
+        print(answer_text("status", summary_to_json(state, is_at_work), True))
         return 0
     print(format_summary(state))
     if is_at_work:

@@ -1,11 +1,12 @@
 """`mindswap trace`: one step of a configuration, run in PyNative mode and written down."""
 
 import argparse
-import json
 from pathlib import Path
 
+from mindswap.commands.options import add_common
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.report.answer import answer_text
 from mindswap.session.recorded import record_step
 from mindswap.units import format_bytes
 
@@ -25,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers 1.9")
     parser.add_argument("-o", "--output", metavar="FILE", type=Path, required=True, help="file to write (.json)")
     parser.add_argument("--overwrite", action="store_true", help="replace the output if it is there")
-    parser.add_argument("--json", action="store_true", help="print the result as JSON")
+    add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -34,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     step = record_step(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
     result = _result(step, args.output)
-    print(json.dumps(result, indent=1) if args.json else _format(result))
+    print(answer_text("trace", result, True) if args.json else _format(result))
     return 0
 
 

@@ -1,8 +1,9 @@
 """`mindswap verify`: what is asked for against what the compiler does."""
 
 import argparse
-import json
 
+from mindswap.commands.options import add_common
+from mindswap.report.answer import answer_text
 from mindswap.session.verify import verify
 
 HELP = "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph."
@@ -27,10 +28,9 @@ is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
-    parser.add_argument("--rank", metavar="R", type=int, help="sizes on this rank, layers of its pipeline stage")
+    add_common(parser, "--rank")
     parser.add_argument("--execute", action="store_true", help="also run the compiled step, operator by operator")
-    parser.add_argument("--no-cache", action="store_true", help="compile again, keep nothing")
-    parser.add_argument("--json", action="store_true", help="for machines")
+    add_common(parser, "--no-cache", "--json")
     parser.add_argument(
         "--log", metavar="DIR", help="also compare the logs of a run, worker_*.log, usually output/msrun"
     )
@@ -39,5 +39,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Verify one configuration."""
     found = verify(args.config, rank=args.rank, logs=args.log, execute=args.execute, use_cache=not args.no_cache)
-    print(json.dumps(found.data, indent=1) if args.json else found.text)
+    print(answer_text("verify", found.data, found.is_as_asked) if args.json else found.text)
     return 0 if found.is_as_asked else 1

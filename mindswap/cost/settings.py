@@ -88,7 +88,9 @@ def _read_device(node: Node) -> str | None:
 
 
 def _misfit(node: Node, path: str, allowed: str) -> Problem:
-    return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} does not fit", allowed)
+    is_bare = isinstance(node.value, (int, float)) and not isinstance(node.value, bool) and "unit" in allowed
+    what = "has no unit" if is_bare else "cannot be used here"
+    return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} {what}", allowed)
 
 
 def _unknown_key(entry: Entry, path: str) -> Problem:

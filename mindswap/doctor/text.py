@@ -8,9 +8,8 @@ from mindswap.doctor.model import Facts, Finding, Severity
 from mindswap.units import format_bytes
 from mindswap.version import __version__
 
-__all__ = ["SCHEMA", "SCHEMA_VERSION", "doctor_to_json", "format_doctor"]
+__all__ = ["doctor_to_json", "format_doctor"]
 
-SCHEMA, SCHEMA_VERSION = "mindswap.doctor", 1
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
 
@@ -39,8 +38,6 @@ def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     """Facts and findings as plain data; sizes in bytes, null where nothing limits or nothing is known."""
     software, machine = facts.software, facts.machine
     return {
-        "schema": SCHEMA,
-        "version": SCHEMA_VERSION,
         "mindswap": __version__,
         "ok": not any(finding.severity is Severity.ERROR for finding in findings),
         "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in findings],

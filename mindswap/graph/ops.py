@@ -14,7 +14,9 @@ __all__ = [
     "COMMUNICATION_OPS",
     "COMM_PASSING_OPS",
     "COUNTED_OPS",
+    "FIRST_INPUT_OPS",
     "FUSED_OPS",
+    "GRADIENT_PASSING_OPS",
     "KEEPING_OPS",
     "LAYER_PASSING_OPS",
     "MATMUL_OPS",
@@ -313,8 +315,12 @@ SPLIT_PASSING_OPS = _having(Trait.PASSES_SPLIT)
 LAYER_PASSING_OPS = VALUE_PASSING_OPS | _of_class(OpClass.CAST)
 # the operator whose output is communicated (`recompute_comm_op`),
 COMM_PASSING_OPS = VIEW_OPS | REDISTRIBUTION_OPS | _of_class(OpClass.CAST) | _having(Trait.UNBUNDLES)
-# and the part of a sum that a communication of the model's own adds.
+# the part of a sum that a communication of the model's own adds,
 SUM_PASSING_OPS = VIEW_OPS | _having(Trait.IS_BEFORE_SUM)
+# and the gradient of a weight on its way to the sum; another rank's part is added by communication.
+GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | _having(Trait.UNBUNDLES)
+# What they give is their first input; the others only tie an order.
+FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & UNNAMED_OPS) | _of_class(OpClass.CAST)
 
 
 def classify(op: str) -> OpClass:

@@ -17,7 +17,7 @@ __all__ = ["format_proof_html"]
 MARKS = {Verdict.PASS: "pass", Verdict.FAIL: "fail", Verdict.UNSEEN: "unseen"}
 FIT_HEADER = ("figure", "in the device file", "from the profile", "fitted to, or why it stays")
 SENT = (
-    ("report.json, report.html", "this report; the JSON has the schema mindswap.proof"),
+    ("report.json, report.html", "this report; the JSON has the schema mindswap.prove"),
     ("off.yaml, yaml.yaml, plan.yaml", "what ran, made from your configuration: look for paths and names in them"),
     ("device.yaml, calibration.json", "the figures that the profile gives, where there is one"),
     ("*/logs", "lines about swap, memory, steps and errors; not the whole logs"),

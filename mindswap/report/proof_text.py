@@ -11,7 +11,7 @@ from mindswap.version import __version__
 
 __all__ = ["SCHEMA", "count_verdicts", "figure_rows", "format_proof", "proof_to_json", "verdict_line"]
 
-SCHEMA, SCHEMA_VERSION = "mindswap.proof", 1
+SCHEMA, SCHEMA_VERSION = "mindswap.prove", 1
 FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibrated", "difference")
 NOTHING = "-"
 

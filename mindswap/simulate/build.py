@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import TensorArrays, arrays_of
+from mindswap.simulate.block_arrays import arrays_of
 from mindswap.simulate.blocks import Block
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
@@ -107,15 +107,17 @@ class _Builder:
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
         """Adds the operators of a stage; its tensors."""
-        chunks = [self._chunk(sections) for sections in self.layout.chunks[stage]]
         passes = self.layout.passes(stage)
+        has_later = any(entry.micro_batch or entry.sequence for entry in passes)
+        chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
         cut = {_key(entry) for entry in passes if entry.work is Work.WEIGHT_GRADIENT}
         for entry in passes:
             self._run(chunks[entry.chunk], entry, _key(entry) in cut)
         tables = []
         for chunk in chunks:
             tables += [turns.laid_down(turns.own, self.last_compute) for turns in chunk.turns.values()]
-            tables += [self._shared(section, chunk) for section in chunk.sections if self.blocks[section].once]
+            once = [section for section in chunk.sections if self.blocks[section].once]
+            tables += [self._shared(once, chunk)] if once else []
         for chunk in chunks:
             tables += [turns.laid_down(turns.others, self.last_compute) for turns in chunk.turns.values()]
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
@@ -129,7 +131,7 @@ class _Builder:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _chunk(self, sections: tuple[int, ...]) -> _Chunk:
+    def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
         for section in sections:
             block = self.blocks[section]
             if id(block) not in self.label_maps:
@@ -137,7 +139,7 @@ class _Builder:
                 self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
         backward = self.maker.make(sections, False, {})
         first = self.maker.make(sections, True, None)
-        later = self.maker.make(sections, True, first.once) if first.once else first
+        later = self.maker.make(sections, True, first.once) if first.once and has_later else first
         return _Chunk(sections, first, later, backward)
 
     def _turns(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> Turns:
@@ -192,30 +194,42 @@ class _Builder:
 
     # -- tensors ----------------------------------------------------------------------------------
 
-    def _shared(self, section: int, chunk: _Chunk) -> dict[str, np.ndarray]:
-        """Tensors that are made once and read by all micro-batches."""
-        block = self.blocks[section]
-        shared: TensorArrays = arrays_of(block).shared
-        once = chunk.first_forward.once[section] + chunk.once_begin
+    def _shared(self, sections: Sequence[int], chunk: _Chunk) -> dict[str, np.ndarray]:
+        """Tensors that are made once and read by all micro-batches, of sections that make some."""
+        shared = [arrays_of(self.blocks[section]).shared for section in sections]
+        sizes = [len(tensors.size_bytes) for tensors in shared]
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(tensors, name) for tensors in shared])
+
+        def of_each(values: Sequence[int]) -> np.ndarray:
+            return np.repeat(values, sizes)
+
+        once = chunk.once_begin + of_each([chunk.first_forward.once[section] for section in sections])
         turns = chunk.turns.values()
-        forward = [int(own.begins_of(0).max()) + own.forward.starts[section] for own in turns]
-        first, last = zip(*(_uses_in_backward(own, section, shared) for own in turns), strict=True)
-        num = len(shared.size_bytes)
-        last_forward = shift(shared.last_forward, max(forward), NO_OP)
+        forward = [int(own.begins_of(0).max()) + of_each([own.forward.starts[at] for at in sections]) for own in turns]
+        uses = [
+            _uses_in_backward(
+                own,
+                of_each([own.backward.starts[section] for section in sections]),
+                joined("first_backward"),
+                joined("last_backward"),
+            )
+            for own in turns
+        ]
+        first, last = zip(*uses, strict=True)
+        last_forward = shift(joined("last_forward"), np.maximum.reduce(forward), NO_OP)
+        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
+        names = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
         return {
-            "size_bytes": shared.size_bytes,
-            "is_forward": shared.is_forward,
-            "begin": shared.made_at + once,
-            "last_forward": np.maximum(last_forward, shift(shared.last_once, once, NO_OP)),
+            **{name: joined(name) for name in names},
+            "begin": joined("made_at") + once,
+            "last_forward": np.maximum(last_forward, shift(joined("last_once"), once, NO_OP)),
             "first_backward": np.minimum.reduce(first),
             "last_backward": np.maximum.reduce(last),
-            "kind": shared.kind,
-            "label": self.label_maps[id(block)][shared.label],
-            "layer": np.full(num, self.maker.layer_of(section)),
-            "micro_batch": np.zeros(num, np.int64),
-            "prefetch": shared.prefetch,
-            "num_copies": shared.num_copies,
-            "is_held": shared.is_held,
+            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, shared, strict=True)]),
+            "layer": of_each([self.maker.layer_of(section) for section in sections]),
+            "micro_batch": np.zeros(sum(sizes), np.int64),
         }
 
 
@@ -223,12 +237,19 @@ def _key(entry: Pass) -> tuple[int, int, int]:
     return entry.chunk, entry.micro_batch, entry.sequence
 
 
-def _uses_in_backward(turns: Turns, section: int, shared: TensorArrays) -> tuple[np.ndarray, np.ndarray]:
-    """First and last use of what is made once by some micro-batches; `NO_OP` where there is none."""
-    base = turns.backward.starts[section]
+def _uses_in_backward(
+    turns: Turns, starts: np.ndarray, first: np.ndarray, last: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """First and last use of what is made once by some micro-batches; `NO_OP` where there is none.
+
+    Args:
+        turns: the micro-batches.
+        starts: for each tensor where its section begins in backward.
+        first, last: for each tensor its uses in the section.
+    """
     found = []
-    for positions, choose in ((shared.first_backward, np.min), (shared.last_backward, np.max)):
-        relative = shift(positions, base, NO_OP, -(2**40))
+    for positions, choose in ((first, np.min), (last, np.max)):
+        relative = shift(positions, starts, NO_OP, -(2**40))
         if turns.places is not None and len(turns.places):
             relative = np.where(relative < 0, relative, turns.places[np.maximum(relative, 0)])
         found.append(choose(turns.in_backward(relative), axis=0))

@@ -1,6 +1,6 @@
 """Pipeline settings -> which section of the model is on which stage, in which order they run. Pure."""
 
-from mindswap.config.pipeline import LayoutError, Pipeline
+from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulate.schedules import SCHEDULES, Shape, find_schedule
 from mindswap.simulate.stage_layout import StageLayout
@@ -19,7 +19,7 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
     """
-    require_schedule(pipeline, num_micro_batches)
+    require_schedule(pipeline, num_micro_batches, known=tuple(SCHEDULES))
     try:
         cells = list(pipeline.layout(num_layers).cells())
     except LayoutError as error:
@@ -38,13 +38,19 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
     return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler)
 
 
-def require_schedule(pipeline: Pipeline, num_micro_batches: int, place: str = "pipeline_scheduler") -> None:
+def require_schedule(
+    pipeline: Pipeline,
+    num_micro_batches: int,
+    place: str = "pipeline_scheduler",
+    known: tuple[str, ...] = SCHEDULERS,
+) -> None:
     """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
 
     Args:
         pipeline: pipeline settings of the configuration.
         num_micro_batches: micro-batches of one step.
         place: where the schedule is set, for the message.
+        known: names that may be asked for; by default those that a configuration may have.
 
     Raises:
         SimulationError: if the step would run in an order that is not simulated, or MindSpore would not run it.
@@ -52,9 +58,14 @@ def require_schedule(pipeline: Pipeline, num_micro_batches: int, place: str = "p
     if pipeline.num_stages == 1:
         return
     name = pipeline.scheduler
-    if name not in SCHEDULES:
-        raise SimulationError(f"{place}: {name!r} is not known\n    allowed: {', '.join(SCHEDULES)}")
+    if name not in known:
+        allowed = ", ".join(SCHEDULERS)
+        raise SimulationError(
+            f"{place}: {name!r} is not known\n    allowed: {allowed}\n    fix: pipeline_scheduler: 1f1b"
+        )
     shape = Shape(pipeline.num_stages, pipeline.num_chunks, num_micro_batches)
     refusal = find_schedule(name, shape).refusal(shape)
     if refusal:
-        raise SimulationError(f"{place}: MindSpore does not run {name} so: {refusal}")
+        raise SimulationError(
+            f"{place}: MindSpore refuses {name} here: {refusal}\n    fix: change that, or pipeline_scheduler: seqpipe"
+        )

@@ -191,7 +191,8 @@ class _Expansion:
         if node.value == RECOMPUTE_FLAGS[key]:
             return
         if key != "recompute_slice_activation":
-            self.report(node.location, f"{path}: MindFormers 1.9.0 does not pass it on with swap off", Level.WARNING)
+            message = f"{path}: MindFormers 1.9.0 does not pass it on with swap off"
+            self.report(node.location, message, Level.WARNING, fix="delete it; with swap: True it acts")
         elif not self.document.is_legacy:
             self.report(node.location, f"{path}: not supported with use_legacy: False", Level.ERROR, "False")
         elif recompute.value is not True:

@@ -1,7 +1,5 @@
 """`mindswap calibrate`, on profiles written by hand in the real formats."""
 
-import json
-
 import pytest
 
 from mindswap import cli
@@ -20,6 +18,7 @@ from tests.cost.profiles import (
     write_json,
     write_profile,
 )
+from tests.schema import answer_of
 
 KERNELS = [
     *[kernel("MatMulV2", "40", "FLOAT16 1000,1000; FLOAT16 1000,1000", "FLOAT16 1000,1000")] * 3,
@@ -78,7 +77,7 @@ def test_the_same_figures_from_torch_npu_and_from_msprof(run, tmp_path):
     for name in ("ms", "pt", "cann"):
         code, out, _ = run(tmp_path / name, "-o", tmp_path / f"{name}.yaml", "--device", "generic", "--json")
         assert code == 0
-        found.append(json.loads(out)["figures"])
+        found.append(answer_of(out)["figures"])
     assert found[0] == found[1] == found[2]
 
 
@@ -87,7 +86,7 @@ def test_json(run, tmp_path):
     entries = {f"hcom_allGather__1_{index}@9": collective(1, HCCS=(100, 2)) for index in range(3)}
     write_json(output / "communication.json", {"step1": {"p2p": {}, "collective": entries}})
     code, out, _ = run(tmp_path / "profile", "-o", tmp_path / "d.yaml", "--device", "generic", "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert code == 0
     assert (data["mean_step_ns"], data["num_covered"], data["covered_ns"]) == (10**6, 6, 192_000)
     figures = {figure["name"]: figure for figure in data["figures"]}

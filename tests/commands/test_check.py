@@ -1,5 +1,4 @@
 import io
-import json
 import re
 import subprocess
 import sys
@@ -12,6 +11,7 @@ from mindswap import cli
 from mindswap.commands import check
 from mindswap.errors import GraphError
 from tests.builders import trees
+from tests.schema import answer_of
 
 ROOT = Path(__file__).parents[2]
 CASE_4 = ROOT / "configs" / "llama2_7b" / "case4_swap_and_recompute.yaml"
@@ -64,13 +64,13 @@ def test_errors_come_with_place_and_exit_code_1(run, write):
 
 def test_json(run, write):
     code, out = run(write(GOOD), "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert code == 0 and data["ok"] is True and data["problems"] == []
     assert data["policy"]["swap_config"] == {"swap": True, "default_prefetch": 10}
     assert [group["layers"] for group in data["layers"]] == [[0, 1, 2, 3]]
 
     code, out = run(write("swap_config: {swap: True, op_swap: 3}"), "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert code == 1 and data["ok"] is False and data["policy"] is None and data["layers"] == []
     assert [(p["line"], p["column"], p["rule"], p["level"]) for p in data["problems"]] == [
         (1, 36, "wrong-type", "error")

@@ -1,4 +1,3 @@
-import json
 import stat
 
 import pytest
@@ -12,6 +11,7 @@ from mindswap.convert.stage_form import resolve_policy
 from mindswap.document.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
+from tests.schema import answer_of
 
 STAGE_TEXT = """\
 # my run
@@ -241,7 +241,7 @@ def test_a_section_of_another_file_is_refused(run, write):
 
 def test_json(run, write):
     code, out, _ = run(write(STAGE_TEXT), "--to", "index", "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert code == 0 and data["ok"] is True and data["written"] is None and data["text"] == INDEX_TEXT
     assert data["sections"]["recompute_config"]["recompute"] == [0, 4, 5]
 

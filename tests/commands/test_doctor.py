@@ -5,6 +5,7 @@ import json
 import pytest
 
 from mindswap import cli
+from tests.schema import answer_of
 
 SMALL = "configs/llama2_7b/case2_layer_swap.yaml"
 
@@ -27,7 +28,7 @@ def test_a_variable_that_forbids_lazy_inline(capsys, monkeypatch):
 def test_for_machines(capsys, monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     assert cli.main(["doctor", "--json", SMALL]) == 1
-    data = json.loads(capsys.readouterr().out)
+    data = answer_of(capsys.readouterr().out)
     assert (data["schema"], data["version"], data["ok"]) == ("mindswap.doctor", 1, False)
     assert "worker-variables" in [finding["check"] for finding in data["findings"]]
     assert data["job"]["swaps"] is True

@@ -109,7 +109,7 @@ def test_paths_name_every_cell_and_operator(capsys):
     assert [r"attention\.flash_attention", "cell FlashAttention"] in rows
     assert [r"feed_forward\.w1\.activation\.silu", "operator SiLU"] in rows
     assert cli.main(["explain", "--paths", "--json", CASE_4]) == 0
-    assert len(json.loads(capsys.readouterr().out)) == len(rows)
+    assert len(json.loads(capsys.readouterr().out)["paths"]) == len(rows)
 
 
 @pytest.mark.parametrize(

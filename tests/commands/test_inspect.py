@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.schema import answer_of
+
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
 ASCEND_CASE = ROOT / "configs" / "llama2_7b" / "case1_default_swap.yaml"
@@ -37,7 +39,7 @@ def rewrite(source: Path, target: Path, **settings) -> Path:
 @pytest.fixture(scope="module")
 def seven_b():
     """Llama2-7B at sequence length 4096, swap of flash attention in all four layers."""
-    return json.loads(inspect("--json", ASCEND_CASE).stdout)
+    return answer_of(inspect("--json", ASCEND_CASE).stdout)
 
 
 def test_bytes_of_a_float32_block_without_flash_attention(tmp_path):
@@ -51,7 +53,7 @@ def test_bytes_of_a_float32_block_without_flash_attention(tmp_path):
     assert expected == 852_992
     config = rewrite(CPU_CASE, tmp_path / "off.yaml", swap="True", default_prefetch="1", use_flash_attention="False")
     config.write_text(config.read_text().replace("default_prefetch: 1", "op_swap: []"))
-    report = json.loads(inspect("--json", config).stdout)
+    report = answer_of(inspect("--json", config).stdout)
     assert [layer["kept_bytes"] for layer in report["layers"][:-1]] == [expected] * 4
 
 

@@ -1,6 +1,5 @@
 """`mindswap plan`: exit codes, text, what it writes; plans themselves are in tests/plan/test_planner.py."""
 
-import json
 import re
 import shutil
 import struct
@@ -12,6 +11,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.units import format_bytes, format_time
+from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
@@ -119,7 +119,7 @@ def test_in_place_and_json(plan, tmp_path):
     path = tmp_path / "x.yaml"
     shutil.copy(CONFIG, path)
     code, out, _ = plan(path, "--device", "cpu", "--memory", "6MiB", "--in-place", "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert (code, data["simulated"], data["status"]) == (0, True, "feasible")
     assert data["peak_bytes"] <= 6 * 2**20
     assert data["step_time_ns"] >= data["lower_bound_ns"]
@@ -142,7 +142,7 @@ def test_a_budget_below_the_parameters_says_what_would_do(plan, tmp_path):
 @pytest.mark.mindspore
 def test_json_says_that_nothing_fits(plan):
     code, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "1MiB", "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     assert (code, data["status"]) == (1, "infeasible")
     assert data["smallest_budget_bytes"] > data["budget_bytes"] == 2**20
     assert data["holders"][0]["name"] == "parameters, optimizer, sums of gradients"
@@ -151,7 +151,7 @@ def test_json_says_that_nothing_fits(plan):
 @pytest.mark.mindspore
 def test_json_explains_too(plan):
     _, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "6MiB", "--json", "--explain")
-    assert any(line.startswith("keep ") for line in json.loads(out)["explanation"])
+    assert any(line.startswith("keep ") for line in answer_of(out)["explanation"])
 
 
 @pytest.mark.mindspore
@@ -162,7 +162,7 @@ def test_page_and_picture_show_the_plan(plan, tmp_path):
     picture.write_text("old")
     options = ("--device", "cpu", "--memory", "6MiB", "--html", page, "--plot", picture)
     _, out, _ = plan(CONFIG, *options, "--json")
-    data = json.loads(out)
+    data = answer_of(out)
     html = page.read_text("utf-8")
     assert "case3_op_swap, planned" in html and "simulated" in html
     assert not re.search(r"(src|href)=|https?://|@import|url\(", html)
@@ -189,7 +189,7 @@ def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
 def test_a_sweep_is_a_falling_curve(plan, tmp_path):
     picture = tmp_path / "pareto.png"
     code, out, _ = plan(CONFIG, "--device", "cpu", "--allow", "recompute", "--sweep", "--json", "--plot", picture)
-    curve = json.loads(out)
+    curve = answer_of(out)["plans"]
     assert code == 0
     assert len(curve) >= 2
     for less, more in pairwise(curve):

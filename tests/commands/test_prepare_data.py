@@ -12,6 +12,7 @@ import pytest
 
 from mindswap.commands import prepare_data
 from mindswap.errors import DataError
+from tests.schema import answer_of
 
 TEXT = "Swap moves activations to the host, and back before they are needed.\n" * 20
 
@@ -19,7 +20,7 @@ TEXT = "Swap moves activations to the host, and back before they are needed.\n" 
 class FakeWriter:
     """Writes the samples as they are, one per line."""
 
-    def __init__(self, path, sample_length):
+    def __init__(self, path, sample_length, *_):
         self.path, self.length, self.tokens = path, sample_length, array("i")
 
     def write(self, samples):
@@ -58,7 +59,7 @@ def run(*words):
 
 
 def test_result_names_what_the_yaml_needs(text, fake_writer, capsys, tmp_path):
-    assert run(text, "--output", "x.mindrecord", "--seq-length", "9") == 0
+    assert run(text, "-o", "x.mindrecord", "--seq-length", "9") == 0
     out, err = capsys.readouterr()
     num_tokens = len(TEXT) + 1
     assert f"x.mindrecord: {num_tokens // 10} samples of 10 tokens" in out
@@ -85,7 +86,7 @@ def test_progress_bar_on_a_terminal(text, fake_writer, tmp_path, monkeypatch, wo
 
 def test_json_result(text, fake_writer, capsys):
     run(text, "--output", "x.mindrecord", "--seq-length", "9", "--json")
-    result = json.loads(capsys.readouterr().out)
+    result = answer_of(capsys.readouterr().out)
     assert result["num_samples"] == (len(TEXT) + 1) // 10
     assert (result["vocab_size"], result["eos_token_id"], result["tokenizer"]) == (259, 2, "bytes")
 

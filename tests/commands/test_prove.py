@@ -64,7 +64,7 @@ def test_a_proof_on_cpu_runs_for_real_and_says_what_it_cannot_show(done):
         ("plan", "step time"): unseen,
         ("plan", "copies overlap compute"): unseen,
     }
-    assert (report["schema"], report["ok"], report["is_interrupted"]) == ("mindswap.proof", True, False)
+    assert (report["schema"], report["ok"], report["is_interrupted"]) == ("mindswap.prove", True, False)
     assert "5 checks hold, 0 do not, 6 cannot be seen here (CPU)" in result.stdout
 
 

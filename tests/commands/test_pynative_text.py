@@ -1,14 +1,13 @@
 # ruff: noqa: E501 configurations in one line
 """`check`, `explain` and `convert` on files of MindFormers 2.x, and what the other commands say of them."""
 
-import json
-
 import pytest
 
 from mindswap import cli
 from mindswap.check.check import load_policy
 from mindswap.document.source import load_document
 from mindswap.mindformers_2x.check import check_pynative
+from tests.schema import answer_of
 
 HEADER = """\
 training: {steps: 1}
@@ -82,7 +81,7 @@ def test_explain_says_what_upstream_drops(run):
 
 
 def test_explain_json_and_paths(run):
-    data = json.loads(run("explain", "--json", "CONFIG")[1])
+    data = answer_of(run("explain", "--json", "CONFIG")[1])
     assert data["layers"][2] == {
         "layer": 2,
         "is_recomputed": False,

@@ -10,6 +10,7 @@ import yaml
 
 from mindswap import cli
 from tests.adapters.edits import edited
+from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
@@ -123,10 +124,10 @@ def outputs(tmp_path_factory):
     return {
         "folder": folder,
         "text": mindswap("simulate", CASE, "--trace", "step.json", "--plot", "step.png", "--html", "report.html"),
-        "json": json.loads(mindswap("simulate", "--json", CASE)),
-        "slow": json.loads(mindswap("simulate", "--json", CASE, "--d2h", "1MB/s", "--h2d", "1MB/s")),
+        "json": answer_of(mindswap("simulate", "--json", CASE)),
+        "slow": answer_of(mindswap("simulate", "--json", CASE, "--d2h", "1MB/s", "--h2d", "1MB/s")),
         "compare": mindswap("compare", CASE, "none", "full-recompute", "select-recompute", "--plot", "compare.png"),
-        "compare json": json.loads(mindswap("compare", "--json", CASE, "none", "full-recompute")),
+        "compare json": answer_of(mindswap("compare", "--json", CASE, "none", "full-recompute"))["configurations"],
     }
 
 

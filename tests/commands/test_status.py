@@ -1,10 +1,9 @@
-import json
-
 import pytest
 
 from mindswap import cli
 from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
 from mindswap.adaptive.state import StateFile
+from tests.schema import answer_of
 
 GIB = 1 << 30
 MS = 1_000_000
@@ -47,7 +46,7 @@ def test_a_run_that_ended(folder, capsys):
 
 def test_for_machines(folder, capsys):
     assert cli.main(["status", "--json", folder]) == 0
-    data = json.loads(capsys.readouterr().out)
+    data = answer_of(capsys.readouterr().out)
     assert (data["restarts"], data["steps_lost"], data["at_work"]) == (1, 4, False)
     assert data["attempts"][1]["measured_peak_bytes"] == 50 * GIB
 

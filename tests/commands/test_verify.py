@@ -12,6 +12,7 @@ import pytest
 from mindswap import cli
 from mindswap.effect.swap import IdleReason
 from tests.logs.samples import STATISTICS
+from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASES = ROOT / "configs" / "llama2_7b" / "cpu"
@@ -36,7 +37,7 @@ def verify(capsys, tmp_path):
 def test_with_swap_off_there_is_nothing_to_verify(verify):
     assert verify("seed: 0\n") == (0, "swap is off: nothing to verify in the graph\n", "")
     code, out, _ = verify("swap_config: {swap: False}\n", "--json")
-    assert (code, json.loads(out)) == (0, {"ok": True, "layers": []})
+    assert (code, answer_of(out)["ok"], answer_of(out)["layers"]) == (0, True, [])
 
 
 def test_problems_of_the_file_come_with_their_places(verify):
@@ -103,7 +104,7 @@ def test_equal_layers_are_in_one_row_with_every_operator_below(text):
 
 @pytest.mark.mindspore
 def test_json_has_every_pair(report):
-    data = json.loads(report.stdout)
+    data = answer_of(report.stdout)
     assert report.returncode == 0 and data["ok"] is True
     layers = data["layers"]
     assert [(layer["layer"], layer["num_pairs"]) for layer in layers] == [(0, 6), (1, 11), (2, 11), (3, 6)]

@@ -11,6 +11,7 @@ import yaml
 
 from mindswap.cli import main
 from mindswap.session import verify
+from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
@@ -64,14 +65,15 @@ def test_asking_twice_compiles_once(answers):
     assert answers(TEXT % "True") == (1, "the graph\n", 1)
     assert answers(TEXT % "True") == (1, "the graph\n", 1)
     code, out, calls = answers(TEXT % "True", "--json")
-    assert (code, json.loads(out), calls) == (1, {"ok": False, "layers": [{"layer": 0}]}, 1)
+    assert (code, answer_of(out)["ok"], answer_of(out)["layers"], calls) == (1, False, [{"layer": 0}], 1)
     assert answers(TEXT % "[1]")[2] == 2
     assert answers(TEXT % "[1]", "--no-cache")[2] == 3
 
 
 def test_where_nothing_is_recomputed_nothing_is_compiled(answers):
     assert answers(TEXT % "False") == (0, "swap is off: nothing to verify in the graph\n", 0)
-    assert answers(TEXT % "[0]", "--json")[1:] == ('{\n "ok": true,\n "layers": []\n}\n', 0)
+    _, out, calls = answers(TEXT % "[0]", "--json")
+    assert (answer_of(out)["ok"], answer_of(out)["layers"], calls) == (True, [], 0)
 
 
 def test_what_stops_mindformers_stops_verify(answers, capsys):
@@ -91,7 +93,7 @@ def report(tmp_path_factory):
 
 @pytest.mark.mindspore
 def test_the_layers_that_mindformers_recomputes_are_those_of_the_counts(report):
-    data = json.loads(report.stdout)
+    data = answer_of(report.stdout)
     assert (report.returncode, data["ok"]) == (0, True), report.stdout
     # Whole: 1 of stage 0. feed_forward: 1 of each stage in chunk 0, 2 of stage 0 in chunk 1; layer 0 is whole.
     assert [layer["is_whole"] for layer in data["layers"]] == [True] + [False] * 7

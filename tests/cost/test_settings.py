@@ -55,7 +55,7 @@ def test_wrong_values_have_their_places():
     ]
     assert read(text).overrides == {}
     problem = read(text).problems[0]
-    assert problem.message == "mindswap.device: 'atlas' does not fit"
+    assert problem.message == "mindswap.device: 'atlas' cannot be used here"
     assert all(name in problem.allowed for name in list_devices())
     assert read(text).problems[3].fix == "write 'h2d'"
 
@@ -71,3 +71,8 @@ def test_device_and_calibration_contradict_each_other():
 def test_every_figure_may_stand_in_the_section():
     assert set(DEVICE_KEYS) == {"device", "calibration", *OPTIONS}
     assert set(DEVICE_KEYS) < set(MINDSWAP_KEYS)
+
+
+def test_a_size_without_a_unit_says_so():
+    (problem,) = read_cost_settings(document("mindswap: {memory: 24}")).problems
+    assert problem.message == "mindswap.memory: 24 has no unit" and "such as 54GiB" in problem.allowed

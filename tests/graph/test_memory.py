@@ -71,6 +71,14 @@ def test_what_stays_under_one_of_its_names_is_not_recomputed():
     assert (product.path, product.recomputed_bytes, view.path, view.kept_bytes) == ("mlp.mul", 0, "views.reshape", KIB)
 
 
+def test_one_name_is_enough_to_know_memory_again():
+    # The compiler gave the product another scope; the view of it is still held, so its memory is there.
+    view = {"op": "Reshape", "cell_path": "views"}
+    plain = graph([node("a", "Mul", "x"), node("v", inputs="a", **view)], saved="a v")
+    step = graph([node("other", "Mul", "x"), node("v", inputs="other", **view)], saved="other v")
+    assert [operator.recomputed_bytes for operator in measured(step, plain)[0].operators] == [0]
+
+
 def test_what_is_swapped_is_not_recomputed():
     plain = graph([node("a", "Mul", "x")], saved="a")
     step = graph(

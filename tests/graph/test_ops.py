@@ -1,10 +1,15 @@
 """The table of operators: each stands in it once, and the sets that follow from it are what they are meant to be."""
 
+import ast
+from pathlib import Path
+
 import pytest
 
 from mindswap.cost.device_file import load_device
 from mindswap.graph.ops import (
     COMM_PASSING_OPS,
+    FIRST_INPUT_OPS,
+    GRADIENT_PASSING_OPS,
     LAYER_PASSING_OPS,
     NO_MEMORY_OPS,
     SPLIT_PASSING_OPS,
@@ -75,12 +80,34 @@ def test_a_copy_of_a_weight_is_memory_and_a_read_of_it_is_not():
 
 
 def test_what_passes_what():
-    # Five meanings; the differences are what the code that uses them depends on.
+    # One line for each meaning; the differences are what the code that uses them depends on.
     assert VIEW_OPS | {"MakeTuple", "TupleGetItem"} == VALUE_PASSING_OPS
     assert VALUE_PASSING_OPS | {"Cast"} == LAYER_PASSING_OPS
     assert VIEW_OPS | {"AllGather", "AllToAll", "Slice", "Cast", "TupleGetItem"} == COMM_PASSING_OPS
     assert VIEW_OPS | {"Cast", "Add", "AddExt", "BiasAdd"} == SUM_PASSING_OPS
     assert {"AllReduce", "Cast", "Depend", "Load", "MoveTo", "TensorMove", "StopGradient"} == SPLIT_PASSING_OPS
+
+
+def test_what_gradients_pass_and_what_gives_its_first_input():
+    collectives = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "AlltoAll", "AlltoAllV", "Send", "Receive"}
+    assert VIEW_OPS | collectives | {"Cast", "TupleGetItem"} == GRADIENT_PASSING_OPS
+    assert {"Depend", "Load", "TensorMove", "Cast"} == FIRST_INPUT_OPS
+
+
+def test_no_other_module_lists_operators():
+    """Sets of operators are named `..._OPS`; elsewhere they may be put together of those, and hold no name."""
+    package = Path(__file__).parents[2] / "mindswap"
+    found = [
+        f"{path.relative_to(package)}: {target.id}"
+        for path in sorted(package.rglob("*.py"))
+        if path != package / "graph" / "ops.py"
+        for statement in ast.parse(path.read_text("utf-8")).body
+        if isinstance(statement, ast.Assign)
+        for target in statement.targets
+        if isinstance(target, ast.Name) and target.id.endswith("_OPS")
+        if any(isinstance(part, ast.Constant) and isinstance(part.value, str) for part in ast.walk(statement.value))
+    ]
+    assert found == []
 
 
 def test_every_cut_has_a_rule():

@@ -15,5 +15,5 @@ def capture_apart(config: Path, cache: Path) -> StepModel:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MINDSWAP_CACHE", str(cache))
         command = [sys.executable, "-m", "mindswap", "simulate", "--json", str(config)]
-        subprocess.run(command, capture_output=True, check=True, timeout=300)
+        subprocess.run(command, capture_output=True, check=False, timeout=300)
         return load_step(str(config)).model

@@ -5,15 +5,15 @@ from dataclasses import replace
 import pytest
 
 from mindswap.cost.hardware import Device
-from mindswap.plan import curve, stages
+from mindswap.plan import curve, planner, stages
 from mindswap.plan.curve import CLOSE_PPM
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, Objective, Problem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers import fast
 from mindswap.plan.solvers.search import Stop
-from mindswap.policy.model import Policy
+from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.step_model import StepModel
 from tests.cost.builders import GENERIC
 from tests.plan.models import small_model
@@ -148,3 +148,23 @@ def test_a_safe_plan_fits_by_both_readings(name):
         assert safe.uncoupled_peak_bytes is None
         num_fitting += safe.fits
     assert num_fitting
+
+
+@pytest.mark.parametrize("allow", [Allow(swap=False), Allow(recompute=False)])
+def test_what_is_not_allowed_is_not_done(allow):
+    model = on_device("4 layers", "fast link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    found = plan(model, keep.peak_bytes * 9 // 10, allow=allow)
+    assert found.fits
+    assert bool(found.policy.op_swap or found.policy.layer_swap) == allow.swap
+    assert bool(found.policy.select_recompute or found.policy.layer_recompute != NO_LAYERS) == allow.recompute
+
+
+def test_least_memory_costs_next_to_no_time(monkeypatch):
+    monkeypatch.setattr(planner, "NUM_HALVINGS", examples(1, 6))
+    model = on_device("4 layers", "fast link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    found = plan(model, PLENTY, objective=Objective.MEMORY)
+    assert found.fits and found.peak_bytes <= keep.peak_bytes
+    assert found.step_time_ns * 1000 <= keep.step_time_ns * 1010
+    assert found.budget_bytes == PLENTY

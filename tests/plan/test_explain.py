@@ -64,25 +64,3 @@ def test_largest_first_of_what_stays(model):
     assert lines == []
     first = sentences(model)[0]
     assert first == "keep attention.flash_attention.softmax in layers 0-3: 128.0 KiB of a layer"
-
-
-class WithoutOtherNames:
-    """The step, where no tensor has another name: as with the AllGather below a recomputed cast (tp 2)."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def __getattr__(self, name):
-        return getattr(self.model, name)
-
-    def keepers(self, policy, layer_index):
-        return {}
-
-
-def test_a_tensor_without_another_name_goes_by_its_maker(model):
-    """`KeyError: 'feed_forward.w1.AllGather'` before: the name is made by the swap itself."""
-    policy = Policy(True, op_swap=(OpSwap(r"feed_forward\.w3\.reshape", ALL_LAYERS, 5),))
-    lines = explain_plan(WithoutOtherNames(model), plan_of(policy))
-    starting(lines, "swap feed_forward.w3.matmul in layers 0-3: 96.0 KiB of a layer are away")
-    line = starting(lines, "copy ffn_norm.mul2 in layers 0-3 for nothing: ")
-    assert line.endswith("go with ffn_norm.mul2, which is swapped for something else, and stay")

@@ -47,7 +47,7 @@ def test_what_failed_says_what_was_expected_and_seen():
 
 def test_the_json_says_what_it_is_and_has_every_step():
     data = json.loads(json.dumps(proof_to_json(checked(proof()))))
-    assert (data["schema"], data["version"], data["ok"]) == ("mindswap.proof", 1, True)
+    assert (data["schema"], data["version"], data["ok"]) == ("mindswap.prove", 1, True)
     assert data["checks"][0]["verdict"] == "pass"
     assert data["variants"][1]["measured"]["workers"][0]["steps"][0]["loss"] == 10.5
     assert data["variants"][1]["measured"]["overlap"]["hidden_ns"] == 36_000_000

@@ -4,7 +4,8 @@ import pytest
 
 from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulate.layout import lay_out_stages
+from mindswap.simulate.layout import lay_out_stages, require_schedule
+from mindswap.simulate.schedules import LESS_MEMORY
 
 
 def chunks(num_layers, **settings):
@@ -50,3 +51,10 @@ def test_an_offset_for_each_chunk():
 def test_what_cannot_be_laid_out_is_an_error(settings, words):
     with pytest.raises(SimulationError, match=words):
         chunks(4, **settings)
+
+
+def test_a_configuration_cannot_ask_for_what_the_environment_sets():
+    pipeline = Pipeline(2, 2, 0, LESS_MEMORY)
+    with pytest.raises(SimulationError, match="is not known"):
+        require_schedule(pipeline, 4)
+    assert lay_out_stages(pipeline, 4, 4).scheduler == LESS_MEMORY

@@ -61,6 +61,8 @@ def _misplaced(root: Node, entry: Entry) -> Iterator[Problem]:
             message = f"{name}.{section}: is not used here"
             yield Problem(below.location, ID, Level.WARNING, message, fix=f"move '{section}' to the top level")
     switch = entry.value.get("swap")
-    if root.get("swap_config") is None and switch is not None and isinstance(switch.value, bool):
+    # `optimizer` may have a key `swap`, too.
+    is_like = "swap" in name.lower() or any(entry.value.entry(key) for key in ("layer_swap", "op_swap"))
+    if root.get("swap_config") is None and is_like and switch is not None and isinstance(switch.value, bool):
         message = f"{name}: is not used; it has keys of swap_config"
         yield Problem(entry.location, ID, Level.WARNING, message, fix="write 'swap_config:'")

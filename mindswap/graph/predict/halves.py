@@ -6,13 +6,9 @@ between the two is taken away on Ascend (`RemoveCastBeforeAssignAdd`, parallel/p
 """
 
 from mindswap.graph.model import Graph
-from mindswap.graph.ops import COMMUNICATION_OPS, MATMUL_OPS, VIEW_OPS
+from mindswap.graph.ops import GRADIENT_PASSING_OPS, MATMUL_OPS
 
 __all__ = ["find_weight_gradients"]
-
-
-# Between the product and the sum of a gradient; another rank's part is added by communication.
-BETWEEN_OPS = frozenset({"Cast", "TupleGetItem", *VIEW_OPS, *COMMUNICATION_OPS})
 
 
 def find_weight_gradients(graph: Graph) -> frozenset[str]:
@@ -31,7 +27,7 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
             continue
         if node.op in MATMUL_OPS and not node.is_duplicate:
             found.add(node.name)
-        elif node.op in BETWEEN_OPS:
+        elif node.op in GRADIENT_PASSING_OPS:
             between.add(node.name)
     for node in graph.backward:
         if node.name in between and node.name != handed_out and found.intersection(node.inputs):

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import HOST_COPY, Graph, Node
+from mindswap.graph.ops import FIRST_INPUT_OPS
 
 __all__ = ["EXCHANGE", "FROM_LOCAL", "NAME_MARK", "RANK_NAMES", "TO_LOCAL", "LocalNames", "restore_names"]
 
@@ -17,8 +18,6 @@ NAME_MARK = "mindswap_name"
 GRADIENT_NAMES = {"IndexSelect": {"UnsortedSegmentSum": "InplaceIndexAddExt"}}
 # Names in the step of one rank.
 RANK_NAMES = {TO_LOCAL: "Reshape", FROM_LOCAL: "Reshape", EXCHANGE: "AlltoAllV"}
-# What they give is their first input; the others only tie an order.
-FIRST_INPUT_OPS = frozenset({"Depend", "Load", "TensorMove", "Cast"})
 
 
 def restore_names(graph: Graph) -> Graph:

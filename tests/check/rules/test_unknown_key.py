@@ -57,3 +57,9 @@ def test_a_key_like_one_that_is_missing_is_one_problem():
     (problem,) = check(text).problems
     assert problem.message == "swap_config.layer_swap[0].prefetch: no such key; 'backward_prefetch' is missing"
     assert problem.fix == "rename it: backward_prefetch: 20"
+
+
+def test_the_optimizer_has_a_key_of_that_name():
+    """As in configs/deepseek3/pretrain_deepseek3_671b.yaml of MindFormers."""
+    assert found("{optimizer: {type: AdamW, swap: False}}") == []
+    assert found("{memory: {swap: True, layer_swap: null}}") == [(1, 2, "unknown-key")]

@@ -1,0 +1,47 @@
+"""What every command says with `--json`: one object, of one outer shape, on success and on error.
+
+`{"schema": "mindswap.COMMAND", "version": 1, "ok": ..., "error": ..., "problems": [...], DATA}`; `data/schema/` has the
+rest. `ok` is exit code 0. Where there is an error there is no data; where `ok` is false without one, the data says why:
+nothing fits, or the graph does not do what is asked.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mindswap.document.problem import Problem
+from mindswap.report.problems import problems_to_data
+
+__all__ = ["VERSION", "answer_text", "error_text"]
+
+# Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.
+VERSION = 1
+
+
+def answer_text(command: str, data: Mapping[str, Any], is_ok: bool) -> str:
+    """The answer of a command.
+
+    Args:
+        command: its name.
+        data: JSON values; `problems` among them if there are any.
+        is_ok: whether it exits with 0.
+    """
+    return _text(command, is_ok, None, data)
+
+
+def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:
+    """What a command answers that cannot do what it is asked.
+
+    Args:
+        command: its name; "" where there is no such command.
+        error: what is wrong.
+        problems: of the configuration, if that is what is wrong.
+    """
+    return _text(command, False, error, problems_to_data(problems))
+
+
+def _text(command: str, is_ok: bool, error: str | None, data: Mapping[str, Any]) -> str:
+    name = f"mindswap.{command}" if command else "mindswap"
+    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error, "problems": []}
+    own = {key: value for key, value in data.items() if key == "problems" or key not in outer}
+    return json.dumps({**outer, **own}, indent=1)

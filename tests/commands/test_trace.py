@@ -1,0 +1,72 @@
+"""`mindswap trace`: a step recorded on this CPU is simulated like a compiled one."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindswap import cli
+from mindswap.errors import GraphError
+from mindswap.session.recorded import capture_of, read_trace
+from mindswap.session.step import load_step
+
+CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory):
+    """A trace, made in a process of its own: it leaves MindSpore in PyNative mode."""
+    path = tmp_path_factory.mktemp("trace") / "step.json"
+    command = [sys.executable, "-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return path, json.loads(ran.stdout[ran.stdout.index("{") :])
+
+
+@pytest.mark.mindspore
+def test_the_bytes_of_the_graph_are_those_that_autograd_saves(recorded):
+    path, result = recorded
+    assert (result["device"], result["num_layers"]) == ("CPU", 4)
+    step, _ = read_trace(str(path))
+    assert sum(storage.size_bytes for storage in step.trace.storages if not storage.protection) == result["saved_bytes"]
+    from mindswap.graph.storage import classify_saved
+
+    sizes = {1: 0, 2: 0, 3: 0}
+    for entry in classify_saved(capture_of(step).graph):
+        if entry.storage.layer_index in sizes:
+            sizes[entry.storage.layer_index] += entry.kept_bytes
+    saved = dict.fromkeys(sizes, 0)
+    seen = set()
+    for save in step.trace.saves:
+        storage = step.trace.storages[save.storage]
+        if save.storage not in seen and save.layer_index in saved and not storage.protection:
+            saved[save.layer_index] += storage.size_bytes
+        seen.add(save.storage)
+    assert (
+        sizes == saved
+    )  # a layer saves its own input, which the one before it made, and leaves its output to the next
+
+
+@pytest.mark.mindspore
+def test_it_is_simulated_and_more_swap_needs_less_memory(recorded):
+    from mindswap.policy.model import Policy
+
+    step = load_step(str(recorded[0]))
+    kept, asked = step.simulate(Policy(is_swap_enabled=True)), step.simulate()
+    assert asked.peak_bytes < kept.peak_bytes
+    assert asked.step_time_ns > kept.step_time_ns
+
+
+def test_a_configuration_in_pynative_mode_names_the_way(tmp_path):
+    path = tmp_path / "x.yaml"
+    path.write_text("context: {mode: 1, device_target: CPU}\nswap_config: {swap: True}\n")
+    with pytest.raises(GraphError, match="mindswap trace"):
+        load_step(str(path))
+
+
+def test_another_json_file_is_refused(tmp_path, capsys):
+    path = tmp_path / "x.json"
+    path.write_text("{}")
+    assert cli.main(["simulate", str(path)]) == 1
+    assert "no trace of a step" in capsys.readouterr().err
