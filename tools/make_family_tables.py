@@ -23,6 +23,7 @@ TABLES = ROOT / "mindswap" / "data" / "families"
 
 LLAMA_YAML = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
 QWEN3_YAML = ROOT / "tests" / "data" / "qwen3_small.yaml"
+QWEN3_MOE_YAML = ROOT / "tests" / "data" / "qwen3_moe_small.yaml"
 
 # family -> YAML to start from, architectures, path of the layers, keys of model_config that change
 # the layer: every combination of their values is a variant; the first value is MindFormers' default.
@@ -38,6 +39,20 @@ FAMILIES = {
         "architectures": ["Qwen3ForCausalLM"],
         "layers_path": "model.decoder.layers",
         "keys": {"use_flash_attention": [True, False], "use_contiguous_weight_layout_attention": [False, True]},
+    },
+    # Every layer has experts. What else changes the layer has no variant here: it is not known without MindFormers.
+    "qwen3_moe": {
+        "yaml": QWEN3_MOE_YAML,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "layers_path": "model.decoder.layers",
+        "keys": {
+            "use_flash_attention": [True],
+            "use_contiguous_weight_layout_attention": [False],
+            "moe_token_dispatcher_type": ["alltoall"],
+            "moe_router_enable_expert_bias": [False],
+            "moe_router_force_expert_balance": [False],
+            "moe_shared_expert_intermediate_size": [None],
+        },
     },
 }
 

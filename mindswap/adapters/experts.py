@@ -148,9 +148,10 @@ def _index_select():
 def compiled_experts() -> Iterator[None]:
     """While this lasts, MindSpore compiles experts without tensors of zeros, and with exchanges of a known size."""
     stand_ins = {"IndexSelect": _index_select, "AlltoAllV": _ExchangeRows, "AlltoAll": _ExchangeCounts}
-    originals = {name: getattr(token_dispatcher, name) for name in stand_ins}
-    for name, stand_in in stand_ins.items():
-        setattr(token_dispatcher, name, stand_in)
+    # MindFormers 1.6 and 1.7 have not all of them.
+    originals = {name: getattr(token_dispatcher, name) for name in stand_ins if hasattr(token_dispatcher, name)}
+    for name in originals:
+        setattr(token_dispatcher, name, stand_ins[name])
     try:
         yield
     finally:

@@ -3,9 +3,10 @@
 import argparse
 import os
 
-from mindswap.check.check import CheckResult, check_document
+from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.commands.options import add_common, positive_int
 from mindswap.commands.pynative_text import explain_2x
+from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import Form, find_form
@@ -50,6 +51,8 @@ def run(args: argparse.Namespace) -> int:
     if checked.is_swap_enabled:
         explanation = explain(checked.policy, checked.num_layers, checked.trees)
     else:
+        if any(problem.rule == FOLDER_RULE for problem in document.problems):
+            require_num_layers(document, checked.num_layers)
         if checked.num_layers is None:
             raise GraphError(
                 "the configuration does not say how many layers the model has, so counts per stage mean nothing\n"

@@ -124,7 +124,7 @@ def _with_its_weight(node: Node) -> Node:
     match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" and node.inputs else None
     if match is None or node.layer_index is None:
         return node
-    index = None if f".{MTP_CELL}." in node.inputs[0] else int(match["index"])
+    index = None if f"{MTP_CELL}.layers." in node.inputs[0] else int(match["index"])
     return node if index == node.layer_index else replace(node, layer_index=index, cell_path=match["cell"])
 
 

@@ -15,6 +15,7 @@ CASES = ROOT / "configs" / "llama2_7b"
 CPU_CASES = CASES / "cpu"
 QWEN3 = ROOT / "tests" / "data" / "qwen3_small.yaml"
 DEEPSEEK = ROOT / "tests" / "data" / "deepseek_v3_small.yaml"
+QWEN3_MOE = ROOT / "tests" / "data" / "qwen3_moe_small.yaml"
 SCRIPT = Path(__file__).parent / "graph_pairs.py"
 
 
