@@ -57,7 +57,9 @@ def test_a_value_is_made_once(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"class": "os.system"}')]
+    "content",
+    [b"", b"no gzip", gzip.compress(b"no json"), gzip.compress(b'{"class": "os.system"}')],
+    ids=["empty", "no gzip", "no json", "foreign class"],  # gzip writes the time: workers would see other names
 )
 def test_a_broken_file_is_ignored_and_replaced(tmp_path, content):
     (tmp_path / "key.json.gz").write_bytes(content)
