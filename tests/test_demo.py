@@ -17,6 +17,9 @@ CASES = {
     "case4_swap_and_recompute": ["6", "11", "11", "6"],
 }
 
+# What `mindswap run` executes in PyNative mode, and its workers.
+PYNATIVE = {"case3_op_swap": "1", "case4_swap_and_recompute": "2"}
+
 
 def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
     command = [sys.executable, str(ROOT / "tools" / "demo.py")]
@@ -25,7 +28,7 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
     assert result.stderr == ""
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith("case")]
     # Two tables of graph mode under a header each, then what PyNative mode executed.
-    assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES, *CASES]
+    assert [line[0] for line in lines] == ["case", *CASES, "case", *CASES, *PYNATIVE]
     assert "qwen3_op_swap" in result.stdout
     rows, executed, pynative = ({line[0]: line for line in table} for table in (lines[1:5], lines[6:10], lines[10:]))
     for name, pairs in CASES.items():
@@ -39,7 +42,8 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
         assert as_plain == as_mindspore == "39/39"  # embedding, 4 layers of 9 weights, last norm, head
         assert as_simulated == f"{num_operators}/{num_operators}"
         assert int(peak) < int(peak_without)
-        assert pynative[name][1] == ("2" if name == "case4_swap_and_recompute" else "1")  # workers
+    for name, num_workers in PYNATIVE.items():
+        assert pynative[name][1] == num_workers
         *_, as_without_swap, kib_out, kib_back, peak_without, peak, predicted = pynative[name]
         assert as_without_swap == "yes"
         assert float(kib_out) == float(kib_back) > 0

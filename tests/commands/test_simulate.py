@@ -92,7 +92,7 @@ def test_a_missing_configuration_and_an_unknown_baseline(run):
 
 def test_check_judges_the_figures_of_the_device(run, write):
     code, out, _ = run("check", "--table", write({"mindswap.d2h": "fast", "mindswap.memory": "54GiB"}))
-    assert code == 1 and "mindswap.d2h: 'fast' does not fit" in out and out.count("[wrong-type]") == 1
+    assert code == 1 and "mindswap.d2h: 'fast' cannot be used here" in out and out.count("[wrong-type]") == 1
     # Also with swap off; a key that is unknown is said once.
     path = write({"mindswap.h2d": 7, "mindswap.memry": "54GiB", "swap_config.swap": False})
     code, out, _ = run("check", "--table", path)

@@ -68,17 +68,20 @@ def test_a_child_ends_with_its_parent():
 
 
 def test_a_child_of_a_parent_that_is_gone_does_not_start(tmp_path):
-    tie = tie_to_parent()
-
-    def outlive_the_parent():
-        if os.fork():
-            os._exit(0)
-        time.sleep(0.2)
-        tie()
-
-    subprocess.Popen(["touch", tmp_path / "started"], preexec_fn=outlive_the_parent).wait(timeout=5)
-    time.sleep(0.2)
-    assert not (tmp_path / "started").exists()
+    """In a process of its own: one that adopts orphans, as another test made this one, is their parent again."""
+    outlive = (
+        "import os, subprocess, sys, time; from mindswap.launch.lifeline import tie_to_parent; tie = tie_to_parent()\n"
+        "def outlive_the_parent():\n"
+        "    if os.fork(): os._exit(0)\n"
+        "    time.sleep(0.2)\n"
+        "    {}\n"
+        "subprocess.Popen(['touch', sys.argv[1]], preexec_fn=outlive_the_parent).wait(timeout=5)\n"
+        "time.sleep(0.5)"
+    )
+    tied, untied = tmp_path / "tied", tmp_path / "untied"
+    for path, last in ((tied, "tie()"), (untied, "pass")):
+        subprocess.run([sys.executable, "-c", outlive.format(last), path], cwd=ROOT, check=True, timeout=20)
+    assert (untied.exists(), tied.exists()) == (True, False)
 
 
 def test_what_no_signal_ends_is_given_up():
