@@ -7,7 +7,7 @@ import time
 import pytest
 
 from mindswap.errors import LaunchError
-from mindswap.launch.lifeline import VARIABLE, hold_lifeline, lifeline, tie_to_parent
+from mindswap.launch.lifeline import VARIABLE, hold_lifeline, lifeline
 from mindswap.launch.processes import stop_processes
 from tests.adaptive.conftest import ROOT, wait_for
 
