@@ -56,7 +56,7 @@ def set_as_in_training(network, config, policy, device_target, logger):
     from mindswap.adapters import plugin
     from mindswap.document.source import load_document
 
-    session = plugin._Session(load_document(config))
+    session = plugin.Session(load_document(config))
     session.policy, session.device_target = policy, device_target
     plugin.logger = logger
     session.apply(network)
