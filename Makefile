@@ -28,7 +28,8 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
 
 test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (25 min)
-	$(VENV)/bin/pytest -q -m "mindspore and not ascend"
+	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m "mindspore and not ascend" --ignore tests/test_demo.py
+	$(VENV)/bin/pytest -q -m mindspore tests/test_demo.py
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 
 test-nightly: $(CHECK_VENV)/.installed  ## the tests that need no MindSpore, at full strength (15 min)
