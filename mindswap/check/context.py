@@ -1,9 +1,10 @@
 """What a rule looks at, and the questions that several rules ask."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mindswap.check.nearby import Nearby
 from mindswap.document.nodes import Document
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
@@ -70,11 +71,19 @@ class Context:
 
     def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
         """Every pair of statements, one of each side, that concern the same operators."""
+        nearby = self.nearby(rights)
         for left in lefts:
-            for right in rights:
+            for right in nearby.to(left):
                 meeting = self.meeting(left, right)
                 if meeting is not None:
                     yield left, right, meeting
+
+    def nearby(self, statements: Iterable[Statement] = ()) -> Nearby:
+        """Statements, with those of the same layers and operators found quickly."""
+        nearby = Nearby(self.coverage)
+        for statement in statements:
+            nearby.add(statement)
+        return nearby
 
     @cached_property
     def renamed_keys(self) -> "dict[int, MissingKey]":
@@ -134,4 +143,4 @@ def shared_layers(left: Layers, right: Layers) -> Layers:
         return right
     if right.indices is None:
         return left
-    return Layers(tuple(index for index in left.indices if index in right))
+    return Layers(set(left.indices).intersection(right.indices))
