@@ -38,9 +38,9 @@ def check(context: Context) -> Iterator[Problem]:
     earlier = context.nearby()
     for stronger in ordered:
         for weaker in earlier.to(stronger, with_own_pattern=False):
-            meeting = context.meeting(weaker, stronger)
-            if meeting is not None:
-                yield _problem(weaker, stronger, meeting)
+            shared = context.meeting(weaker, stronger)
+            if shared is not None:
+                yield _problem(weaker, stronger, shared)
         earlier.add(stronger)
 
 
