@@ -1,6 +1,6 @@
 """What a rule looks at, and the questions that several rules ask."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -68,7 +68,9 @@ class Context:
         length = min(len(left_parts), len(right_parts))
         return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
+    def meetings(
+        self, lefts: Iterable[Statement], rights: Iterable[Statement]
+    ) -> Iterator[tuple[Statement, Statement, Meeting]]:
         """Every pair of statements, one of each side, that concern the same operators."""
         for left in lefts:
             for right in rights:
