@@ -46,7 +46,8 @@ from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
+from mindswap.simulate.block import Block
+from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.engine import simulate
