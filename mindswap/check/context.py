@@ -103,7 +103,9 @@ class Context:
         length = min(len(left_parts), len(right_parts))
         return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
+    def meetings(
+        self, lefts: Iterable[Statement], rights: Iterable[Statement]
+    ) -> Iterator[tuple[Statement, Statement, Meeting]]:
         """Every pair of statements, one of each side, that concern the same operators."""
         nearby = self.nearby(rights)
         for left in lefts:

@@ -2,6 +2,7 @@
 
 import errno
 import socket
+from collections.abc import Iterator
 
 from mindswap.errors import LaunchError
 
@@ -37,7 +38,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def _others(port: int):
+def _others(port: int) -> Iterator[int]:
     yield from range(port + 1, min(port + 1000, 65536))
     yield from range(1024, port)
 
