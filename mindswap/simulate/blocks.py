@@ -104,10 +104,10 @@ class _Cutter:
     def __init__(
         self,
         graph: Graph,
-        operator_ns,
-        label,
+        operator_ns: Callable[[Node, Work], int],
+        label: Callable[[Node], str],
         collectives: Mapping[str, tuple[Collective, ...]],
-        collective_ns,
+        collective_ns: Callable[[Collective], int] | None,
         once: Set[str],
     ):
         self.graph = graph

@@ -477,7 +477,9 @@ def _describe_gathers(graph: Graph, settings: StepSettings) -> tuple[str, ...]:
     )
 
 
-def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[tuple[int, Parameter]]]:
+def _stage_parameters(
+    captured: CapturedStep, chunks: tuple[tuple[tuple[int, ...], ...], ...], sharding: WeightSharding
+) -> list[list[tuple[int, Parameter]]]:
     """The weights of each stage with their sections.
 
     Layers that are not compiled have those of the layer that stands for them.
