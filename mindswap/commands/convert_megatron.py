@@ -82,8 +82,8 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
     use_legacy = _use_legacy(args, request.document)
     trees = _find_trees(args, request, options)
     made = policy_of_megatron(options, use_legacy, trees, args.backward_prefetch)
-    unread = {problem.message.partition(":")[0] for problem in problems}
-    found = (problem for problem in made.problems if problem.message.partition(":")[0] not in unread)
+    unread = {problem.subject for problem in problems}
+    found = (problem for problem in made.problems if problem.subject not in unread)
     problems = sort_problems((*problems, *found))
     if made.policy is None or any(problem.level is Level.ERROR for problem in problems):
         raise PolicyError(problems)
@@ -125,7 +125,9 @@ def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Pro
     places = {option: Location(name, line_of(script, option), 1) for option in tokens}
     read, script_problems = read_options(tokens, places)
     unknown = tuple(
-        Problem(Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run")
+        Problem(
+            Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
+        )
         for word in command.unknown
     )
     return read.override(own), (*problems, *script_problems, *unknown)

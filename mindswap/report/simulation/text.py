@@ -36,10 +36,10 @@ LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "f
 
 def format_simulation(report: SimulationReport) -> str:
     """Headline figures, then stages, the peak, layers, who causes waiting, and the device, equal rows once."""
-    width = max(len(name) for name, *_ in headline(report))
+    width = max(len(head.value) for head, *_ in headline(report))
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
-    for name, value, remark in headline(report):
-        lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
+    for head, value, remark in headline(report):
+        lines.append(f"  {head.value:<{width}}  {value:>9}  {remark}".rstrip())
     rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
     lines += ["", _table(STAGE_HEADER, rows), ""]
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
