@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
 from mindswap.document.nodes import Document, show
@@ -121,7 +122,7 @@ def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:
     )
 
 
-def _to_json(name: str, run: Run) -> dict:
+def _to_json(name: str, run: Run) -> dict[str, Any]:
     return {
         "name": name,
         "simulated": True,
