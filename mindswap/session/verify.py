@@ -66,9 +66,9 @@ class Verification:
 
 
 def verify(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     rank: int | None = None,
-    logs: str | os.PathLike | None = None,
+    logs: str | os.PathLike[str] | None = None,
     execute: bool = False,
     use_cache: bool = True,
 ) -> Verification:
