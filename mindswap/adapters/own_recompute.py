@@ -5,7 +5,7 @@ that network is set by the object that sets the whole model (`LayerSetting`), un
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,7 +56,7 @@ def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecomp
     return OwnRecompute(setting if can_ask else None, tuple(read_tree(layer) for layer in layers))
 
 
-def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple:
+def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
     """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
@@ -87,7 +87,7 @@ def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator
     def set_recompute(self, layer: nn.Cell, layer_id: int) -> None:
         originals["set_recompute"](own.setting, layer, indices[layer_id])
 
-    def no_counts(self, counts: Any) -> list:
+    def no_counts(self, counts: Any) -> list[list[int]]:
         """Counts of the whole model do not fit the few layers; they are not read."""
         return [[0] * len(row) for row in self.layer_list.tolist()]
 
