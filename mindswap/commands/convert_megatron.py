@@ -4,6 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.check.check import CheckResult
 from mindswap.config.pipeline import LayoutError, read_pipeline
@@ -26,7 +27,7 @@ from mindswap.stage.applied import EXCLUDE
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
 
 # Models whose operator names can be used without CONFIG.
-FAMILIES: dict[str, dict] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
 }
@@ -59,7 +60,7 @@ class Result:
         num_layers: layers of the model.
     """
 
-    sections: dict[str, dict]
+    sections: dict[str, dict[str, Any]]
     problems: tuple[Problem, ...]
     comments: dict[str, str]
     num_layers: int

@@ -1,6 +1,7 @@
 """A simulated step as text and as JSON."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import (
@@ -120,7 +121,7 @@ def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
     return [f"    {form(sum(amounts)):>10}  {len(amounts)} more"] if amounts else []
 
 
-def simulation_to_json(report: SimulationReport) -> dict:
+def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
     """The same as plain data: every stage and layer; bytes and ns."""
     return {
         "simulated": True,
@@ -151,7 +152,7 @@ def simulation_to_json(report: SimulationReport) -> dict:
     }
 
 
-def _stage_to_json(stage: StageReport, step_ns: int) -> dict:
+def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
     whole = max(1, step_ns)
     return {
         "stage": stage.stage,
