@@ -1,9 +1,10 @@
 """What a rule looks at, and the questions that several rules ask."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mindswap.check.nearby import Nearby
 from mindswap.document.nodes import Document
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
@@ -102,13 +103,23 @@ class Context:
         length = min(len(left_parts), len(right_parts))
         return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
+    def meetings(
+        self, lefts: Iterable[Statement], rights: Iterable[Statement]
+    ) -> Iterator[tuple[Statement, Statement, Meeting]]:
         """Every pair of statements, one of each side, that concern the same operators."""
+        nearby = self.nearby(rights)
         for left in lefts:
-            for right in rights:
+            for right in nearby.to(left):
                 meeting = self.meeting(left, right)
                 if meeting is not None:
                     yield left, right, meeting
+
+    def nearby(self, statements: Iterable[Statement] = ()) -> Nearby:
+        """Statements, with those of the same layers and operators found quickly."""
+        nearby = Nearby(self.coverage)
+        for statement in statements:
+            nearby.add(statement)
+        return nearby
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
@@ -150,4 +161,4 @@ def shared_layers(left: Layers, right: Layers) -> Layers:
         return right
     if right.indices is None:
         return left
-    return Layers(tuple(index for index in left.indices if index in right))
+    return Layers(set(left.indices).intersection(right.indices))

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -182,7 +184,7 @@ def _too_little(counts: Counts, seq_length: int) -> DataError:
     return DataError(f"{text}\n    fix:     more text, or --seq-length {counts.num_tokens - 1} at most")
 
 
-def format_result(result: dict) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """The result as text, with the lines for the YAML."""
     length = result["seq_length"] + 1
     left = result["num_tokens"] - result["num_samples"] * length
@@ -204,7 +206,7 @@ def _files(output: Path) -> list[Path]:
 def _terminate_like_ctrl_c() -> Iterator[None]:
     """Let SIGTERM unwind the stack, so that the temporary folder goes."""
 
-    def leave(number, frame):
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)

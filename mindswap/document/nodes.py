@@ -4,7 +4,7 @@
 document is a graph without cycles and is never expanded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,7 +180,7 @@ def _show_parts(value: object, room: int) -> Iterator[str]:
         yield repr(value)[:room]
 
 
-def _show_sequence(opening, pairs, closing, room):
+def _show_sequence(opening: str, pairs: Iterable[tuple[object, object]], closing: str, room: int) -> Iterator[str]:
     yield opening
     for index, (key, child) in enumerate(pairs):
         prefix = (", " if index else "") + ("" if key is None else "".join(_show_parts(key, room)) + ": ")

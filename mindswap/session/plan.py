@@ -78,7 +78,7 @@ class StepPlan:
         simulated = evaluate(self.problem, self.policy).step
         return Run(self.step.model, self.step.device, self.policy, simulated, f"{self.step.title}, planned")
 
-    def save(self, path: str | os.PathLike, overwrite: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the configuration with the plan, comments and all else as they were; it is read back before.
 
         Args:

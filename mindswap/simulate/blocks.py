@@ -104,10 +104,10 @@ class _Cutter:
     def __init__(
         self,
         graph: Graph,
-        operator_ns,
-        label,
+        operator_ns: Callable[[Node, Work], int],
+        label: Callable[[Node], str],
         collectives: Mapping[str, tuple[Collective, ...]],
-        collective_ns,
+        collective_ns: Callable[[Collective], int] | None,
         once: Set[str],
     ):
         self.graph = graph
@@ -369,7 +369,7 @@ class _Cutter:
 
     def _name_roles(self) -> dict[int, Role]:
         """Roles of the tensors that other sections read, in order of production."""
-        counts: dict[tuple, int] = {}
+        counts: dict[tuple[object, ...], int] = {}
         roles = {}
         for index, tensor in enumerate(self.tensors):
             if not self._readers(tensor) - {tensor.section}:

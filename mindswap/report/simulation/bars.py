@@ -1,7 +1,8 @@
 """Timeline -> bars: every operator, copy and wait of a stage, as pictures show them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from mindswap.simulate.timeline import StallCause, Timeline
 from mindswap.simulate.waits import find_waits
 
 __all__ = ["Bars", "find_kinds", "list_bars"]
+
+Column = np.ndarray | int
 
 _OF_OP = {
     OpKind.FORWARD: BarKind.FORWARD,
@@ -140,13 +143,22 @@ def _idle_end(timeline: Timeline, compute: np.ndarray) -> list[np.ndarray]:
     return _part(Lane.COMPUTE, BarKind.BUBBLE, np.array([end]), np.array([timeline.step_time_ns]), -1, -1, -1)
 
 
-def _part(lane, kind, start_ns, end_ns, label, layer, micro_batch, size_bytes=0) -> list[np.ndarray]:
+def _part(
+    lane: Column,
+    kind: Column,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
+    label: Column,
+    layer: Column,
+    micro_batch: Column,
+    size_bytes: Column = 0,
+) -> list[np.ndarray]:
     """Columns of `Bars`, single values as often as needed."""
     columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
 
 
-def _translate(table: dict, codes: np.ndarray) -> np.ndarray:
+def _translate(table: Mapping[Any, int], codes: np.ndarray) -> np.ndarray:
     lookup = np.full(max(table) + 1, BarKind.BUBBLE, np.int64)
     lookup[list(table)] = list(table.values())
     return lookup[codes]
