@@ -4,6 +4,9 @@ The command line turns each of them into a short message and exit code 1; any ot
 exception is a bug of ours (exit code 3, with a log file).
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 __all__ = [
     "MindswapError",
     "PolicyError",
@@ -25,10 +28,10 @@ class PolicyError(MindswapError):
     """The configuration is wrong. Carries every problem found, in file order.
 
     Args:
-        problems: the problems, `mindswap.document.problem.Problem`.
+        problems: the problems, `mindswap.document.problem.Problem`, which this file stands before and cannot name.
     """
 
-    def __init__(self, problems):
+    def __init__(self, problems: Iterable[Any]) -> None:
         self.problems = tuple(problems)
         super().__init__("\n".join(f"{p.location}: {p.level.value}: {p.message} [{p.rule}]" for p in self.problems))
 

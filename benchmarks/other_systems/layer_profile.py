@@ -13,7 +13,7 @@ from itertools import accumulate
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.block import Block
 from mindswap.simulate.step_model import StepModel
 from other_systems.saved import SavedTensor, saved_tensors
 

@@ -10,7 +10,8 @@ from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
-from mindswap.simulate.blocks import Block, BlockTensor, Source, Uses
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockTensor, Source, Uses
 from mindswap.simulate.program import Program
 from mindswap.simulate.step_model import StepModel
 

@@ -19,6 +19,7 @@ from mindspore.nn.utils import no_init_parameters
 from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
+from mindswap.adapters.config_file import leave_out_checkpoint
 from mindswap.adapters.experts import compiled_experts, set_exchange
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model, place_in_model
@@ -268,6 +269,7 @@ def _build(config_path, policy, layers, placement):
     keep_swap_sections()
     config = MindFormerConfig(config_path, run_mode="train")
     _read_model_folder(config)
+    leave_out_checkpoint(config)
     replace_swap_sections(config, policy)
     install_stand_ins(config)
     num_layers = _cut_layers(config, len(layers)) if layers is not None else 0

@@ -112,7 +112,7 @@ def _with_training(
         )
     if worker[:2] == ["mindswap", "run"]:
         worker = worker[2:]
-    training = parse_training(worker_command(worker)[0][3:] if worker else [])
+    training = parse_training(worker_command(worker, f"{FLAG}: the training command")[0][3:] if worker else [])
     options = without_options(training.options, ("--config", FLAG))
     command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
     if msrun_options is None:
@@ -120,8 +120,10 @@ def _with_training(
     total = _integer(values, "--worker_num", 8)
     local = _integer(values, "--local_worker_num", 8)
     if local != total:
+        fix = f"\n    fix:     add --local_worker_num={total}" if "--local_worker_num" not in values else ""
         raise LaunchError(
-            f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n    allowed: all workers on one machine, so far"
+            f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n"
+            f"    allowed: all workers on one machine, so far{fix}"
         )
     return replace(
         command,

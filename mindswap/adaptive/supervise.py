@@ -240,7 +240,7 @@ class _Supervisor:
         if self.run.command.msrun_options is None:
             return port
         try:
-            check_port("127.0.0.1", port)
+            check_port("127.0.0.1", port, fix="add --master_port=")
         except LaunchError:
             if not self.state.num_started_now:
                 raise

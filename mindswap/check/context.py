@@ -1,9 +1,10 @@
 """What a rule looks at, and the questions that several rules ask."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
+from mindswap.check.nearby import Nearby
 from mindswap.document.nodes import Document
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
@@ -28,6 +29,30 @@ class Meeting:
     operators: tuple[str, ...] = ()
 
 
+class RecomputeIndex:
+    """The operators that are recomputed, excludes taken off; each layer is looked at when it is first asked for."""
+
+    def __init__(self, settings: Settings, coverage: Coverage):
+        self._settings, self._coverage = settings, coverage
+        self._operators: dict[int, frozenset[str]] = {}
+
+    @cached_property
+    def _policy(self) -> Policy:
+        """What the statements about recompute say together, patterns that cannot be matched left out."""
+        usable = (s for s in self._settings.recompute if s.pattern is None or self._coverage.error(s.pattern) is None)
+        return build_policy(replace(self._settings, is_swap_enabled=True, swap=(), recompute=tuple(usable)))
+
+    def operators(self, layer_index: int) -> frozenset[str]:
+        """Those of a layer."""
+        if layer_index not in self._operators:
+            tree = self._coverage.kinds[self._coverage.kind_of[layer_index]]
+            decided = resolve_layer(self._policy, layer_index, tree).operators()
+            self._operators[layer_index] = frozenset(
+                ".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE
+            )
+        return self._operators[layer_index]
+
+
 @dataclass(frozen=True, eq=False)
 class Context:
     """What a rule looks at.
@@ -37,12 +62,22 @@ class Context:
         settings: what it says, statement by statement.
         coverage: patterns against the model; None where the model is not known.
         environ: environment variables.
+        renamed_keys: derived: unknown keys of entries (by `id`) that stand where a required one is missing and sound
+            like it.
+        recompute: derived: what is recomputed; None where the model is not known.
     """
 
     document: Document
     settings: Settings
     coverage: Coverage | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
+    renamed_keys: Mapping[int, MissingKey] = field(init=False)
+    recompute: "RecomputeIndex | None" = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "renamed_keys", _find_renamed_keys(self.settings))
+        index = RecomputeIndex(self.settings, self.coverage) if self.coverage is not None else None
+        object.__setattr__(self, "recompute", index)
 
     @property
     def num_layers(self) -> int | None:
@@ -68,49 +103,28 @@ class Context:
         length = min(len(left_parts), len(right_parts))
         return Meeting(layers) if left_parts[:length] == right_parts[:length] else None
 
-    def meetings(self, lefts, rights) -> Iterator[tuple[Statement, Statement, Meeting]]:
+    def meetings(
+        self, lefts: Iterable[Statement], rights: Iterable[Statement]
+    ) -> Iterator[tuple[Statement, Statement, Meeting]]:
         """Every pair of statements, one of each side, that concern the same operators."""
+        nearby = self.nearby(rights)
         for left in lefts:
-            for right in rights:
+            for right in nearby.to(left):
                 meeting = self.meeting(left, right)
                 if meeting is not None:
                     yield left, right, meeting
 
-    @cached_property
-    def renamed_keys(self) -> "dict[int, MissingKey]":
-        """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
-        missing = {(key.path, key.key): key for key in self.settings.missing_keys}
-        found: dict[int, MissingKey] = {}
-        for unknown in self.settings.unknown_keys:
-            parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
-            for required in unknown.known:
-                is_like = len(name) > 2 and (name in required or required in name)
-                if is_like and (parent, required) in missing:
-                    found[id(unknown)] = missing.pop((parent, required))
-                    break
-        return found
-
-    @cached_property
-    def _recomputed(self) -> "dict[int, frozenset[str]]":
-        return {}
-
-    @cached_property
-    def _recompute_policy(self) -> Policy:
-        """What the statements about recompute say together, patterns that cannot be matched left out."""
-        assert self.coverage is not None
-        usable = (s for s in self.settings.recompute if s.pattern is None or self.coverage.error(s.pattern) is None)
-        return build_policy(replace(self.settings, is_swap_enabled=True, swap=(), recompute=tuple(usable)))
+    def nearby(self, statements: Iterable[Statement] = ()) -> Nearby:
+        """Statements, with those of the same layers and operators found quickly."""
+        nearby = Nearby(self.coverage)
+        for statement in statements:
+            nearby.add(statement)
+        return nearby
 
     def recomputed_operators(self, layer_index: int) -> frozenset[str]:
         """The operators of a layer that are recomputed, excludes taken off (the model must be known)."""
-        assert self.coverage is not None
-        if layer_index not in self._recomputed:
-            tree = self.coverage.kinds[self.coverage.kind_of[layer_index]]
-            decided = resolve_layer(self._recompute_policy, layer_index, tree).operators()
-            self._recomputed[layer_index] = frozenset(
-                ".".join(path) for path, found in decided.items() if found.treatment is Treatment.RECOMPUTE
-            )
-        return self._recomputed[layer_index]
+        assert self.recompute is not None
+        return self.recompute.operators(layer_index)
 
     def is_excluded(self, operator: str, layers: Layers) -> bool:
         """True if an exclude option keeps an operator from recomputation in all of these layers."""
@@ -128,10 +142,23 @@ class Context:
         return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
 
 
+def _find_renamed_keys(settings: Settings) -> dict[int, MissingKey]:
+    missing = {(key.path, key.key): key for key in settings.missing_keys}
+    found: dict[int, MissingKey] = {}
+    for unknown in settings.unknown_keys:
+        parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
+        for required in unknown.known:
+            is_like = len(name) > 2 and (name in required or required in name)
+            if is_like and (parent, required) in missing:
+                found[id(unknown)] = missing.pop((parent, required))
+                break
+    return found
+
+
 def shared_layers(left: Layers, right: Layers) -> Layers:
     """The layers in both sets."""
     if left.indices is None:
         return right
     if right.indices is None:
         return left
-    return Layers(tuple(index for index in left.indices if index in right))
+    return Layers(set(left.indices).intersection(right.indices))

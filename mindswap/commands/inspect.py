@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> int:
     if args.plot:
         from mindswap.report.plots import plot_memory
 
-        plot_memory(report, args.plot, title=found.title)
+        plot_memory(report, args.plot, title=found.title, by=args.by)
     print(answer_text("inspect", memory_to_json(report), True) if args.json else format_memory(report, args.by))
     return 0
 

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -204,7 +206,7 @@ def _files(output: Path) -> list[Path]:
 def _terminate_like_ctrl_c() -> Iterator[None]:
     """Let SIGTERM unwind the stack, so that the temporary folder goes."""
 
-    def leave(number, frame):
+    def leave(number: int, frame: FrameType | None) -> NoReturn:
         raise SystemExit(128 + number)
 
     before = signal.signal(signal.SIGTERM, leave)

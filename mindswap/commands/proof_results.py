@@ -7,7 +7,7 @@ from typing import Any
 
 from mindswap.commands.proof_children import Answer
 from mindswap.logs.read import read_worker_logs
-from mindswap.logs.step_report import parse_steps
+from mindswap.logs.step_report import ReportedStep, parse_steps
 from mindswap.prove.model import Effect, Fit, Measured, Simulated, Worker
 from mindswap.prove.overlap import Overlap
 from mindswap.prove.trace import read_trace, trace_overlap
@@ -88,7 +88,7 @@ def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:
     return Measured(exit_code, wall_s, workers, is_short, overlap, profile, errors[0] if errors else "")
 
 
-def _read_steps(log: Path):
+def _read_steps(log: Path) -> tuple[ReportedStep, ...]:
     with log.open(encoding="utf-8", errors="replace") as lines:
         return parse_steps(lines)
 

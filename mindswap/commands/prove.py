@@ -4,8 +4,10 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import TextIO
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.commands.options import add_device_arguments, device_overrides
@@ -63,7 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def _number(least: int):
+def _number(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         if not text.isdecimal() or len(text) > 6 or int(text) < least:
             raise argparse.ArgumentTypeError(f"{text!r} is no number from {least}")
@@ -174,7 +176,7 @@ def _make_fresh(folder: Path, is_put_aside: bool) -> None:
 class _Progress:
     """One line per phase, with the time since the start."""
 
-    def __init__(self, begin_s: float, stream):
+    def __init__(self, begin_s: float, stream: TextIO):
         self.begin_s = begin_s
         self.stream = stream
 

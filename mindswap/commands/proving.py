@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.check.check import check_document
-from mindswap.commands.proof_children import ask
+from mindswap.commands.proof_children import Answer, ask
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
 from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
@@ -19,7 +19,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.policy.model import Policy
 from mindswap.prove.cut import cut_policy, kept_layers
-from mindswap.prove.derive import Wanted, derive, format_config, switched_off
+from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, switched_off
 from mindswap.prove.model import Proof, Simulated, Variant
 from mindswap.session.step import policy_of
 from mindswap.units import format_bytes
@@ -136,7 +136,7 @@ def _as_enabled(policy: Policy) -> Policy:
     return replace(policy, is_swap_enabled=True)
 
 
-def _make_data(bench: Bench, document: Document):
+def _make_data(bench: Bench, document: Document) -> SyntheticData:
     vocabulary = document.get("model", "model_config", "vocab_size")
     size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
     if size < 2:
@@ -188,6 +188,6 @@ def _plan(bench: Bench, off: Simulated) -> Variant:
     return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
 
 
-def _ask_plan(bench: Bench, budget_bytes: int):
+def _ask_plan(bench: Bench, budget_bytes: int) -> Answer:
     words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
     return ask(["plan", str(bench.file("yaml")), *words])

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
+from mindswap.document.nodes import Document
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
@@ -81,7 +82,7 @@ def _refuse_true_in_options(options: list[str]) -> None:
             raise LaunchError(f"--options {word}: MindFormers reads True as False there\n    fix: --{key} True")
 
 
-def _quiet_cpu(document) -> None:
+def _quiet_cpu(document: Document) -> None:
     """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
     target = document.get("context", "device_target")
     if target is not None and target.value == "CPU":

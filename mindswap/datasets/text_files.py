@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NoReturn
 
 from mindswap.errors import DataError
 
@@ -67,7 +68,7 @@ def find_text_sources(names: list[str]) -> list[TextSource]:
 
 
 def _files_of_folder(folder: Path) -> list[TextSource]:
-    def give_up(error: OSError):
+    def give_up(error: OSError) -> NoReturn:
         raise error
 
     found = []

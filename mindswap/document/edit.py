@@ -194,7 +194,7 @@ def is_same(left: object, right: object) -> bool:
     """Equal in type and value; NaN equals NaN, a tuple a list. Parts that are shared are compared once."""
     seen: set[tuple[int, int]] = set()
 
-    def compare(a, b) -> bool:
+    def compare(a: object, b: object) -> bool:
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             if (id(a), id(b)) in seen:
                 return True

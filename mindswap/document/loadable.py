@@ -4,6 +4,8 @@ Source: `MindFormerConfig._file2dict` and `check_yaml_depth_before_loading` of m
 most 10 mappings in each other, `yaml.safe_load`, and the top level sorted by key.
 """
 
+from typing import cast
+
 import yaml
 
 from mindswap.document.problem import Level, Location, Problem
@@ -30,7 +32,7 @@ def find_load_problem(text: str, file: str) -> Problem | None:
     """
     loader = LOADER(text)  # its grammar is good: that was read before
     try:
-        node = loader.get_single_node()
+        node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document
         too_deep = _deepest(node)
         if too_deep is not None:
             depth, place = too_deep
@@ -43,7 +45,6 @@ def find_load_problem(text: str, file: str) -> Problem | None:
         reason = error.problem or error.context
         return _problem(file, mark, "yaml-value", f"PyYAML, and so MindFormers, refuses the file: {reason}")
     except TypeError:
-        assert node is not None
         first = node.value[0][0]
         key = next((key for key, _ in node.value if key.tag != first.tag), first)
         message = "keys of the top level are of different types, and MindFormers sorts them"
@@ -55,7 +56,7 @@ def find_load_problem(text: str, file: str) -> Problem | None:
     return None
 
 
-def _deepest(node) -> tuple[int, yaml.Mark] | None:
+def _deepest(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
     """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
     depth_of: dict[int, int] = {}
     stack = [(node, False)]
@@ -77,6 +78,6 @@ def _deepest(node) -> tuple[int, yaml.Mark] | None:
     return depth, node.start_mark
 
 
-def _problem(file: str, mark, rule: str, message: str, allowed: str = "") -> Problem:
+def _problem(file: str, mark: yaml.Mark | None, rule: str, message: str, allowed: str = "") -> Problem:
     place = Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file, 1, 1)
     return Problem(place, rule, Level.ERROR, message, allowed)

@@ -4,9 +4,8 @@
 document is a graph without cycles and is never expanded.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from mindswap.document.problem import Location, Problem
@@ -31,6 +30,10 @@ class Node:
     value: Any = None
     items: "tuple[Node, ...] | None" = None
     entries: "tuple[Entry, ...] | None" = None
+    _entry_of: "dict[object, Entry]" = field(init=False)  # derived: the entries that count, by their keys
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_entry_of", {entry.key: entry for entry in self.entries or ()})
 
     @property
     def is_null(self) -> bool:
@@ -46,10 +49,6 @@ class Node:
             return "a mapping"
         names = {bool: "a bool", int: "an integer", float: "a float", str: "a string", type(None): "null"}
         return names.get(type(self.value), type(self.value).__name__)
-
-    @cached_property
-    def _entry_of(self) -> "dict[object, Entry]":
-        return {entry.key: entry for entry in self.entries or ()}
 
     def unique_entries(self) -> "tuple[Entry, ...]":
         """The entries of a mapping that count, one per key."""
@@ -181,7 +180,7 @@ def _show_parts(value: object, room: int) -> Iterator[str]:
         yield repr(value)[:room]
 
 
-def _show_sequence(opening, pairs, closing, room):
+def _show_sequence(opening: str, pairs: Iterable[tuple[object, object]], closing: str, room: int) -> Iterator[str]:
     yield opening
     for index, (key, child) in enumerate(pairs):
         prefix = (", " if index else "") + ("" if key is None else "".join(_show_parts(key, room)) + ": ")

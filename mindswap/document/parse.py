@@ -121,7 +121,7 @@ class _Builder:
         self.file = file
         self.is_stopped = False
         self._stack: list[_Frame] = []
-        self._anchors: dict[str, Node | _Frame] = {}
+        self._anchors: dict[str | None, Node | _Frame] = {}
         self._root: Node | None = None
         self._num_documents = 0
         self._num_merged = 0
@@ -161,7 +161,7 @@ class _Builder:
         self.report(location, rule, message, allowed, fix)
         self.is_stopped = True
 
-    def _open(self, event, location: Location) -> None:
+    def _open(self, event: yaml.CollectionStartEvent, location: Location) -> None:
         path = self._stack[-1].child_path() if self._stack else ""
         if len(self._stack) >= MAX_DEPTH:
             self._stop(location, "yaml-depth", "nested too deep", f"at most {MAX_DEPTH} levels (MindFormers takes 10)")
@@ -183,10 +183,10 @@ class _Builder:
             self._anchors[frame.anchor] = node
         self._place(node, node.location)
 
-    def _add_scalar(self, event, location: Location) -> None:
+    def _add_scalar(self, event: yaml.ScalarEvent, location: Location) -> None:
         tag = event.tag
         if tag is None or tag == "!":
-            tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)
+            tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
             if tag == _TAG + "value" and self._stack and self._stack[-1].awaits_key():
                 tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
         node = Node(location, self._construct(tag, event, location))
@@ -194,7 +194,7 @@ class _Builder:
             self._anchors[event.anchor] = node
         self._place(node, location, is_merge=tag == _TAG + "merge")
 
-    def _construct(self, tag: str, event, location: Location) -> object:
+    def _construct(self, tag: str, event: yaml.ScalarEvent, location: Location) -> object:
         if tag in (_TAG + "str", _TAG + "merge"):
             return event.value
         constructor = self._scalars.yaml_constructors.get(tag)
@@ -203,7 +203,9 @@ class _Builder:
             self.report(location, "yaml-tag", message, "plain YAML", "delete the tag, or quote the value")
             return event.value
         try:
-            value = constructor(self._scalars, yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark))
+            # types-PyYAML wants the mark of the slow reader; that of libyaml has the same fields.
+            node = yaml.ScalarNode(tag, event.value, event.start_mark, event.end_mark)  # type: ignore[arg-type]
+            value = constructor(self._scalars, node)
             if not is_huge(value):
                 return value
         except (yaml.YAMLError, ValueError, OverflowError, KeyError, IndexError, AttributeError, TypeError):
@@ -212,7 +214,7 @@ class _Builder:
         self.report(location, "yaml-value", message, fix="quote it")
         return event.value
 
-    def _add_alias(self, event, location: Location) -> None:
+    def _add_alias(self, event: yaml.AliasEvent, location: Location) -> None:
         target = self._anchors.get(event.anchor)
         if isinstance(target, Node):
             self._place(target, location)
@@ -280,7 +282,7 @@ def _unreadable(location: Location, rule: str, message: str, allowed: str = "", 
     return Document(location.file, None, (problem,))
 
 
-def _mark_location(file: str, mark) -> Location:
+def _mark_location(file: str, mark: "yaml.Mark | yaml._yaml.Mark | None") -> Location:
     return Location(file, mark.line + 1, mark.column + 1) if mark is not None else Location(file)
 
 

@@ -1,5 +1,6 @@
 """A problem found in a configuration: plain data that only `report/` turns into text."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,7 +25,7 @@ class Location:
     line: int = 0
     column: int = 0
 
-    def __str__(self):
+    def __str__(self) -> str:
         return f"{self.file}:{self.line}:{self.column}" if self.line else self.file
 
 
@@ -49,6 +50,6 @@ class Problem:
     fix: str = ""
 
 
-def sort_problems(problems):
+def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """The problems in file order, duplicates dropped."""
     return tuple(sorted(dict.fromkeys(problems), key=lambda p: (p.location, p.rule, p.message)))

@@ -1,6 +1,6 @@
 """What a policy asked for against what the compiler did, layer by layer. Pure."""
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import Enum
 
@@ -165,7 +165,7 @@ class _LayerComparison:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
         return graph.owner(node).layer_index == self.index
 
-    def _missing(self):
+    def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
         still_kept = {value_key(self.graph, node) for node in self.graph.kept_nodes}
         for node in self.baseline.kept_nodes:
@@ -175,7 +175,7 @@ class _LayerComparison:
             if self._is_asked(self.baseline, node):
                 yield node
 
-    def _idle(self):
+    def _idle(self) -> Iterator[Idle]:
         """Entries none of whose operators is the producer of a pair."""
         moved = {place for pair in self.pairs for place in places_of(self.graph, pair.producer)}
         for entry, keys in self._entries():
@@ -194,7 +194,7 @@ class _LayerComparison:
             else:
                 yield Idle(entry, IdleReason.NOT_NEEDED, self._kept_users(nodes))
 
-    def _idle_recompute(self):
+    def _idle_recompute(self) -> Iterator[Idle]:
         """What is to be recomputed and is not; a weight that is gathered again goes by its own rules."""
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
@@ -219,7 +219,7 @@ class _LayerComparison:
         """A view that stays at the place of a named one, and has not its settings."""
         return node.op in VIEW_OPS and node in self.graph.kept_nodes and node.attributes.get("offload") is not True
 
-    def _beyond_specification(self):
+    def _beyond_specification(self) -> Iterator[SwapPair]:
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
         recomputed_inputs = {
             resolve_storage(self.graph, name).name
@@ -232,7 +232,7 @@ class _LayerComparison:
             if resolve_storage(self.graph, pair.producer.name).name in recomputed_inputs:
                 yield pair
 
-    def _entries(self):
+    def _entries(self) -> Iterator[tuple[str, set[Place]]]:
         """Each entry of the policy that acts in this layer, with the primitives it names."""
         by_entry: dict[str, set[Place]] = {}
         for claim in self.decisions.offloads:

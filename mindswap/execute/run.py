@@ -82,7 +82,13 @@ def run_step(
 
 class _Run:
     def __init__(
-        self, graph: Graph, code: StepCode, timetable: StepTimetable, inputs, kernels: Kernels, memory: DeviceMemory
+        self,
+        graph: Graph,
+        code: StepCode,
+        timetable: StepTimetable,
+        inputs: Mapping[str, np.ndarray],
+        kernels: Kernels,
+        memory: DeviceMemory,
     ):
         self.code = code
         self.timetable = timetable

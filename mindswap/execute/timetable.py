@@ -218,7 +218,11 @@ class _Planner:
         return sorted(found, key=lambda entry: entry[1])
 
     def _execution_order(
-        self, forward: Sequence[Node], backward: Sequence[Node], kernels: Sequence[Node], fetches
+        self,
+        forward: Sequence[Node],
+        backward: Sequence[Node],
+        kernels: Sequence[Node],
+        fetches: Iterable[tuple[Fetch, int]],
     ) -> list[Node]:
         """All operators and copies as the device gets them."""
         before: dict[str, list[Node]] = {}

@@ -123,7 +123,9 @@ class _Builder:
         self.forward.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
         self._make(name, value, True)
 
-    def _node(self, name, op, operator: Operator, index, inputs, outputs) -> Node:
+    def _node(
+        self, name: str, op: str, operator: Operator, index: int, inputs: tuple[str, ...], outputs: tuple[Value, ...]
+    ) -> Node:
         layer = operator.layer_index
         *cell, _ = operator.path
         where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"

@@ -5,6 +5,7 @@ until its last use there; a swapped one leaves after its copy out and comes back
 Copies take no time here: the simulator knows about time, this is what must be there in any case.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
@@ -58,7 +59,7 @@ def find_peak(graph: Graph, sample: LayerSample) -> Peak:
     return Peak(peak, node, is_forward)
 
 
-def _lifetimes(graph: Graph):
+def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
     """(first moment, last moment, bytes) of every activation; backward follows forward in one count."""
     offset = len(graph.forward)
     parameter_of = {saved.forward_name: saved.backward_name for saved in graph.saved}
@@ -105,7 +106,7 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
     return last
 
 
-def _uncompiled(graph: Graph, sample: LayerSample):
+def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
     """What the layers keep that the sample leaves out, while the one that stands for them waits for backward."""
     offset = len(graph.forward)
     kept: dict[int, int] = {}

@@ -6,6 +6,7 @@ The message itself comes from an adapter, because its schema ships with MindSpor
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -14,6 +15,9 @@ from mindswap.graph.ranks.branches import Branches
 from mindswap.graph.untagged import place_untagged
 
 __all__ = ["load_graph"]
+
+Message = Any  # of MindSpore's protobuf, whose classes come with MindSpore
+Primitives = Mapping[str, Message]  # by name
 
 # How MindSpore marks the two functions that autodiff makes of a lazy_inline cell.
 FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
@@ -32,7 +36,7 @@ UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
 LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
-def load_graph(model, layer_list: str | None = None, tag: str | None = None) -> Graph:
+def load_graph(model: Message, layer_list: str | None = None, tag: str | None = None) -> Graph:
     """The training step in one compiled model.
 
     Args:
@@ -174,20 +178,20 @@ def _place_gradients(
     return tuple(nodes)
 
 
-def _find_partial(function, primitives):
-    """The node that binds what backward needs; autodiff puts it last."""
+def _find_partial(function: Message, primitives: Primitives) -> Message:
+    """The node that binds what backward needs; autodiff puts it last. None if there is none."""
     for node in reversed(function.node):
         if _op_name(node, primitives) == "Partial":
             return node
     return None
 
 
-def _op_name(node, primitives) -> str:
+def _op_name(node: Message, primitives: Primitives) -> str:
     reference = node.op_type.removeprefix("REF::")
     return primitives[reference].op_type if reference in primitives else node.op_type
 
 
-def _identities(function) -> dict[str, str]:
+def _identities(function: Message) -> dict[str, str]:
     """The compiler's id of each operator: a gradient carries that of its forward operator, a copy the same."""
     found = {}
     for node in function.node:
@@ -197,7 +201,7 @@ def _identities(function) -> dict[str, str]:
     return found
 
 
-def _read_nodes(function, primitives, layer_list: str | None) -> Iterator[Node]:
+def _read_nodes(function: Message, primitives: Primitives, layer_list: str | None) -> Iterator[Node]:
     for node in function.node:
         if node.op_type == "Constant":
             continue
@@ -220,7 +224,7 @@ def _read_nodes(function, primitives, layer_list: str | None) -> Iterator[Node]:
         )
 
 
-def _read_constants(function) -> Iterator[tuple[str, int | tuple[int, ...]]]:
+def _read_constants(function: Message) -> Iterator[tuple[str, int | tuple[int, ...]]]:
     for node in function.node:
         if node.op_type == "Constant" and node.attribute:
             value = _read_value(node.attribute[0])
@@ -229,14 +233,14 @@ def _read_constants(function) -> Iterator[tuple[str, int | tuple[int, ...]]]:
                 yield node.output[0], value
 
 
-def _read_constant_types(functions) -> Iterator[tuple[str, TensorType]]:
+def _read_constant_types(functions: Iterable[Message]) -> Iterator[tuple[str, TensorType]]:
     for function in functions:
         for node in function.node:
             if node.op_type == "Constant" and node.attribute and len(node.attribute[0].tensors) == 1:
                 yield node.output[0], _tensor_type(node.attribute[0].tensors[0])
 
 
-def _read_parameter_types(functions) -> Iterator[tuple[str, TensorType]]:
+def _read_parameter_types(functions: Iterable[Message]) -> Iterator[tuple[str, TensorType]]:
     for function in functions:
         for parameter in function.input:
             if len(parameter.tensor) == 1:
@@ -263,20 +267,20 @@ def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
     return layer_index, ".".join(names)
 
 
-def _read_types(node) -> Iterator[TensorType]:
+def _read_types(node: Message) -> Iterator[TensorType]:
     for attribute in node.attribute:
         if attribute.name == "shape":
             yield from _flatten_types(attribute)
 
 
-def _flatten_types(attribute) -> Iterator[TensorType]:
+def _flatten_types(attribute: Message) -> Iterator[TensorType]:
     for tensor in attribute.tensors:
         yield _tensor_type(tensor)
     for value in attribute.values:
         yield from _flatten_types(value)
 
 
-def _tensor_type(tensor) -> TensorType:
+def _tensor_type(tensor: Message) -> TensorType:
     dtype = tensor.DataType.Name(tensor.data_type).lower()
     size = BYTES_PER_ELEMENT.get(dtype, 0)
     for dim in tensor.dims:
@@ -284,7 +288,7 @@ def _tensor_type(tensor) -> TensorType:
     return TensorType(tuple(tensor.dims), "float32" if dtype == "float" else dtype, size)
 
 
-def _read_value(attribute):
+def _read_value(attribute: Message) -> Any:
     """Plain Python value of a primitive's attribute; only the kinds that mindswap reads."""
     kind = attribute.AttributeType.Name(attribute.type)
     if kind == "BOOL":

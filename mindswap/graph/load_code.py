@@ -6,7 +6,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindswap.graph.load import BACKWARD_MARK, BYTES_PER_ELEMENT, FORWARD_MARK
+from mindswap.graph.load import BACKWARD_MARK, BYTES_PER_ELEMENT, FORWARD_MARK, Message, Primitives
 from mindswap.graph.model import TensorType
 
 __all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
@@ -77,7 +77,7 @@ class StepCode:
     constants: Mapping[str, object]
 
 
-def load_code(model) -> StepCode:
+def load_code(model: Message) -> StepCode:
     """The code of one compiled step with lazy_inline on.
 
     Args:
@@ -100,7 +100,7 @@ def _hands_over(function: Function) -> bool:
     return any(isinstance(entry, Instruction) and entry.op == "Partial" for entry in function.instructions)
 
 
-def _read_function(function, primitives) -> Function:
+def _read_function(function: Message, primitives: Primitives) -> Function:
     instructions: list[Instruction | Call] = []
     for node in function.node:
         if node.op_type == "Constant":
@@ -117,7 +117,7 @@ def _read_function(function, primitives) -> Function:
     return Function(function.name, parameters, tuple(instructions), function.output[0].name)
 
 
-def _read(entry) -> object:
+def _read(entry: Message) -> object:
     """Value of an attribute or a constant; a number stands alone or as the only one of a list."""
     kind = entry.AttributeType.Name(entry.type)
     if kind in INTEGERS:
@@ -141,7 +141,7 @@ def _read(entry) -> object:
     return Unknown(kind)
 
 
-def _type(tensor) -> TensorType:
+def _type(tensor: Message) -> TensorType:
     dtype = tensor.DataType.Name(tensor.data_type).lower()
     size = BYTES_PER_ELEMENT.get(dtype, 0)
     for dim in tensor.dims:

@@ -8,6 +8,7 @@ and no rule for its cut.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum, Flag, auto
+from typing import Any
 
 __all__ = [
     "BOOKKEEPING_OPS",
@@ -172,7 +173,7 @@ class Operators:
     products: tuple[int, int] | None = None
 
 
-def _ops(names: str, kind: OpClass = OpClass.ELEMENTWISE, traits: Trait = Trait.NONE, **rest) -> Operators:
+def _ops(names: str, kind: OpClass = OpClass.ELEMENTWISE, traits: Trait = Trait.NONE, **rest: Any) -> Operators:
     return Operators(tuple(names.split()), kind, traits, **rest)
 
 

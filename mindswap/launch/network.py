@@ -2,14 +2,20 @@
 
 import errno
 import socket
+from collections.abc import Iterator
 
 from mindswap.errors import LaunchError
 
 __all__ = ["check_port", "free_port"]
 
 
-def check_port(address: str, port: int) -> None:
+def check_port(address: str, port: int, fix: str = "") -> None:
     """Raise if the master runs here and its port is taken; a port of another machine is not checked.
+
+    Args:
+        address: of the master.
+        port: of the master.
+        fix: what is typed before the free port, such as `add --master_port=`.
 
     Raises:
         LaunchError: naming a free port; or the address is unknown.
@@ -21,9 +27,8 @@ def check_port(address: str, port: int) -> None:
     if _listen_error(family, (place[0], 0, *place[2:])) or not _listen_error(family, place):
         return
     free = next((p for p in _others(port) if not _listen_error(family, (place[0], p, *place[2:]))), None)
-    raise LaunchError(
-        f"MASTER_PORT {port} of {address} is in use\n    fix:     {free} is free (ss -ltnp shows who has {port})"
-    )
+    use = f"{fix}{free}" if fix else f"{free} is free"
+    raise LaunchError(f"MASTER_PORT {port} of {address} is in use\n    fix:     {use} (ss -ltnp shows who has {port})")
 
 
 def free_port() -> int:
@@ -33,7 +38,7 @@ def free_port() -> int:
         return server.getsockname()[1]
 
 
-def _others(port: int):
+def _others(port: int) -> Iterator[int]:
     yield from range(port + 1, min(port + 1000, 65536))
     yield from range(1024, port)
 

@@ -35,12 +35,13 @@ def split_order(order: str) -> list[str]:
     return words
 
 
-def worker_command(words: list[str]) -> tuple[list[str], str | None]:
+def worker_command(words: list[str], source: str = "EXECUTE_ORDER") -> tuple[list[str], str | None]:
     """What Python shall run in every worker.
 
     Args:
         words: the order, split: `run_mindformer.py ARGS`, another script, only options (for the
             package's own entry), or any of these after `python` or `python -m mindswap run`.
+        source: where the words stand, for messages.
 
     Returns:
         The arguments of Python, `-m mindswap run ...`, and a remark for the user.
@@ -53,7 +54,7 @@ def worker_command(words: list[str]) -> tuple[list[str], str | None]:
     if words[: len(_PLUGIN)] == _PLUGIN:
         words = words[len(_PLUGIN) :]
     if words and words[0] == "-m":
-        raise LaunchError(f"EXECUTE_ORDER: python -m {' '.join(words[1:2])} cannot run with the plugin{_ALLOWED}")
+        raise LaunchError(f"{source}: python -m {' '.join(words[1:2])} cannot run with the plugin{_ALLOWED}")
     if not words or words[0].startswith("-"):
         return [*_PLUGIN, *words], None
     script = Path(words[0])
@@ -61,7 +62,7 @@ def worker_command(words: list[str]) -> tuple[list[str], str | None]:
         return [*_PLUGIN, *words], None
     if script == Path(_ENTRY):
         return [*_PLUGIN, *words[1:]], f"no {_ENTRY} in this folder: mindswap's own entry takes its place"
-    raise LaunchError(f"EXECUTE_ORDER: no script {words[0]!r} in {Path.cwd()}{_ALLOWED}")
+    raise LaunchError(f"{source}: no script {words[0]!r} in {Path.cwd()}{_ALLOWED}")
 
 
 def _is_file(path: Path) -> bool:

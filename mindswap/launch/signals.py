@@ -3,6 +3,8 @@
 import contextlib
 import signal
 from collections.abc import Iterator
+from types import FrameType
+from typing import NoReturn
 
 __all__ = ["Stopped", "signals_raise"]
 
@@ -26,7 +28,7 @@ def signals_raise(*, only_first: bool = False) -> Iterator[None]:
         only_first: nothing interrupts what the first signal brings about.
     """
 
-    def stop(number, frame):
+    def stop(number: int, frame: FrameType | None) -> NoReturn:
         if only_first:
             for other in before:
                 signal.signal(other, signal.SIG_IGN)

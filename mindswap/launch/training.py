@@ -1,6 +1,7 @@
 """The command line of one training: a script or the package's own entry, its options, its configuration."""
 
 import argparse
+import difflib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,5 +53,9 @@ def find_option(options: list[str], name: str) -> str | None:
 def _find_config(options: list[str]) -> Path:
     config = find_option(options, "--config")
     if config is None:
+        if near := difflib.get_close_matches(
+            ADAPTIVE_FLAG, [word for word in options if word != ADAPTIVE_FLAG], 1, 0.9
+        ):
+            raise LaunchError(f"{near[0]}: no such option\n    fix: {ADAPTIVE_FLAG}")
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     return Path(config)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.megatron.modules import find_operators, known_modules, possible_modules
 from mindswap.megatron.options import MegatronOptions
 from mindswap.megatron.placement import block_layers, group_ends, place_layers
@@ -151,7 +151,7 @@ class _Translation:
         self._say_shared(purpose, modules, place)
         return found
 
-    def _say_shared(self, purpose: str, modules: tuple[str, ...], place) -> None:
+    def _say_shared(self, purpose: str, modules: tuple[str, ...], place: Location) -> None:
         """One operator makes the inputs of both norms of a layer: with one of them goes the other."""
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
         if purpose == "offload" and len(norms) == 1:

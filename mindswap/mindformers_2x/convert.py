@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mindswap.mindformers_2x.effect import Effect, LayerMap
 from mindswap.mindformers_2x.layers import layers_in_words, to_specs
 from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
-from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
+from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 
 __all__ = ["Converted", "to_1_9", "to_2x"]
 
@@ -123,7 +123,9 @@ def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]
     return sections
 
 
-def _modules_2x(entries, num_layers: int, whole: Iterable[int], names: Names, lost: list[str]) -> dict[str, list[str]]:
+def _modules_2x(
+    entries: Iterable[OpRecompute], num_layers: int, whole: Iterable[int], names: Names, lost: list[str]
+) -> dict[str, list[str]]:
     found: dict[str, set[int]] = {}
     for entry in entries:
         for pattern in patterns_to_2x(entry.pattern, names, lost):

@@ -6,7 +6,6 @@ Where the paths of a layer are not known, a pattern stands for itself.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from mindswap.mindformers_2x.match import is_below, match_paths
 from mindswap.mindformers_2x.settings import Settings, Target
@@ -87,7 +86,7 @@ class Effect:
     layers: tuple[LayerEffect, ...]
     unmatched: tuple[tuple[str, str], ...]
 
-    @cached_property
+    @property
     def swaps_anything(self) -> bool:
         """Whether any layer moves anything."""
         return any(layer.is_swapped or layer.swapped for layer in self.layers)

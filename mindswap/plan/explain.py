@@ -12,8 +12,8 @@ from mindswap.plan.result import Plan
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.words import format_layers
-from mindswap.simulate.block_arrays import arrays_of
-from mindswap.simulate.blocks import Block, BlockTensor
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockTensor
 from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
@@ -54,7 +54,7 @@ def saved_by_label(block: Block, fate: Fate) -> dict[str, int]:
         block: a layer.
         fate: only what fares so.
     """
-    arrays = arrays_of(block)
+    arrays = block.arrays
     own = arrays.own
     wasted = (own.num_copies > 0) & own.is_held
     by_fate = {Fate.KEPT: own.num_copies == 0, Fate.SWAPPED: (own.num_copies > 0) & ~own.is_held, Fate.WASTED: wasted}

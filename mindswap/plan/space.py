@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.block import Block
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes

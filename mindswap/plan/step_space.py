@@ -12,8 +12,7 @@ from mindswap.plan.space import KEEP, Figures, Score, Space
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
-from mindswap.simulate.block_arrays import arrays_of, with_copies
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.block import Block
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
@@ -40,7 +39,7 @@ class Catalog:
     Attributes:
         kinds: compiled layer that stands for each layer of the model.
         items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
-        freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them.
+        freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable.
         uses: for each compiled layer, which operators use whose output; empty after `coupled`.
     """
 
@@ -54,7 +53,9 @@ class Catalog:
 
     def coupled(self) -> "Catalog":
         """The same if swaps of what recomputed operators use are allowed."""
-        return replace(self, conflicts=np.zeros_like(self.conflicts), uses=({},) * len(self.uses))
+        free = np.zeros_like(self.conflicts)
+        free.flags.writeable = False
+        return replace(self, conflicts=free, uses=({},) * len(self.uses))
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
@@ -83,19 +84,23 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
     items = tuple((WHOLE_LAYER, *(found.get(label, NO_ITEM) for label in labels)) for found in by_layer)
     num_ways = max(len(item.recompute_names) for row in items for item in row)
     shape = (len(items), len(labels) + 1)
-    catalog = Catalog(
-        captured.sample.layer_map,
-        items,
-        np.zeros((*shape, 1 + num_ways), np.int64),
-        np.zeros((*shape, 1 + num_ways), np.int64),
-        np.zeros(shape, np.int64),
-        np.zeros((*shape, 1 + num_ways, shape[1]), bool),
-        find_uses(model),
-    )
+    kinds, uses = captured.sample.layer_map, find_uses(model)
+    freed_bytes = np.zeros((*shape, 1 + num_ways), np.int64)
+    recompute_ns = np.zeros_like(freed_bytes)
+    copy_ns = np.zeros(shape, np.int64)
+    conflicts = np.zeros((*shape, 1 + num_ways, shape[1]), bool)
     for position, row in enumerate(items):
-        _measure(model, catalog, position, row if allow.recompute else (), row if allow.swap else ())
-        _find_conflicts(catalog, position)
-    return catalog
+        layer_index = kinds.index(position)
+        if allow.recompute:
+            freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_figures(
+                model, layer_index, row, num_ways
+            )
+        if allow.swap:
+            freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
+        conflicts[position] = _find_conflicts(uses[position], row, freed_bytes[position])
+    for array in (freed_bytes, recompute_ns, copy_ns, conflicts):
+        array.flags.writeable = False
+    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, uses)
 
 
 def _with_known_names(item: Item, layer: CellNode) -> Item:
@@ -105,36 +110,53 @@ def _with_known_names(item: Item, layer: CellNode) -> Item:
     return replace(item, swap_names=item.swap_names * paths.issuperset(item.swap_names), recompute_names=ways)
 
 
-def _measure(
-    model: StepModel, catalog: Catalog, position: int, recomputed: Sequence[Item], swapped: Sequence[Item]
-) -> None:
-    """Fills in the figures of one compiled layer."""
-    layer_index = catalog.kinds.index(position)
+def _recompute_figures(
+    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each way of recompute of a layer frees, and the time that it takes: int64, shape (num_items, num_ways)."""
+    freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
-    for i, item in enumerate(recomputed):
-        for way in range(1, 1 + len(item.recompute_names)):
-            again = model.layer_block(_recompute_policy([(item, way)]), layer_index)
-            freed_bytes = _kept_bytes(plain) - _kept_bytes(again)
-            if freed_bytes > 0:
-                catalog.freed_bytes[position, i, way] = freed_bytes
-                catalog.recompute_ns[position, i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
+    for i, item in enumerate(row):
+        for way in range(len(item.recompute_names)):
+            again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
+            freed = _kept_bytes(plain) - _kept_bytes(again)
+            if freed > 0:
+                freed_bytes[i, way] = freed
+                recompute_ns[i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
+    return freed_bytes, recompute_ns
+
+
+def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
+    """What each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
+    freed_bytes, copy_ns = np.zeros((2, len(row)), np.int64)
     held = {label for label, names in model.keepers(Policy(), layer_index).items() if HELD in names}
-    for i, item in enumerate(swapped):
+    for i, item in enumerate(row):
         if item.swap_names and held.isdisjoint(item.producers):
-            catalog.freed_bytes[position, i, 0] = item.size_bytes
+            freed_bytes[i] = item.size_bytes
             out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
             in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
-            catalog.copy_ns[position, i] = max(out_ns, in_ns)
+            copy_ns[i] = max(out_ns, in_ns)
+    return freed_bytes, copy_ns
 
 
-def _find_conflicts(catalog: Catalog, position: int) -> None:
-    """Fills in which swaps take no effect beside which recompute, in one compiled layer."""
-    row = catalog.items[position]
-    for i, way in np.argwhere(catalog.freed_bytes[position, :, 1:] > 0).tolist():
+def _find_conflicts(uses: Uses, row: Sequence[Item], freed_bytes: np.ndarray) -> np.ndarray:
+    """Which swaps take no effect beside which recompute, in one compiled layer.
+
+    Args:
+        uses: which operators of the layer use whose output.
+        row: its items.
+        freed_bytes: by each decision, shape (num_items, 1 + num_ways).
+
+    Returns:
+        bool, shape (num_items, 1 + num_ways, num_items): item and way of recompute, item that is swapped.
+    """
+    conflicts = np.zeros((*freed_bytes.shape, len(row)), bool)
+    for i, way in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
         recomputed = _recomputed_names(row[i], 1 + way)
-        for j in np.flatnonzero(catalog.freed_bytes[position, :, 0] > 0).tolist():
-            idle = idle_swaps(catalog.uses[position], row[j].swap_names, recomputed)
-            catalog.conflicts[position, i, 1 + way, j] = i != j and bool(idle)
+        for j in np.flatnonzero(freed_bytes[:, 0] > 0).tolist():
+            idle = idle_swaps(uses, row[j].swap_names, recomputed)
+            conflicts[i, 1 + way, j] = i != j and bool(idle)
+    return conflicts
 
 
 def _recomputed_names(item: Item, way: int) -> tuple[str, ...]:
@@ -142,12 +164,12 @@ def _recomputed_names(item: Item, way: int) -> tuple[str, ...]:
 
 
 def _kept_bytes(block: Block) -> int:
-    tensors = arrays_of(block).own
+    tensors = block.arrays.own
     return int(tensors.size_bytes[tensors.is_forward & (tensors.first_backward != NO_OP)].sum())
 
 
 def _backward_ns(block: Block) -> int:
-    return int(arrays_of(block).backward.duration_ns.sum())
+    return int(block.arrays.backward.duration_ns.sum())
 
 
 def _recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
@@ -232,7 +254,7 @@ class Rows:
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
-        return with_copies(block, copies)
+        return block.with_copies(copies)
 
 
 class _ModelSpace(Space):

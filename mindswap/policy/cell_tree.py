@@ -4,9 +4,8 @@ An adapter makes the tree from a real network, or it is read from a table of the
 (`data/families/`); matching and the rules need nothing else.
 """
 
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 __all__ = ["CellNode", "LayerTrees"]
 
@@ -26,13 +25,13 @@ class CellNode:
     type_name: str
     is_primitive: bool = False
     children: tuple["CellNode", ...] = ()
+    _hash: int = field(init=False, repr=False, compare=False)
 
-    @functools.cached_property
-    def _hash(self) -> int:
-        return hash((self.name, self.type_name, self.is_primitive, self.children))
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_hash", hash((self.name, self.type_name, self.is_primitive, self.children)))
 
     def __hash__(self) -> int:
-        """Found once: trees are keys of what patterns match, which planners ask for thousands of times."""
+        """Found when it is made: trees are keys of what patterns match, which planners ask for thousands of times."""
         return self._hash
 
     def walk(self, prefix: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], "CellNode"]]:

@@ -6,6 +6,7 @@ a primitive.
 """
 
 import functools
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import regex
@@ -112,7 +113,7 @@ def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
     return tuple(_match_parts(parts, layer, ()))
 
 
-def _match_parts(parts, node, path):
+def _match_parts(parts: Sequence[str], node: CellNode, path: tuple[str, ...]) -> Iterator[Match]:
     for child in node.children:
         if not _is_match(parts[0], child.name):
             continue

@@ -274,7 +274,16 @@ class _Reader:
             for name in default_operators(option, self.use_legacy):
                 self._add_select(option, path, node, (name, path, node.location), layers, refs, is_default=True)
 
-    def _add_select(self, option, path, node, pattern, layers, refs, is_default=False) -> None:
+    def _add_select(
+        self,
+        option: str,
+        path: str,
+        node: Node,
+        pattern: tuple[str, str, Location],
+        layers: Layers,
+        refs: tuple[LayerRef, ...],
+        is_default: bool = False,
+    ) -> None:
         if layers or refs:
             name, pattern_path, pattern_location = pattern
             self.recompute.append(

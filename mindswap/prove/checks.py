@@ -1,7 +1,7 @@
 """Every statement of a proof held against the runs. Pure."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, typical_ns
 from mindswap.units import format_bytes, format_time
@@ -143,7 +143,16 @@ def _check_figures(proof: Proof, variant: Variant, measured: Measured, simulated
         yield _overlap(variant.name, measured, simulated, is_cpu)
 
 
-def _figure(variant, name, expected, seen, tolerance, form, reason, is_cpu) -> Check:
+def _figure(
+    variant: str,
+    name: str,
+    expected: int,
+    seen: int | None,
+    tolerance: int,
+    form: Callable[[int], str],
+    reason: str,
+    is_cpu: bool,
+) -> Check:
     wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
     if not seen or is_cpu:
         text = "" if seen is None else f"{form(seen)} on this CPU"

@@ -8,7 +8,7 @@ from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.tables import format_layers, format_table
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json"]
+__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "rows_of"]
 
 COLUMNS = ("kept", "swapped", "recomputed", "op_swap alone frees")
 
@@ -61,7 +61,7 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
     for name, layer in groups:
         rows.append((name, *_sizes(_sum(name, layer.operators), unit)))
         if by != "layer":
-            operators = layer.operators if by == "operator" else _by_cell(layer.operators)
+            operators = rows_of(layer, by)
             largest_first = sorted(operators, key=lambda operator: -_weight(operator))
             rows += [(f"    {operator.path}", *_sizes(operator, unit)) for operator in largest_first]
     peak = report.peak
@@ -115,6 +115,13 @@ def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory
         for group in groups.values()
     ]
     return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
+
+
+def rows_of(layer: LayerMemory, by: str) -> tuple[OperatorMemory, ...]:
+    """What stands in a row: each operator of a layer, those of a cell together, or all of them."""
+    if by == "layer":
+        return (_sum("all operators", layer.operators),)
+    return layer.operators if by == "operator" else tuple(_by_cell(layer.operators))
 
 
 def _sum(name: str, operators: Collection[OperatorMemory]) -> OperatorMemory:

@@ -1,40 +1,62 @@
 """Pictures. Needs matplotlib, which the extra `mindswap[plot]` brings."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.figures import load_figure_class, save_figure
-from mindswap.report.memory import MemoryReport, group_layers
+from mindswap.report.memory import MemoryReport, group_layers, rows_of
+from mindswap.report.simulation.style import MEMORY_STYLES
+from mindswap.simulate.program import MemoryKind
 from mindswap.units import format_bytes
 
 __all__ = ["plot_memory"]
 
 MAX_BARS = 24
-KINDS = (("kept_bytes", "kept on device", "#c0392b"), ("swapped_bytes", "swapped", "#2980b9"),
-         ("recomputed_bytes", "recomputed", "#7f8c8d"))  # fmt: skip
+# Right of the longest bar, for its number.
+ROOM = 1.12
+# The colours that `mindswap simulate` has for the same memory.
+KINDS = (
+    ("kept_bytes", "kept on device", MEMORY_STYLES[MemoryKind.KEPT].light),
+    ("swapped_bytes", "swapped", MEMORY_STYLES[MemoryKind.OFFLOADING].light),
+    ("recomputed_bytes", "recomputed", MEMORY_STYLES[MemoryKind.RECOMPUTED].light),
+)
 
 
-def plot_memory(report: MemoryReport, path: Path, title: str) -> None:
-    """One panel per kind of layer: bytes of each operator, largest on top, kept, swapped and recomputed stacked.
+def plot_memory(report: MemoryReport, path: Path, title: str, by: str = "operator") -> None:
+    """One panel per kind of layer: bytes of each row, largest on top, kept, swapped and recomputed stacked.
+
+    All kinds of layers have one scale; what is outside the layers has its own, as head and loss would dwarf them.
 
     Args:
         report: what `mindswap inspect` measured.
         path: file to write; its ending says the format.
         title: heading of the picture.
+        by: a row per "layer", per "operator" or per "cell".
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
     figure_class = load_figure_class()
     groups = group_layers(report.layers)
-    bars = [_largest(layer) for _, layer in groups]
+    bars = [_largest(rows_of(layer, by)) for _, layer in groups]
     height = 1.6 + sum(0.24 * len(b) + 0.9 for b in bars)
     figure = figure_class(figsize=(11, height), layout="constrained")
-    axes = figure.subplots(len(groups), 1, squeeze=False, sharex=True, height_ratios=[len(b) + 2 for b in bars])[:, 0]
+    axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=[len(b) + 2 for b in bars])[:, 0]
     for axis, (name, layer), operators in zip(axes, groups, bars, strict=True):
-        _draw_panel(axis, name, layer, operators)
+        _draw_panel(axis, name, layer, operators, sum(map(bool, map(_size, rows_of(layer, by)))) - len(operators))
+    is_layer = [layer.layer_index is not None for _, layer in groups]
+    for wanted, label in (
+        (True, "MiB per layer, one micro-batch, one rank"),
+        (False, "MiB, one micro-batch, one rank"),
+    ):
+        panels = [index for index, found in enumerate(is_layer) if found is wanted]
+        longest = max((_size(row) / 2**20 for index in panels for row in bars[index]), default=0)
+        for index in panels:
+            axes[index].set_xlim(0, ROOM * longest or 1)
+        for index in panels[-1:]:
+            axes[index].set_xlabel(label)
     axes[0].legend(loc="lower right", frameon=False)
-    axes[-1].set_xlabel("MiB per layer, one micro-batch, one rank")
     figure.suptitle(
         f"{title}: activations from forward to backward\n{format_bytes(report.kept_bytes)} kept, "
         f"{format_bytes(report.swapped_bytes)} swapped, {format_bytes(report.recomputed_bytes)} recomputed in the step"
@@ -42,24 +64,25 @@ def plot_memory(report: MemoryReport, path: Path, title: str) -> None:
     save_figure(figure, path)
 
 
-def _largest(layer: LayerMemory) -> list[OperatorMemory]:
-    return sorted(layer.operators, key=_size)[-MAX_BARS:]
+def _largest(rows: Collection[OperatorMemory]) -> list[OperatorMemory]:
+    return sorted((row for row in rows if _size(row)), key=_size)[-MAX_BARS:]
 
 
 def _size(operator: OperatorMemory) -> int:
     return operator.kept_bytes + operator.swapped_bytes + operator.recomputed_bytes
 
 
-def _draw_panel(axis, name: str, layer: LayerMemory, operators: list[OperatorMemory]) -> None:
+def _draw_panel(axis, name: str, layer: LayerMemory, operators: list[OperatorMemory], num_left_out: int) -> None:
     left = [0.0] * len(operators)
     labels = [operator.path for operator in operators]
     for attribute, label, colour in KINDS:
         widths = [getattr(operator, attribute) / 2**20 for operator in operators]
-        axis.barh(range(len(operators)), widths, left=left, color=colour, label=label)
+        bars = axis.barh(range(len(operators)), widths, left=left, color=colour, label=label)
         left = [start + width for start, width in zip(left, widths, strict=True)]
+    axis.bar_label(bars, [format_bytes(_size(operator)) for operator in operators], padding=3, fontsize=8)
     axis.set_yticks(range(len(operators)), labels, fontsize=8)
-    rest = len(layer.operators) - len(operators)
-    more = f", {rest} smaller operators not shown" if rest else ""
-    axis.set_title(f"{name}: {format_bytes(layer.kept_bytes)} kept each{more}", loc="left", fontsize=10)
+    more = f", {num_left_out} smaller ones not shown" if num_left_out else ""
+    each = " each" if layer.layer_index is not None else ""
+    axis.set_title(f"{name}: {format_bytes(layer.kept_bytes)} kept{each}{more}", loc="left", fontsize=10)
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(axis="x", alpha=0.3)

@@ -1,6 +1,6 @@
 """A proof as one HTML file without requests, in the style of the page of a simulated step."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from pathlib import Path
 from string import Template
@@ -137,7 +137,7 @@ def _peak(variant: Variant) -> int | None:
     return max((worker.used_peak_bytes or 0 for worker in workers), default=0) or None
 
 
-def _bars(rows: Sequence[tuple[Variant, int | None, int | None]], form) -> str:
+def _bars(rows: Sequence[tuple[Variant, int | None, int | None]], form: Callable[[int], str]) -> str:
     largest = max((value or 0 for _, *values in rows for value in values), default=0)
     parts = []
     for variant, measured, simulated in rows:

@@ -1,6 +1,6 @@
 """A proof as text, and as JSON."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -65,7 +65,15 @@ def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
         peak, step, copies = _measured_figures(proof, variant)
         simulated, calibrated = variant.simulated, variant.calibrated
 
-        def row(name, measured, value, form, variant=variant, simulated=simulated, calibrated=calibrated):
+        def row(
+            name: str,
+            measured: int | None,
+            value: Callable[[Simulated], int],
+            form: Callable[[int], str],
+            variant: Variant = variant,
+            simulated: Simulated | None = simulated,
+            calibrated: Simulated | None = calibrated,
+        ) -> tuple[str, ...]:
             cells = [_form(measured, form)]
             for one in (simulated, calibrated):
                 figure = value(one) if one is not None else None
@@ -96,7 +104,7 @@ def _measured_figures(proof: Proof, variant: Variant) -> tuple[int | None, int |
     return peak, typical_ns(measured, proof.is_profiled), copies
 
 
-def _form(value: int | None, form) -> str:
+def _form(value: int | None, form: Callable[[int], str]) -> str:
     return NOTHING if value is None else form(value)
 
 

@@ -1,10 +1,13 @@
 """What `mindswap verify --execute` does: run the compiled step, and hold it against the plain one and the simulator."""
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
@@ -26,6 +29,9 @@ from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
 from mindswap.session.step import POLICY_SECTIONS, load_step
 from mindswap.simulate.instant import simulate_instant
+
+if TYPE_CHECKING:
+    from mindswap.adapters.execute import Runnable
 
 __all__ = ["execute_config"]
 
@@ -139,7 +145,7 @@ def _runs_on_cpu(document: Document) -> bool:
     return stand_ins is not None and stand_ins.value is True
 
 
-def _ask_mindspore(path: str, plain, values, reference: Executed) -> Witness:
+def _ask_mindspore(path: str, plain: "Runnable", values: Mapping[str, np.ndarray], reference: Executed) -> Witness:
     from mindswap.adapters.execute import run_by_mindspore
 
     try:

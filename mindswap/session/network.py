@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mindswap.adapters.apply import apply_policy, read_tree
 from mindswap.errors import ApplyError
@@ -18,7 +18,7 @@ __all__ = ["apply", "capture", "running_swap"]
 
 
 def apply(
-    network,
+    network: Any,
     policy: Policy,
     layers: str | None = None,
     with_lazy_inline: bool = True,
@@ -59,7 +59,7 @@ def apply(
     return actions
 
 
-def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
+def capture(network: Any, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
     """Forward and backward of any network as MindSpore's frontend compiles them; no device, nothing is run.
 
     What is kept, swapped and recomputed is read from the graph with `mindswap.graph.storage.classify_saved`.
@@ -84,7 +84,7 @@ def capture(network, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
     return adapter.compile_training_graph(network, inputs)
 
 
-def running_swap(network) -> "Swap | None":
+def running_swap(network: Any) -> "Swap | None":
     """The swap that `apply` began on a network in PyNative mode: what it moves, what was predicted, how to end it."""
     from mindswap.adapters.pynative import swap
 

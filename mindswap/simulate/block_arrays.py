@@ -1,14 +1,14 @@
-"""A block as flat arrays, made once, so that eighty layers are put together in a millisecond."""
+"""Operators and tensors of a block as flat arrays."""
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.simulate.blocks import Block, BlockOp, BlockTensor
+from mindswap.simulate.block_parts import BlockOp, BlockTensor
 from mindswap.simulate.program import NO_OP, MemoryKind
 
-__all__ = ["BlockArrays", "PassArrays", "TensorArrays", "arrays_of", "with_copies"]
+__all__ = ["BlockArrays", "PassArrays", "TensorArrays", "make_arrays"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +56,7 @@ class TensorArrays:
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
-    """A block.
+    """All of a block but what it reads.
 
     Attributes:
         forward, backward, once: its operators.
@@ -75,53 +75,24 @@ class BlockArrays:
     labels: tuple[str, ...]
 
 
-def arrays_of(block: Block) -> BlockArrays:
-    """The arrays of a block; kept with it."""
-    known = block.__dict__.get("_arrays")
-    if known is None:
-        known = _make(block)
-        block.__dict__["_arrays"] = known
-    return known
-
-
-def with_copies(block: Block, copies: Mapping[str, tuple[int, int, bool]]) -> Block:
-    """The block with some of its tensors swapped; its operators stay as they are.
-
-    Args:
-        block: without any swap.
-        copies: label of a tensor -> `prefetch`, `num_copies` and `is_held` as `BlockTensor` has them.
-    """
-    arrays = arrays_of(block)
-    by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
-    prefetch, num_copies, is_held = by_label[arrays.own.label].T
-    own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
-    handed = tuple(
-        _with_copies(tensor, *copies[tensor.label]) if tensor.label in copies else tensor for tensor in arrays.handed
-    )
-    copied = Block(block.forward, block.backward, block.tensors, block.reads, block.once)
-    copied.__dict__["_arrays"] = replace(arrays, own=own, handed=handed)
-    return copied
-
-
-def _with_copies(tensor: BlockTensor, prefetch: int, num_copies: int, is_held: bool) -> BlockTensor:
-    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_held=is_held)
-
-
-def _make(block: Block) -> BlockArrays:
+def make_arrays(
+    forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
+) -> BlockArrays:
+    """The arrays of what a block consists of."""
     labels: dict[str, int] = {}
 
     def label_of(name: str) -> int:
         return labels.setdefault(name, len(labels))
 
-    own = [tensor for tensor in block.tensors if tensor.role is None and not tensor.is_once]
-    shared = [tensor for tensor in block.tensors if tensor.role is None and tensor.is_once]
-    handed = tuple(tensor for tensor in block.tensors if tensor.role is not None)
+    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
+    shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_once]
+    handed = tuple(tensor for tensor in tensors if tensor.role is not None)
     for tensor in handed:
         label_of(tensor.label)
     return BlockArrays(
-        _pass_arrays(block.forward, label_of),
-        _pass_arrays(block.backward, label_of),
-        _pass_arrays(block.once, label_of),
+        _pass_arrays(forward, label_of),
+        _pass_arrays(backward, label_of),
+        _pass_arrays(once, label_of),
         _tensor_arrays(own, label_of),
         _tensor_arrays(shared, label_of),
         handed,

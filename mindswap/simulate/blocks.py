@@ -8,7 +8,6 @@ and layers under different settings can stand side by side.
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from enum import Enum
 
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node, TensorType
@@ -17,141 +16,12 @@ from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import Work, measure_work
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read, Role, Source, Uses
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import OpKind
 
-__all__ = ["Block", "BlockOp", "BlockTensor", "Read", "Role", "Source", "StepBlocks", "cut_blocks"]
-
-
-@dataclass(frozen=True)
-class Role:
-    """Under what a tensor is known to another block: its type, and which of those of this type it is.
-
-    Attributes:
-        is_forward: made in forward.
-        is_shared: read by many blocks, not only by a neighbour of the one that makes it.
-    """
-
-    shape: tuple[int, ...]
-    dtype: str
-    ordinal: int
-    is_forward: bool
-    is_shared: bool = False
-
-
-class Source(Enum):
-    """Where a tensor comes from that a block reads and does not make."""
-
-    BEFORE = "the block before it in forward order"
-    BEHIND = "the block behind it in forward order"
-    SHARED = "made before the layers, read by all of them"
-
-
-@dataclass(frozen=True)
-class BlockOp:
-    """One operator with its time.
-
-    Attributes:
-        label: operator path below the layer; for gradients that of the operator they are the gradient of.
-        kind: forward, backward, recompute or collective.
-        duration_ns: on the device.
-        wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
-        op: name of the primitive.
-        wait_once: position in `Block.once` of an operator that must have ended; None for none.
-        is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
-    """
-
-    label: str
-    kind: OpKind
-    duration_ns: int
-    wait_op: int | None = None
-    op: str = ""
-    wait_once: int | None = None
-    is_weight: bool = False
-
-
-@dataclass(frozen=True)
-class Uses:
-    """Positions at which a block reads a tensor; None where it does not.
-
-    Attributes:
-        last_forward, first_backward, last_backward: in forward and backward.
-        last_once: in `Block.once`.
-        first_input, last_input: in backward by operators that are not `BlockOp.is_weight`.
-        first_weight, last_weight: by those that are.
-    """
-
-    last_forward: int | None = None
-    first_backward: int | None = None
-    last_backward: int | None = None
-    last_once: int | None = None
-    first_input: int | None = None
-    last_input: int | None = None
-    first_weight: int | None = None
-    last_weight: int | None = None
-
-
-@dataclass(frozen=True)
-class BlockTensor:
-    """A tensor that the block makes.
-
-    Attributes:
-        label: who makes it.
-        size_bytes: on the device.
-        is_forward: made in forward.
-        is_again: made by an operator that runs again.
-        made_at: position of its maker in the pass.
-        uses: where the block itself reads it.
-        role: set where other blocks read it.
-        prefetch: `backward_prefetch` of its copies.
-        num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
-        is_held: another name of it is not swapped, so it stays on the device all the same.
-        is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
-        is_gradient: of a weight.
-        is_final: stays until the optimizer.
-    """
-
-    label: str
-    size_bytes: int
-    is_forward: bool
-    is_again: bool
-    made_at: int
-    uses: Uses
-    role: Role | None
-    prefetch: int = 0
-    num_copies: int = 0
-    is_held: bool = False
-    is_once: bool = False
-    is_gradient: bool = False
-    is_final: bool = False
-
-
-@dataclass(frozen=True)
-class Read:
-    """A tensor of another block that this one reads."""
-
-    source: Source
-    role: Role
-    size_bytes: int
-    uses: Uses
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads.
-
-    Attributes:
-        forward, backward: run for each micro-batch.
-        tensors, reads: as above.
-        once: operators that run before forward of the first micro-batch, once in a step: what depends on weights
-            only and is shared by all micro-batches.
-    """
-
-    forward: tuple[BlockOp, ...]
-    backward: tuple[BlockOp, ...]
-    tensors: tuple[BlockTensor, ...]
-    reads: tuple[Read, ...]
-    once: tuple[BlockOp, ...] = ()
+__all__ = ["StepBlocks", "cut_blocks"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -234,10 +104,10 @@ class _Cutter:
     def __init__(
         self,
         graph: Graph,
-        operator_ns,
-        label,
+        operator_ns: Callable[[Node, Work], int],
+        label: Callable[[Node], str],
         collectives: Mapping[str, tuple[Collective, ...]],
-        collective_ns,
+        collective_ns: Callable[[Collective], int] | None,
         once: Set[str],
     ):
         self.graph = graph

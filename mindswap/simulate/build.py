@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import arrays_of
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.block import Block
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulate.schedules import Pass, Work
@@ -83,14 +82,15 @@ class _Builder:
             tables.append(self._lay_out(stage))
             starts.append(self.position)
         columns = {name: np.concatenate(pieces) for name, pieces in self.ops.items()}
+        wait_op = columns["wait_op"]
+        for position, key in self.receives.items():
+            wait_op[position] = self.sends.get(key, NO_OP)
         ops = Ops(
             columns["duration_ns"],
             columns["kind"].astype(np.int8),
-            columns["wait_op"],
+            wait_op,
             *(columns[name].astype(np.int32) for name in ("layer", "micro_batch", "label")),
         )
-        for position, key in self.receives.items():
-            ops.wait_op[position] = self.sends.get(key, NO_OP)
         num_copies, parts = 0, []
         for stage, table in enumerate(tables):
             parts.append(place_memory(table, ops, starts[stage], starts[stage + 1], stage, self.costs, num_copies))
@@ -135,7 +135,7 @@ class _Builder:
         for section in sections:
             block = self.blocks[section]
             if id(block) not in self.label_maps:
-                names = arrays_of(block).labels
+                names = block.arrays.labels
                 self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
         backward = self.maker.make(sections, False, {})
         first = self.maker.make(sections, True, None)
@@ -196,7 +196,7 @@ class _Builder:
 
     def _shared(self, sections: Sequence[int], chunk: _Chunk) -> dict[str, np.ndarray]:
         """Tensors that are made once and read by all micro-batches, of sections that make some."""
-        shared = [arrays_of(self.blocks[section]).shared for section in sections]
+        shared = [self.blocks[section].arrays.shared for section in sections]
         sizes = [len(tensors.size_bytes) for tensors in shared]
 
         def joined(name: str) -> np.ndarray:

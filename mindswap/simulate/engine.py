@@ -62,7 +62,14 @@ def simulate(program: Program, check: bool = True) -> Timeline:
 
 
 @compiled
-def _run(ops, copies, stages, streams, links, contended_permille):
+def _run(
+    ops: np.ndarray,
+    copies: np.ndarray,
+    stages: np.ndarray,
+    streams: np.ndarray,
+    links: np.ndarray,
+    contended_permille: int,
+) -> None:
     """Takes the stage in which something can happen first, until nothing can happen any more."""
     while True:
         stage = _first_to_wake(stages)
@@ -83,7 +90,7 @@ def _run(ops, copies, stages, streams, links, contended_permille):
 
 
 @compiled
-def _first_to_wake(stages):
+def _first_to_wake(stages: np.ndarray) -> int:
     """The stage in which something can happen first; of several the lowest."""
     first = 0
     for stage in range(1, len(stages)):
@@ -93,7 +100,9 @@ def _first_to_wake(stages):
 
 
 @compiled
-def _start_ops(ops, copies, stages, streams, stage, kind, now):
+def _start_ops(
+    ops: np.ndarray, copies: np.ndarray, stages: np.ndarray, streams: np.ndarray, stage: int, kind: int, now: int
+) -> bool:
     """Starts what a stream can start at this moment; whether it did."""
     stream = streams[stage, kind]
     changed = False
@@ -116,7 +125,7 @@ def _start_ops(ops, copies, stages, streams, stage, kind, now):
 
 
 @compiled
-def _has_inputs(ops, copies, position, now):
+def _has_inputs(ops: np.ndarray, copies: np.ndarray, position: int, now: int) -> bool:
     """Whether everything that an operator waits for has ended."""
     op = ops[position]
     return (
@@ -127,7 +136,7 @@ def _has_inputs(ops, copies, position, now):
 
 
 @compiled
-def _waited_for(ops, copies, position, now):
+def _waited_for(ops: np.ndarray, copies: np.ndarray, position: int, now: int) -> tuple[int | np.int64, int]:
     """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
     op = ops[position]
     if op.wait_op != NO_OP and ops[op.wait_op].end_ns == now:
@@ -138,7 +147,7 @@ def _waited_for(ops, copies, position, now):
 
 
 @compiled
-def _let_copies_run(stages, links, stage, contended_permille, now):
+def _let_copies_run(stages: np.ndarray, links: np.ndarray, stage: int, contended_permille: int, now: int) -> None:
     """Runs the copies of the stage on from its last moment to this one."""
     done = _rate(links, stage, contended_permille) * (now - stages[stage].clock_ns)
     for direction in (OUT, IN):
@@ -147,13 +156,15 @@ def _let_copies_run(stages, links, stage, contended_permille, now):
 
 
 @compiled
-def _rate(links, stage, contended_permille):
+def _rate(links: np.ndarray, stage: int, contended_permille: int) -> int:
     """Work per ns of each copy that runs."""
     return contended_permille if links[stage, OUT].is_copying and links[stage, IN].is_copying else WORK_PER_NS
 
 
 @compiled
-def _end_and_start_copies(ops, copies, links, stage, direction, now):
+def _end_and_start_copies(
+    ops: np.ndarray, copies: np.ndarray, links: np.ndarray, stage: int, direction: int, now: int
+) -> bool:
     """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
     link = links[stage, direction]
     changed = False
@@ -176,14 +187,22 @@ def _end_and_start_copies(ops, copies, links, stage, direction, now):
 
 
 @compiled
-def _is_ready(ops, copies, copy, now):
+def _is_ready(ops: np.ndarray, copies: np.ndarray, copy: np.record, now: int) -> bool:
     """Whether a copy may start, its stream being free."""
     has_left = copy.after_out == NO_COPY or copies[OUT, copy.after_out].end_ns <= now
     return has_left and (copy.after_op == NO_OP or ops[copy.after_op].end_ns <= now)
 
 
 @compiled
-def _next_event_ns(ops, stages, streams, links, stage, contended_permille, now):
+def _next_event_ns(
+    ops: np.ndarray,
+    stages: np.ndarray,
+    streams: np.ndarray,
+    links: np.ndarray,
+    stage: int,
+    contended_permille: int,
+    now: int,
+) -> int:
     """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
     event_ns = NEVER
     for kind in (COMPUTE, COMMUNICATION, RECEIVING):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.simulate.blocks import Block
+from mindswap.simulate.block import Block
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import interval_times

@@ -5,8 +5,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import arrays_of
-from mindswap.simulate.blocks import Block, Uses
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.stage_pass import NONE, neighbour_reads
 
@@ -50,7 +50,7 @@ def links_of(block: Block, other: Block | None, is_forward: bool) -> LinkArrays:
         other: the block that the pass goes on with; None where it ends here.
         is_forward: which pass.
     """
-    arrays = arrays_of(block)
+    arrays = block.arrays
     labels = {label: position for position, label in enumerate(arrays.labels)}
     reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}
     found = [

@@ -51,7 +51,16 @@ def peak_memory(timeline: Timeline) -> np.ndarray:
 
 
 @compiled
-def _fill_peaks(begin_ns, end_ns, by_begin, by_end, size_bytes, stage, alive_bytes, peak_bytes):
+def _fill_peaks(
+    begin_ns: np.ndarray,
+    end_ns: np.ndarray,
+    by_begin: np.ndarray,
+    by_end: np.ndarray,
+    size_bytes: np.ndarray,
+    stage: np.ndarray,
+    alive_bytes: np.ndarray,
+    peak_bytes: np.ndarray,
+) -> None:
     """Walks over all begins in order of time; what has ended by then goes first."""
     num_ended = 0
     for position in range(len(by_begin)):

@@ -131,7 +131,14 @@ def _release_ops(
     return first + compute[np.minimum(slot, len(compute) - 1)]
 
 
-def _intervals(tensors: Mapping[str, np.ndarray], which: np.ndarray, begin, end, kind, stage: int) -> Intervals:
+def _intervals(
+    tensors: Mapping[str, np.ndarray],
+    which: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    kind: np.ndarray,
+    stage: int,
+) -> Intervals:
     return Intervals(
         size_bytes=tensors["size_bytes"][which],
         begin=begin,

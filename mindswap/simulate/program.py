@@ -160,7 +160,7 @@ class Program:
     contended_permille: int = 1000
     copies_stage: np.ndarray = field(init=False)
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         stage = np.searchsorted(self.stage_starts, self.copies.producer_op, side="right") - 1
         object.__setattr__(self, "copies_stage", stage.astype(np.int64))
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import PassArrays, arrays_of
-from mindswap.simulate.blocks import Block, Read, Source
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_arrays import PassArrays
+from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 
 __all__ = ["NONE", "WEIGHT_HALF", "PassMaker", "StagePass", "cut_backward", "neighbour_reads", "shift"]
@@ -130,7 +131,7 @@ class PassMaker:
         target = order[-1] + step if order[-1] != ends[1 if is_forward else 0] else None
         parts: list[tuple[int, PassArrays, bool]] = []
         for section in order:
-            arrays = arrays_of(self.blocks[section])
+            arrays = self.blocks[section].arrays
             if once is None and self.blocks[section].once:
                 parts.append((section, arrays.once, True))
             parts.append((section, arrays.forward if is_forward else arrays.backward, False))

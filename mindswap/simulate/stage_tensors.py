@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import arrays_of
-from mindswap.simulate.blocks import Block, Role, Uses
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import Role, Uses
 from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind
 from mindswap.simulate.stage_pass import NONE, WEIGHT_HALF, StagePass, neighbour_reads, shift
@@ -22,9 +22,11 @@ TENSOR_COLUMNS = (
 _Positions = tuple[int, int, int]
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Turns:
     """Micro-batches of a virtual chunk that are laid down alike: their passes, their tensors, and where they begin.
+
+    Not frozen: what is laid down is added.
 
     Attributes:
         forward, backward: the passes; `backward` is the whole one, also where it is cut.
@@ -103,7 +105,7 @@ class TensorTable:
     def own(self) -> dict[str, np.ndarray]:
         """Tensors that no other block reads; positions count from the begin of the pass."""
         sections, turns = self.sections, self.turns
-        tables = [arrays_of(self.blocks[section]).own for section in sections]
+        tables = [self.blocks[section].arrays.own for section in sections]
         sizes = [len(own.size_bytes) for own in tables]
 
         def joined(name: str) -> np.ndarray:
@@ -155,7 +157,7 @@ class TensorTable:
         made: dict[Role, int] = {}  # where it is made, if that is on this stage
         shared_uses: dict[Role, list[_Positions]] = {}
         for section in sections:
-            for tensor in arrays_of(self.blocks[section]).handed:
+            for tensor in self.blocks[section].arrays.handed:
                 if tensor.role is not None and tensor.role.is_shared:
                     sizes[tensor.role] = tensor.size_bytes
                     made[tensor.role] = self._made_at(section, tensor.made_at, tensor.is_forward)

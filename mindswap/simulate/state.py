@@ -133,7 +133,15 @@ def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams
 
 
 @compiled
-def _link_operators(ops, stream, starts, streams, copies, release_op, first_user_op):
+def _link_operators(
+    ops: np.ndarray,
+    stream: np.ndarray,
+    starts: np.ndarray,
+    streams: np.ndarray,
+    copies: np.ndarray,
+    release_op: np.ndarray,
+    first_user_op: np.ndarray,
+) -> None:
     """Fills `next_op`, `outs_needed` and `ins_needed`."""
     for place in range(copies.shape[1]):
         ops[release_op[copies[OUT, place].copy]].outs_needed = place + 1

@@ -46,7 +46,8 @@ from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.simulate.blocks import Block, StepBlocks, cut_blocks
+from mindswap.simulate.block import Block
+from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.engine import simulate
@@ -472,7 +473,9 @@ def _describe_gathers(graph: Graph, settings: StepSettings) -> tuple[str, ...]:
     )
 
 
-def _stage_parameters(captured: CapturedStep, chunks, sharding: WeightSharding) -> list[list[tuple[int, Parameter]]]:
+def _stage_parameters(
+    captured: CapturedStep, chunks: tuple[tuple[tuple[int, ...], ...], ...], sharding: WeightSharding
+) -> list[list[tuple[int, Parameter]]]:
     """The weights of each stage with their sections.
 
     Layers that are not compiled have those of the layer that stands for them.

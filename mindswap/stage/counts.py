@@ -3,7 +3,7 @@
 Source: `LayerSetting._format_recompute_list` of mindformers 1.9.0.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline
@@ -73,7 +73,7 @@ def read_counts(node: Node, layout: Layout) -> Counts:
     return _read_per_chunk(node, node.items, layout)
 
 
-def _of_rows(rows, warnings: tuple[str, ...] = ()) -> Counts:
+def _of_rows(rows: Sequence[Sequence[int]], warnings: tuple[str, ...] = ()) -> Counts:
     return Counts(tuple(map(tuple, rows)), str([list(row) for row in rows]), warnings)
 
 

@@ -7,6 +7,7 @@ Source: `LayerSetting` of mindformers 1.9.0. One thing is written otherwise: its
 backslashes of `'feed_forward\\.mul'`, the specification does not, and neither do we.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mindswap.config.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
@@ -232,7 +233,11 @@ class _Expansion:
             return StageRecompute(Policy(), (), problems, layout)
         statements = tuple(self._statements())
         selects = {
-            option: tuple(OpRecompute(s.pattern, s.layers) for s in statements if s.option == option and s.layers)
+            option: tuple(
+                OpRecompute(s.pattern, s.layers)
+                for s in statements
+                if s.option == option and s.layers and s.pattern is not None
+            )
             for option in SELECT_OPTIONS
         }
         policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
@@ -252,7 +257,7 @@ class _Expansion:
                 lines.append(f"Formative {option}: {{{', '.join(pairs)}}}")
         return tuple(lines)
 
-    def _statements(self):
+    def _statements(self) -> Iterator[Statement]:
         for option, found in self.entries.items():
             for entry in found.values():
                 yield Statement(

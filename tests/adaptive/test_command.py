@@ -62,8 +62,9 @@ def test_a_restart_leaves_out_what_its_configuration_says():
         ([], "no training command"),
         (["msrun", "--worker_num=2"], "msrun has nothing to start"),
         (["msrun", "--worker_num=16", "--local_worker_num=8", "python", *TRAINING], "all workers on one machine"),
+        (["msrun", "--worker_num=2", "python", *TRAINING], "fix:     add --local_worker_num=2$"),
         (["msrun", "--worker_num=x", "python", "-m", "mindswap", "run", *TRAINING], "msrun --worker_num is 'x'"),
-        (["msrun", "--worker_num=8", "python", "nix.py", *TRAINING], "no script 'nix.py'"),
+        (["msrun", "--worker_num=8", "python", "nix.py", *TRAINING], "the training command: no script 'nix.py'"),
         (["--run_mode", "train"], "--config is missing"),
     ],
 )

@@ -38,6 +38,13 @@ def test_without_a_configuration_it_says_how(run):
     )
 
 
+def test_another_spelling_of_the_adaptive_flag_is_named(run):
+    assert run("--adaptive-memory-optimisation", "--memory", "54GiB", "--", "msrun") == (
+        1,
+        "mindswap: error: --adaptive-memory-optimisation: no such option\n    fix: --adaptive-memory-optimization\n",
+    )
+
+
 def test_a_missing_script_is_named(run, tmp_path):
     code, error = run(tmp_path / "no.py", "--config", "x.yaml")
     assert code == 1

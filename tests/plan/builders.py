@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindswap.plan.space import KEEP, Figures, Space
-from mindswap.simulate.blocks import Block, BlockOp, BlockTensor, Uses
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
 from mindswap.simulate.build import StageLayout
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import OpKind

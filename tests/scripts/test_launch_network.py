@@ -18,6 +18,12 @@ def test_a_port_in_use_is_named_with_a_free_one(used_port):
     check_port("127.0.0.1", int(str(error.value).split("fix:")[1].split()[0]))
 
 
+def test_the_free_port_is_given_as_it_is_typed(used_port):
+    with pytest.raises(LaunchError, match=r"fix:     add --master_port=(\d+) \(ss -ltnp") as error:
+        check_port("127.0.0.1", used_port, fix="add --master_port=")
+    assert f"MASTER_PORT {used_port}" in str(error.value)
+
+
 def test_a_port_is_free_again_at_once(used_port):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -9,7 +9,8 @@ from mindswap.graph.memory import OperatorNames
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.simulate.blocks import Source, Uses, cut_blocks
+from mindswap.simulate.block_parts import Source, Uses
+from mindswap.simulate.blocks import cut_blocks
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind

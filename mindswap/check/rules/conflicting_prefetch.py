@@ -14,8 +14,8 @@ FAIL (20 or 10 in layer 1?):
 from collections.abc import Iterator
 
 from mindswap.check.context import Context, shared_layers
+from mindswap.check.nearby import FirstOfLayer
 from mindswap.document.problem import Level, Problem
-from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_layers
 
 ID = "conflicting-prefetch"
@@ -24,20 +24,19 @@ LEVEL = Level.ERROR
 
 def check(context: Context) -> Iterator[Problem]:
     """Every entry that contradicts an earlier one, at its prefetch distance."""
-    groups: dict[tuple, list[Statement]] = {}
+    groups: dict[tuple, FirstOfLayer] = {}
     for statement in context.settings.swap:
         if statement.num_prefetch_ops is None or statement.prefetch_location is None:
             continue
-        group = groups.setdefault((statement.option, statement.pattern), [])
-        for earlier in group:
-            layers = shared_layers(earlier.layers, statement.layers)
-            if layers and earlier.num_prefetch_ops != statement.num_prefetch_ops:
-                message = (
-                    f"{statement.path}.backward_prefetch: {statement.num_prefetch_ops} for {format_layers(layers)}, "
-                    f"but {earlier.path} says {earlier.num_prefetch_ops} ({earlier.prefetch_location})"
-                )
-                fix = f"take {format_layers(layers)} out of one of the two"
-                allowed = "one distance per layer and operator"
-                yield Problem(statement.prefetch_location, ID, LEVEL, message, allowed, fix)
-                break
-        group.append(statement)
+        group = groups.setdefault((statement.option, statement.pattern), FirstOfLayer())
+        earlier = group.other(statement.layers, statement.num_prefetch_ops)
+        if earlier is not None:
+            layers = format_layers(shared_layers(earlier.layers, statement.layers))
+            message = (
+                f"{statement.path}.backward_prefetch: {statement.num_prefetch_ops} for {layers}, "
+                f"but {earlier.path} says {earlier.num_prefetch_ops} ({earlier.prefetch_location})"
+            )
+            fix = f"take {layers} out of one of the two"
+            allowed = "one distance per layer and operator"
+            yield Problem(statement.prefetch_location, ID, LEVEL, message, allowed, fix)
+        group.add(statement, statement.num_prefetch_ops)

@@ -27,11 +27,13 @@ def check(context: Context) -> Iterator[Problem]:
     for option in ("select_recompute", "select_comm_recompute"):
         selected = context.settings.of(option)
         whole = context.settings.of("recompute") if option == "select_recompute" else ()
+        choosing = context.nearby((*selected, *whole))
         for excluded in context.settings.of(f"{option}_exclude"):
             if excluded.is_default:
                 continue
-            meetings = list(context.meetings((*selected, *whole), [excluded]))
-            for statement, _, meeting in meetings:
+            pairs = ((statement, context.meeting(statement, excluded)) for statement in choosing.to(excluded))
+            meetings = [(statement, meeting) for statement, meeting in pairs if meeting is not None]
+            for statement, meeting in meetings:
                 if _takes_all(context, statement, meeting):
                     message = (
                         f"{excluded.pattern_path}: excludes all that {statement.path} ({statement.location}) selects "

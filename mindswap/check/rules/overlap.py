@@ -35,10 +35,13 @@ def check(context: Context) -> Iterator[Problem]:
     for statement in op_swap:
         first_place.setdefault(statement.pattern, len(first_place))
     ordered = sorted(op_swap, key=lambda statement: first_place[statement.pattern])
-    for index, stronger in enumerate(ordered):
-        others = (earlier for earlier in ordered[:index] if earlier.pattern != stronger.pattern)
-        for weaker, _, meeting in context.meetings(others, [stronger]):
-            yield _problem(weaker, stronger, meeting)
+    earlier = context.nearby()
+    for stronger in ordered:
+        for weaker in earlier.to(stronger, with_own_pattern=False):
+            shared = context.meeting(weaker, stronger)
+            if shared is not None:
+                yield _problem(weaker, stronger, shared)
+        earlier.add(stronger)
 
 
 def _problem(weaker: Statement, stronger: Statement, meeting: Meeting) -> Problem:

@@ -13,6 +13,8 @@ from mindswap.simulate.waits import find_waits
 
 __all__ = ["Bars", "find_kinds", "list_bars"]
 
+Column = np.ndarray | int
+
 _OF_OP = {
     OpKind.FORWARD: BarKind.FORWARD,
     OpKind.BACKWARD: BarKind.BACKWARD,
@@ -140,7 +142,16 @@ def _idle_end(timeline: Timeline, compute: np.ndarray) -> list[np.ndarray]:
     return _part(Lane.COMPUTE, BarKind.BUBBLE, np.array([end]), np.array([timeline.step_time_ns]), -1, -1, -1)
 
 
-def _part(lane, kind, start_ns, end_ns, label, layer, micro_batch, size_bytes=0) -> list[np.ndarray]:
+def _part(
+    lane: Column,
+    kind: Column,
+    start_ns: np.ndarray,
+    end_ns: np.ndarray,
+    label: Column,
+    layer: Column,
+    micro_batch: Column,
+    size_bytes: Column = 0,
+) -> list[np.ndarray]:
     """Columns of `Bars`, single values as often as needed."""
     columns = (lane, kind, start_ns, end_ns, end_ns - start_ns, label, layer, micro_batch, 1, size_bytes)
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]

@@ -16,7 +16,17 @@ from mindswap.simulate.schedules import (
 from mindswap.simulate.schedules.in_flight import most_in_flight
 from mindswap.simulate.schedules.passes import Pass, Schedule, Shape, Work
 
-__all__ = ["LESS_MEMORY", "SCHEDULES", "Pass", "Shape", "Work", "find_schedule", "most_in_flight", "order_passes"]
+__all__ = [
+    "LESS_MEMORY",
+    "SCHEDULES",
+    "Pass",
+    "Schedule",
+    "Shape",
+    "Work",
+    "find_schedule",
+    "most_in_flight",
+    "order_passes",
+]
 
 LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
 SCHEDULES: Mapping[str, Schedule] = cast(

@@ -1,6 +1,7 @@
 """Pipelines of one operator per pass, to see schedules alone: transfers take no time."""
 
-from mindswap.simulate.blocks import Block, BlockOp, BlockTensor, Uses
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.placing import TransferCosts
