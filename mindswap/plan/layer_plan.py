@@ -30,15 +30,16 @@ def plan_layers(problem: Problem, progress: Progress = lambda: None) -> Plan:
     """
     asked = Interruptible(progress)
     search = _Search(problem, len(problem.model.captured.sample.layer_map), asked)
-    search.run()
+    model, keep_ns = problem.model, evaluate(problem, Policy()).step_time_ns
+    facts = facts_of(model, search.shorts[-1].simulate(Policy()))
+    least_ns = least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
+    bound_ns = None if least_ns is None else max(least_ns, keep_ns)
+    search.run(bound_ns)
     ranked = sorted(search.known, key=search.rank)
     # The whole step may come out a little otherwise than a short one.
     fitting = [policy for policy in ranked if search.known[policy].fits]
     whole = ((policy, evaluate(problem, policy)) for policy in fitting)
     policy, judged = next((one for one in whole if one[1].fits), (ranked[0], evaluate(problem, ranked[0])))
-    model, keep_ns = problem.model, evaluate(problem, Policy()).step_time_ns
-    facts = facts_of(model, search.shorts[-1].simulate(Policy()))
-    bound_ns = least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
     return Plan(
         status=Status.FEASIBLE if judged.fits else Status.INFEASIBLE,
         policy=policy,
@@ -48,7 +49,7 @@ def plan_layers(problem: Problem, progress: Progress = lambda: None) -> Plan:
         host_bytes=judged.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=None if bound_ns is None else max(bound_ns, keep_ns),
+        lower_bound_ns=bound_ns,
         smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
         least_budget_bytes=least_budget_bytes(facts, problem.host_bytes_per_card, problem.allow),
         host_budget_bytes=problem.host_bytes,
@@ -80,14 +81,16 @@ class _Search:
         self.shorts = short_model(problem.model)
         self.known: dict[Policy, Compared] = {}
 
-    def run(self) -> None:
-        """Fills `known` with the candidates, and with what everybody knows."""
+    def run(self, bound_ns: int | None) -> None:
+        """Fills `known` with the candidates, and with what everybody knows; ends where none can be faster."""
         for policy in self._common().values():
             self._judge(policy)
         allow, count = self.problem.allow, self.num_layers
         try:
             for prefetch in range(1, min(MAX_PREFETCH, count - 1) + 1 if allow.swap else 2):
                 for arrange in ARRANGEMENTS:
+                    if any(one.fits and one.step_time_ns == bound_ns for one in self.known.values()):
+                        return
                     self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
         except Stop:
             return

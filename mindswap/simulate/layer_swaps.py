@@ -19,7 +19,9 @@ import numpy as np
 
 from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.policy.resolve import LayerDecisions
-from mindswap.simulate.blocks import Block, BlockTensor, Role, Source, StepBlocks
+from mindswap.simulate.block import Block
+from mindswap.simulate.block_parts import BlockTensor, Role, Source
+from mindswap.simulate.blocks import StepBlocks
 from mindswap.simulate.program import Copies, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
