@@ -10,6 +10,7 @@ help:  ## this list
 
 $(VENV)/.installed: setup.py
 	$(PYTHON) -m venv $(VENV)
+	@echo "installing MindSpore and MindFormers into $(VENV): some minutes, once"
 	$(VENV)/bin/pip install --quiet -e '.[cpu,test]'
 	touch $@
 

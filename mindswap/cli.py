@@ -128,6 +128,8 @@ def main(argv: list[str] | None = None) -> int:
     """
     logging.basicConfig(format="mindswap: %(levelname)s: %(message)s", level=logging.WARNING)
     argv = list(sys.argv[1:] if argv is None else argv)
+    if argv[:1] in ([], ["help"]):  # `mindswap help plan` is `mindswap plan --help`
+        argv = [*argv[1:2], "--help"]
     command = argv[0] if argv[:1] and argv[0] in COMMANDS else None
     wants_json = command != "run" and "--json" in argv[1:]  # options behind `run` are those of the training
 
@@ -152,6 +154,7 @@ def main(argv: list[str] | None = None) -> int:
             print(stop.code, file=sys.stderr)
         return stop.code if isinstance(stop.code, int) and stop.code != 2 else EXIT_BAD_INPUT
     except KeyboardInterrupt:
+        print("mindswap: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:  # `mindswap check ... | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

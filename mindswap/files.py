@@ -26,7 +26,7 @@ def require_folders(*paths: Path | None) -> None:
             raise DataError(f"cannot write {path}: it is a folder")
 
 
-def write_new(path: str | os.PathLike, text: str, overwrite: bool = False) -> None:
+def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) -> None:
     """Write a text complete or not at all; line ends as they are, the mode of a replaced file kept.
 
     Args:

@@ -40,3 +40,23 @@ def test_help_is_that_of_the_module(name):
 def test_an_unknown_command_names_the_known_ones(capsys):
     assert cli.main(["chek"]) == 1
     assert "invalid choice: 'chek' (choose from 'check'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [[], ["help"], ["--help"]])
+def test_without_a_command_it_lists_them(words, capsys):
+    assert cli.main(words) == 0
+    assert "simulate" in capsys.readouterr().out
+
+
+def test_help_of_a_command(capsys):
+    assert cli.main(["help", "convert"]) == 0
+    assert capsys.readouterr().out.startswith("usage: mindswap convert")
+
+
+def test_ctrl_c_is_said(monkeypatch, capsys):
+    def interrupted(words):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(cli, "build_parser", interrupted)
+    assert cli.main(["check"]) == 130
+    assert capsys.readouterr().err == "mindswap: interrupted\n"

@@ -26,25 +26,28 @@ def is_frozen(node: ast.AST) -> bool:
     )
 
 
-def named_type(annotation: ast.expr | None) -> str:
-    """`Catalog` of `Catalog`, `"Catalog"` and `Catalog | None`: the text of the type."""
-    text = ast.unparse(annotation).strip("'\"") if annotation is not None else ""
-    return text.removesuffix(" | None")
+def type_name(annotation: ast.expr | None) -> str:
+    """`Catalog` of `Catalog`, `"Catalog"`, `Catalog | None` and `"Catalog | None"`; nothing of other types."""
+    if isinstance(annotation, ast.BinOp) and isinstance(annotation.right, ast.Constant):
+        return type_name(annotation.left)
+    if isinstance(annotation, ast.Constant):
+        return str(annotation.value).removesuffix(" | None")
+    return annotation.id if isinstance(annotation, ast.Name) else ""
 
 
-def frozen_names(function: ast.FunctionDef, frozen: set[str], owner: str) -> set[str]:
+def frozen_names(function: ast.FunctionDef, nodes: list[ast.AST], frozen: set[str], owner: str) -> set[str]:
     """Names in a function that stand for something frozen: `self`, arguments, and what the function itself makes."""
     arguments = [*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs]
-    found = {argument.arg for argument in arguments if named_type(argument.annotation) in frozen}
+    found = {argument.arg for argument in arguments if type_name(argument.annotation) in frozen}
     if owner in frozen and function.name not in MAKERS:
         found |= {"self"}
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
             made = node.value.func
-            if isinstance(made, ast.Name) and made.id in {*frozen, "replace"}:
+            if isinstance(made, ast.Name) and (made.id == "replace" or made.id in frozen):
                 found |= {target.id for target in node.targets if isinstance(target, ast.Name)}
         elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            found |= {node.target.id} if named_type(node.annotation) in frozen else set()
+            found |= {node.target.id} if type_name(node.annotation) in frozen else set()
     return found
 
 
@@ -57,9 +60,9 @@ def owner_of(node: ast.AST) -> str | None:
     return node.id if is_field and isinstance(node, ast.Name) else None
 
 
-def writes(function: ast.FunctionDef, names: set[str]) -> Iterator[tuple[int, str]]:
-    """Lines of a function that write into a field of one of the names."""
-    for node in ast.walk(function):
+def writes(nodes: list[ast.AST], names: set[str]) -> Iterator[tuple[int, str]]:
+    """Lines that write into a field of one of the names."""
+    for node in nodes:
         targets: list[ast.expr] = []
         if isinstance(node, ast.Assign | ast.Delete):
             targets = list(node.targets)
@@ -95,20 +98,20 @@ def find_writes(sources: dict[str, str]) -> list[str]:
     found = []
     for name, tree in trees.items():
         for function, owner in functions_of(tree):
-            found += [
-                f"{name}:{line}: {text}" for line, text in writes(function, frozen_names(function, frozen, owner))
-            ]
-            decorators = {named_type(decorator).rpartition(".")[2] for decorator in function.decorator_list}
+            nodes = list(ast.walk(function))
+            written = list(writes(nodes, frozen_names(function, nodes, frozen, owner)))
+            if function.name not in MAKERS:
+                written += backdoors(nodes)
+            found += [f"{name}:{line}: {text}" for line, text in written]
+            decorators = {ast.unparse(decorator).rpartition(".")[2] for decorator in function.decorator_list}
             if owner in frozen and "cached_property" in decorators:
                 found.append(f"{name}:{function.lineno}: cached_property {owner}.{function.name}")
-            if function.name not in MAKERS:
-                found += [f"{name}:{line}: {text}" for line, text in backdoors(function)]
     return sorted(set(found))
 
 
-def backdoors(function: ast.FunctionDef) -> Iterator[tuple[int, str]]:
+def backdoors(nodes: list[ast.AST]) -> Iterator[tuple[int, str]]:
     """`object.__setattr__` and `__dict__`, which go around frozen."""
-    for node in ast.walk(function):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and node.attr in ("__dict__", "__setattr__", "__delattr__"):
             yield node.lineno, ast.unparse(node)
 

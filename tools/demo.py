@@ -6,6 +6,7 @@ compiled graph (frontend compile with lazy_inline on) shows what is swapped. Tha
 operator on CPU, and its gradients and its live memory are compared.
 """
 
+import itertools
 import json
 import os
 import pydoc_data.topics
@@ -46,6 +47,10 @@ CASES = {
         ATTENTION_LINES[3],
     ],
 }
+# Samples, swap off, training and graph of each case, PyNative mode.
+NUM_PARTS = 3 + 2 * len(CASES)
+PARTS = itertools.count(1)
+STARTED_S = time.monotonic()
 
 
 @dataclass(frozen=True)
@@ -58,7 +63,6 @@ class Run:
 
 def main() -> int:
     """Run the demo; exit code 0 if every check holds."""
-    started = time.monotonic()
     shutil.rmtree(OUTPUT, ignore_errors=True)
     OUTPUT.mkdir(parents=True)
     data = prepare_data()
@@ -107,7 +111,7 @@ def main() -> int:
     print_table(header, executions)
     print(
         f"\nsteps: {len(reference.losses)}, workers: {NUM_WORKERS}, logs: {OUTPUT.relative_to(ROOT)}/*/worker_*.log, "
-        f"{time.monotonic() - started:.0f} s"
+        f"{time.monotonic() - STARTED_S:.0f} s"
     )
     print(
         "Trained on CPU for real. The CPU backend cannot offload: the MoveTo pairs and bytes are read from\n"
@@ -213,8 +217,8 @@ def kib(size_bytes: int) -> str:
 
 
 def say(text: str) -> None:
-    """One line of progress."""
-    print(f"[demo] {text}", flush=True)
+    """One line of progress: which part begins, of how many, and the seconds so far."""
+    print(f"[demo] {next(PARTS)}/{NUM_PARTS} {text} ({time.monotonic() - STARTED_S:.0f} s so far)", flush=True)
 
 
 def print_table(header: list[str], rows: list[list[str]]) -> None:

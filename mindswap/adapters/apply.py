@@ -21,7 +21,7 @@ RECOMPUTE_CELL = "_recompute_cell"
 
 
 def apply_policy(
-    layers: Sequence, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
+    layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
 ) -> tuple[LayerActions, ...]:
     """Set a policy on the layers of a network, before its first compile.
 
@@ -164,7 +164,7 @@ def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...],
             yield path, _resolve(layer, path)
 
 
-def _primitives(layer, matches: Iterable[Match]) -> Iterator:
+def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
     """The primitives that the matches name, those below a matched cell included."""
     for match in matches:
         target = _resolve(layer, match.path)

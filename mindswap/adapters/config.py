@@ -1,5 +1,7 @@
 """The configuration of MindFormers, divided between mindswap and MindFormers."""
 
+from typing import Any
+
 from mindformers.modules.transformer import TransformerSwapConfig
 from mindformers.tools.register import MindFormerConfig
 from mindformers.tools.register.template import ConfigTemplate, RecomputeConfig, SwapConfig
@@ -58,7 +60,7 @@ def replace_swap_sections(config, policy: Policy) -> None:
         config[key] = MindFormerConfig(**value)
 
 
-def _readable_swap_section(section) -> dict:
+def _readable_swap_section(section) -> dict[str, Any]:
     """The section, or the defaults if MindFormers would stop at it although swap is off."""
     try:
         completed = SwapConfig.apply(section)

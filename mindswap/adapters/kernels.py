@@ -3,6 +3,7 @@
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -58,10 +59,10 @@ class CpuKernels:
         self.stand_ins: Counter[str] = Counter()
         self.in_float32: Counter[str] = Counter()
         self.num_native = 0
-        self._missing: set[tuple] = set()
+        self._missing: set[tuple[Any, ...]] = set()
 
     def __call__(
-        self, op: str, attributes: Mapping[str, object], inputs: tuple, outputs: tuple[TensorType, ...]
+        self, op: str, attributes: Mapping[str, object], inputs: tuple[Any, ...], outputs: tuple[TensorType, ...]
     ) -> tuple[np.ndarray, ...]:
         """Outputs of one operator.
 
@@ -90,7 +91,7 @@ class CpuKernels:
         raise GraphError(f"--execute: the CPU cannot run {op}, and there is no stand-in for it: {reason}")
 
 
-def _run(op: str, attributes: Mapping[str, object], inputs: tuple) -> tuple[np.ndarray, ...]:
+def _run(op: str, attributes: Mapping[str, object], inputs: tuple[Any, ...]) -> tuple[np.ndarray, ...]:
     primitive = Primitive(op)
     for name, value in attributes.items():
         if name not in NOT_FOR_KERNELS and isinstance(value, (bool, int, float, str, tuple)):
@@ -108,7 +109,7 @@ def _as_tensor(value: object) -> object:
     return value
 
 
-def _flat(values: tuple):
+def _flat(values: tuple[Any, ...]):
     for value in values:
         if isinstance(value, tuple):
             yield from _flat(value)

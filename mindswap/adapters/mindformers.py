@@ -31,6 +31,13 @@ from mindswap.adapters.mindspore import (
     find_lazy_inline_cell,
     tag_primitives,
 )
+from mindswap.adapters.own_recompute import (
+    OwnRecompute,
+    read_own_recompute,
+    recompute_as_in_model,
+    set_on_layer,
+)
+from mindswap.adapters.quiet import tell
 from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
@@ -147,23 +154,37 @@ def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | N
     Raises:
         GraphError: if MindFormers cannot build the network.
     """
-    network, _ = build_network(config_path, Policy(is_swap_enabled=True))
+    return _survey(config_path, policy, placement)[0]
+
+
+def _survey(
+    config_path: str, policy: Policy, placement: RankPlacement | None
+) -> tuple[LayerSample, OwnRecompute | None]:
+    """What `choose_layers` gives, and with swap off what MindFormers sets by itself."""
+    network, _ = build_network(config_path, Policy(is_swap_enabled=policy.is_swap_enabled))
     layers = find_layers(network)
     trees = [read_tree(layer) for layer in layers]
     places = [place_in_model(layer) for layer in layers]
     indices = placement.layers if placement else tuple(range(len(trees)))
-    if not policy.is_swap_enabled:  # MindFormers' own recompute counts layers by pipeline stage
+    if not policy.is_swap_enabled:
+        own = read_own_recompute(network, layers)
         if len(indices) < len(trees):
             raise GraphError("one rank of several pipeline stages can only be inspected with swap_config.swap: True")
-        return LayerSample(indices, indices)
+        if own.setting is None:
+            return LayerSample(indices, indices), own
+        as_set = [(trees[index], places[index], set_on_layer(layers[index], trees[index])) for index in indices]
+        return _of_model(sample_layers(as_set), indices), own
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
-        return LayerSample(indices, tuple(range(len(indices))))
-    sample = sample_layers(
-        [
-            (trees[index], places[index], replace(plan_layer(policy, index, trees[index]), layer_index=0))
-            for index in indices
-        ]
-    )
+        return LayerSample(indices, tuple(range(len(indices)))), None
+    asked = [
+        (trees[index], places[index], replace(plan_layer(policy, index, trees[index]), layer_index=0))
+        for index in indices
+    ]
+    return _of_model(sample_layers(asked), indices), None
+
+
+def _of_model(sample: LayerSample, indices: Sequence[int]) -> LayerSample:
+    """A sample of a list of layers in the numbers that these have in the model."""
     return replace(sample, indices=tuple(indices[position] for position in sample.indices))
 
 
@@ -180,7 +201,7 @@ def capture(
     Args:
         config_path: MindFormers YAML.
         policy: what to set; a policy with swap disabled leaves recompute to MindFormers.
-        sample: layers to compile; default is what `choose_layers` gives.
+        sample: layers to compile; default is what `choose_layers` gives, with swap off the only one there is.
         with_tags: let primitives that share cell and type with another carry their path (`PATH_TAG`).
         placement: sizes as on this rank, and only the layers of its stage; default is one rank without splits.
         with_all_tags: let every primitive carry its path; then the compiler merges no two of them.
@@ -189,16 +210,26 @@ def capture(
         GraphError: if the network cannot be built or compiled.
         ApplyError: if the policy does not fit the network.
     """
-    sample = sample or choose_layers(config_path, policy, placement)
+    own = None
+    if sample is None:
+        tell("building the network")
+        sample, own = _survey(config_path, policy, placement)
     is_cut = not sample.is_whole or (placement is not None and placement.num_stages > 1)
-    network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
+    as_in_model = recompute_as_in_model(own, sample.indices) if own and is_cut else contextlib.nullcontext()
+    with as_in_model:
+        network, config = build_network(config_path, policy, sample.indices if is_cut else None, placement)
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
+    if own is not None and not own.has_kinds_of(sample.indices, trees):
+        everything = tuple(range(len(own.trees)))
+        return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
         for layer, tree in zip(layers, trees, strict=True):
             tag_primitives(layer, tree, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
+    how = "without swap and recompute" if policy == Policy(is_swap_enabled=True) else "as configured"
+    tell(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
         return Capture(sample, trees, _compile(network, config), notes)

@@ -74,7 +74,7 @@ class MindRecordWriter:
     def __enter__(self) -> "MindRecordWriter":
         return self
 
-    def write(self, samples: array) -> None:
+    def write(self, samples: "array[int]") -> None:
         """Append samples.
 
         Args:

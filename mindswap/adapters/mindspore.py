@@ -10,6 +10,7 @@ import itertools
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn, ops
@@ -128,7 +129,7 @@ def tag_primitives(layer: nn.Cell, tree: CellNode, every_primitive: bool) -> lis
     Returns:
         The primitives that now carry it.
     """
-    by_key: dict[tuple, list] = {}
+    by_key: dict[tuple[object, ...], list[Any]] = {}
     for path, primitive in iterate_primitives(layer, tree):
         by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
     chosen = [entry for group in by_key.values() if every_primitive or len(group) > 1 for entry in group]

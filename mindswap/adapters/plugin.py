@@ -126,7 +126,7 @@ class Session:
             enable_lazy_inline(find_lazy_inline_cell(network))
             logger.info("mindswap: lazy_inline is on, as activation swap needs it.")
 
-    def building(self) -> contextlib.AbstractContextManager:
+    def building(self) -> contextlib.AbstractContextManager[object]:
         """Around the building of the network."""
         if not self.is_pynative:
             return contextlib.nullcontext()

@@ -10,11 +10,30 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextvars import ContextVar
 from pathlib import Path
 
 from mindswap.errors import MindswapError
 
-__all__ = ["quiet"]
+__all__ = ["quiet", "tell"]
+
+# While stderr is redirected, a descriptor of where it went before; none otherwise.
+_stderr: ContextVar[int] = ContextVar("stderr", default=-1)
+# To the start of the line, and delete it.
+CLEAR_LINE = "\r\x1b[K"
+
+
+def tell(text: str) -> None:
+    """Say on a terminal what takes its time now, in place of what was said before.
+
+    Nothing is said where stderr is no terminal, and outside `quiet`.
+
+    Args:
+        text: a few words, so that the line is not broken; "" deletes the line.
+    """
+    descriptor = _stderr.get()
+    if os.isatty(descriptor) and os.environ.get("TERM") != "dumb":
+        os.write(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}".encode())
 
 
 @contextlib.contextmanager
@@ -23,7 +42,7 @@ def quiet() -> Iterator[Path]:
 
     MindSpore prints from C++ too, so the file descriptors themselves are redirected; both packages
     write logs and graphs into the working folder, MindFormers as soon as it is imported. The folder
-    is deleted at the end; after an error it stays, and the error carries the path of the log.
+    is deleted at the end; after an error it stays, and the error carries the path of the log. Only `tell` gets through.
 
     Yields:
         Path of the log.
@@ -35,6 +54,8 @@ def quiet() -> Iterator[Path]:
     sys.stdout.flush()
     sys.stderr.flush()
     saved = os.dup(1), os.dup(2)
+    token = _stderr.set(saved[1])
+    tell("starting MindSpore and MindFormers")
     os.chdir(folder)
     with log_path.open("wb") as log:
         os.dup2(log.fileno(), 1)
@@ -52,6 +73,8 @@ def quiet() -> Iterator[Path]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
+        tell("")
+        _stderr.reset(token)
         for descriptor, copy in zip((1, 2), saved, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)

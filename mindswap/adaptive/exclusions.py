@@ -72,4 +72,5 @@ def _problem(location: Location, what: str, why: str) -> Problem:
         Level.ERROR,
         f"{what}: set by hand, together with --adaptive-memory-optimization: {why}",
         fix=_FIX,
+        subject=what,
     )

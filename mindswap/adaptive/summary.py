@@ -1,6 +1,7 @@
 """An adaptive run as text and as JSON."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from mindswap.adaptive.model import Attempt, State
 from mindswap.report.tables import format_table
@@ -65,7 +66,7 @@ def _signed(size_bytes: int) -> str:
     return ("-" if size_bytes < 0 else "+") + format_bytes(abs(size_bytes))
 
 
-def summary_to_json(state: State, is_at_work: bool) -> dict:
+def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:
     """For machines: sizes in bytes, times in ns."""
     lost = count_lost_steps(state.attempts)
     return {
@@ -87,7 +88,7 @@ def summary_to_json(state: State, is_at_work: bool) -> dict:
     }
 
 
-def _attempt_to_json(attempt: Attempt, num_lost: int) -> dict:
+def _attempt_to_json(attempt: Attempt, num_lost: int) -> dict[str, Any]:
     return {
         "attempt": attempt.number,
         "plan": attempt.plan.key,

@@ -27,7 +27,7 @@ class Workers:
 
     def __init__(self) -> None:
         self.step = 0
-        self._process: subprocess.Popen | None = None
+        self._process: subprocess.Popen[bytes] | None = None
         self._folder = Path()
         self._has_msrun = False
         self._printed = b""

@@ -3,6 +3,7 @@
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.check.rules import Context, run_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
@@ -109,7 +110,7 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
 
 
 def load_policy(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     num_layers: int | None = None,
     trees: LayerTrees | None = None,
     environ: Mapping[str, str] | None = None,
@@ -162,7 +163,7 @@ def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
     return stated if stated is not None or trees is None else len(trees.layers)
 
 
-def _model_section(document: Document) -> dict:
+def _model_section(document: Document) -> dict[str, Any]:
     node: Node | None = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}

@@ -126,7 +126,7 @@ def _without_exclusions(command: TrainingCommand, document: Document, is_replace
     if problems and not is_replaced:
         raise PolicyError(problems)
     for problem in problems:
-        _say(f"{problem.location}: {problem.message.split(':', 1)[0]} is replaced by the plan (--replace)")
+        _say(f"{problem.location}: {problem.subject} is replaced by the plan (--replace)")
     return command.with_options(without_excluded_options(command.options))
 
 

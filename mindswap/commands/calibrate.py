@@ -3,6 +3,7 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -92,7 +93,7 @@ class _Bar:
     """A progress bar on a terminal, once it is known how much there is to read."""
 
     def __init__(self) -> None:
-        self.bar: tqdm | None = None
+        self.bar: tqdm[NoReturn] | None = None
 
     def __enter__(self) -> "_Bar":
         return self

@@ -1,9 +1,12 @@
 """`mindswap compare`: step time against peak memory of several configurations."""
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
+from mindswap.document.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
@@ -25,6 +28,12 @@ Baselines are tried on the network of the first configuration:
 
 Exit code 1 if none of them fits.
 """
+# What tells one model from another -> where it stands below `model:`, in legacy or in newer configurations.
+MODEL_KEYS = {
+    "model": (("arch", "type"), ("model_config", "model_type")),
+    "layers": (("model_config", "num_layers"), ("model_config", "num_hidden_layers")),
+    "hidden size": (("model_config", "hidden_size"),),
+}
 HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak memory", "exposed copies", "fits")
 
 
@@ -50,12 +59,14 @@ def run(args: argparse.Namespace) -> int:
     require_folders(args.plot)
     first: Step | None = None
     runs: list[tuple[str, Run]] = []
+    documents: list[tuple[str, Document]] = []
     for name in args.configs:
         if name in BASELINES and first is not None:
             runs.append((name, first.simulate(baseline_policy(name, first.model.captured.trees))))
             continue
         step = load_step(name, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
         first = first or step
+        documents.append((Path(name).stem, step.document))
         runs.append((Path(name).stem, step.simulate()))
     device = runs[0][1].device
     if args.plot:
@@ -70,10 +81,33 @@ def run(args: argparse.Namespace) -> int:
     rows = [_row(*entry, runs[0][1].step_time_ns) for entry in runs]
     print(f"simulated on {device.title}, {format_bytes(device.usable_memory_bytes)} usable\n")
     print(format_table(HEADER, rows))
+    for note in other_models(documents):
+        print(f"\nnote: {note}")
     beside = outside_line(runs[0][1].model, device)
     if beside:
         print(f"\n{beside}")
     return 0 if fits_any else 1
+
+
+def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
+    """Which configurations train another model than the first, by name, number of layers and width."""
+    (first, document), *others = documents
+    wanted = _model_of(document)
+    notes = []
+    for name, other in others:
+        found = _model_of(other)
+        differs = [key for key in found if key in wanted and found[key] != wanted[key]]
+        if differs:
+            what = ", ".join(f"{key}: {found[key]}, not {wanted[key]}" for key in differs)
+            notes.append(f"{name} is another model than {first} ({what}): their step times are of different work")
+    return notes
+
+
+def _model_of(document: Document) -> dict[str, str]:
+    """What the configuration states of it."""
+    stated = {key: [document.get("model", *path) for path in paths] for key, paths in MODEL_KEYS.items()}
+    nodes = {key: next((node for node in found if node is not None), None) for key, found in stated.items()}
+    return {key: show(node) for key, node in nodes.items() if node is not None}
 
 
 def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:
@@ -88,7 +122,7 @@ def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:
     )
 
 
-def _to_json(name: str, run: Run) -> dict:
+def _to_json(name: str, run: Run) -> dict[str, Any]:
     return {
         "name": name,
         "simulated": True,

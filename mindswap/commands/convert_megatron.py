@@ -4,6 +4,7 @@ import argparse
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.check.check import CheckResult
 from mindswap.config.pipeline import LayoutError, read_pipeline
@@ -26,7 +27,7 @@ from mindswap.stage.applied import EXCLUDE
 __all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
 
 # Models whose operator names can be used without CONFIG.
-FAMILIES: dict[str, dict] = {
+FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
 }
@@ -59,7 +60,7 @@ class Result:
         num_layers: layers of the model.
     """
 
-    sections: dict[str, dict]
+    sections: dict[str, dict[str, Any]]
     problems: tuple[Problem, ...]
     comments: dict[str, str]
     num_layers: int
@@ -81,8 +82,8 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
     use_legacy = _use_legacy(args, request.document)
     trees = _find_trees(args, request, options)
     made = policy_of_megatron(options, use_legacy, trees, args.backward_prefetch)
-    unread = {problem.message.partition(":")[0] for problem in problems}
-    found = (problem for problem in made.problems if problem.message.partition(":")[0] not in unread)
+    unread = {problem.subject for problem in problems}
+    found = (problem for problem in made.problems if problem.subject not in unread)
     problems = sort_problems((*problems, *found))
     if made.policy is None or any(problem.level is Level.ERROR for problem in problems):
         raise PolicyError(problems)
@@ -124,7 +125,9 @@ def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Pro
     places = {option: Location(name, line_of(script, option), 1) for option in tokens}
     read, script_problems = read_options(tokens, places)
     unknown = tuple(
-        Problem(Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run")
+        Problem(
+            Location(name), RULE, Level.WARNING, f"{word}: what it stands for is not known without a run", subject=word
+        )
         for word in command.unknown
     )
     return read.override(own), (*problems, *script_problems, *unknown)

@@ -39,7 +39,11 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("device", "all figures can be replaced; `mindswap:` of CONFIG takes them too")
     group.add_argument("--device", metavar="NAME|FILE", help=f"{', '.join(list_devices())}, or a .yaml file")
     for name, figure in OPTIONS.items():
-        meaning = f"most that may be used: {figure.meaning}" if name == "memory" else figure.meaning
+        meaning = (
+            f"most that may be used: {figure.meaning}; GB is 10^9 here, 58GB in a YAML of MindFormers is 58GiB"
+            if name == "memory"
+            else figure.meaning
+        )
         group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{FIGURE_PREFIX}{name}",

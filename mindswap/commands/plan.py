@@ -7,6 +7,7 @@ import stat
 import sys
 import time
 from pathlib import Path
+from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -223,7 +224,7 @@ class _Bar:
 
     def __init__(self) -> None:
         self.begin_s = time.monotonic()
-        self.bar: tqdm | None = None
+        self.bar: tqdm[NoReturn] | None = None
         self.is_interrupted = False
 
     def __enter__(self) -> "_Bar":

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from pathlib import Path
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tqdm import tqdm
 
@@ -184,7 +184,7 @@ def _too_little(counts: Counts, seq_length: int) -> DataError:
     return DataError(f"{text}\n    fix:     more text, or --seq-length {counts.num_tokens - 1} at most")
 
 
-def format_result(result: dict) -> str:
+def format_result(result: dict[str, Any]) -> str:
     """The result as text, with the lines for the YAML."""
     length = result["seq_length"] + 1
     left = result["num_tokens"] - result["num_samples"] * length

@@ -99,7 +99,7 @@ def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], Non
             stop_descendants()
 
 
-def _watch(process: subprocess.Popen, launcher: Path, log: Path, say: Callable[[str], None]) -> int:
+def _watch(process: subprocess.Popen[bytes], launcher: Path, log: Path, say: Callable[[str], None]) -> int:
     """Wait for the end; a worker that failed ends the run, for which msrun may take minutes."""
     said_s, said = time.monotonic(), ""
     failed_s: float | None = None

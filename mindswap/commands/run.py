@@ -13,7 +13,8 @@ from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
 from mindswap.launch.lifeline import hold_lifeline
-from mindswap.launch.training import ADAPTIVE_FLAG, parse_training
+from mindswap.launch.msrun import has_cards
+from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 from mindswap.mindformers_2x.form import refuse_pynative
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
@@ -70,6 +71,8 @@ def run(args: argparse.Namespace) -> int:
         raise
     except Exception:  # noqa: BLE001 the training's own failure, not ours
         traceback.print_exc()
+        if hint := hint_without_cards(document, options):
+            print(f"mindswap: {hint}", file=sys.stderr)
         return 1
     return 0
 
@@ -87,6 +90,19 @@ def _quiet_cpu(document: Document) -> None:
     target = document.get("context", "device_target")
     if target is not None and target.value == "CPU":
         os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
+
+
+def hint_without_cards(document: Document, options: list[str]) -> str:
+    """What to do after a failed training on a machine that seems to have no Ascend card; "" if that is no reason."""
+    stated = document.get("context", "device_target")
+    target = find_option(options, "--device_target") or (stated.value if stated is not None else "Ascend")
+    if target != "Ascend" or has_cards() or any(Path("/dev").glob("davinci*")):
+        return ""
+    return (
+        "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"
+        "    fix: train where the cards are; to try mindswap on a CPU: configs/llama2_7b/cpu; "
+        "mindswap verify, simulate and plan need no card"
+    )
 
 
 def _run_script(script: Path, options: list[str]) -> None:

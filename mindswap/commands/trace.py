@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 from mindswap.commands.options import add_common
 from mindswap.files import require_folders, write_new
@@ -39,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _result(step: RecordedStep, output: Path) -> dict:
+def _result(step: RecordedStep, output: Path) -> dict[str, Any]:
     trace = step.trace
     num_forward = sum(operator.is_forward for operator in trace.operators)
     return {
@@ -54,7 +55,7 @@ def _result(step: RecordedStep, output: Path) -> dict:
     }
 
 
-def _format(result: dict) -> str:
+def _format(result: dict[str, Any]) -> str:
     return (
         f"{result['output']}: one step on {result['device']}, {result['num_layers']} layers\n"
         f"{result['num_forward_operators']} operators in forward, {result['num_backward_operators']} in backward\n"

@@ -144,7 +144,7 @@ class Pipeline:
     def _offset_table(self) -> list[list[int]]:
         """The offset as lists: one for all chunks, or one for each; all equally long."""
         rows = self.offset if isinstance(self.offset, list) else [self.offset] * self.num_stages
-        table: list = rows if any(isinstance(row, list) for row in rows) else [rows]
+        table: list[Any] = rows if any(isinstance(row, list) for row in rows) else [rows]
         if not all(isinstance(row, list) and all(isinstance(extra, int) for extra in row) for row in table):
             raise LayoutError(f"{self.offset!r} is not a number, a list of numbers, or a list of lists of numbers")
         if len({len(row) for row in table}) > 1:
@@ -234,7 +234,7 @@ def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> b
     return len(set(values)) < len(values) or (num_layers is not None and max(values) >= num_layers)
 
 
-def _shape(sizes: list) -> str:
+def _shape(sizes: Sequence[object]) -> str:
     return " and ".join(map(str, sizes))
 
 

@@ -6,6 +6,7 @@ Both directions are judged by reading the result back: in every layer the same o
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from typing import Any
 
 from mindswap.check.check import check_document
 from mindswap.check.normalize import normalize
@@ -39,7 +40,7 @@ class Converted:
         policy: what the sections ask for, in layer indices; None with an error.
     """
 
-    sections: dict[str, dict] | None
+    sections: dict[str, dict[str, Any]] | None
     problems: tuple[Problem, ...]
     policy: Policy | None = None
 
@@ -66,7 +67,7 @@ def resolve_policy(policy: Policy, num_layers: int) -> Policy:
     )
 
 
-def policy_sections(policy: Policy, data: Mapping, num_layers: int) -> dict[str, dict]:
+def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
     """The sections of a policy with swap enabled, as they are written into a configuration.
 
     Keys of recompute_config that say what is the default anyway are left out where the file has none.
@@ -132,7 +133,7 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
 
 
 def _changed(
-    document: Document, sections: dict[str, dict], num_layers: int, trees: LayerTrees | None, meant: Policy
+    document: Document, sections: dict[str, dict[str, Any]], num_layers: int, trees: LayerTrees | None, meant: Policy
 ) -> tuple[Problem, ...]:
     """The first layer in which the index form, read back, does not recompute what was meant."""
     result = normalize(document_from_data({**_data(document), **sections}, document.file), num_layers)
@@ -179,7 +180,7 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
         problems.append(Problem(named.location, RULE, Level.ERROR, message, fix=fix))
     if problems:
         return Converted(None, sort_problems(problems))
-    recompute: dict = {"recompute": _counts(policy.layer_recompute, layout)}
+    recompute: dict[str, Any] = {"recompute": _counts(policy.layer_recompute, layout)}
     present = document.get("recompute_config")
     for option in SELECT_OPTIONS:
         counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
@@ -193,7 +194,7 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
 
 
 def _judged(
-    document: Document, policy: Policy, sections: dict[str, dict], num_layers: int, trees: LayerTrees | None
+    document: Document, policy: Policy, sections: dict[str, dict[str, Any]], num_layers: int, trees: LayerTrees | None
 ) -> Converted:
     """Whether MindFormers makes the same of the counts."""
     converted = document_from_data({**_data(document), **sections}, document.file)
@@ -258,7 +259,7 @@ def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[P
             yield Problem(statement.location, RULE, Level.ERROR, message, fix=fix)
 
 
-def _counts(layers: Layers, layout: Layout) -> bool | list:
+def _counts(layers: Layers, layout: Layout) -> bool | list[Any]:
     """Layers that are the first ones of every cell, as MindFormers counts them."""
     cells = list(layout.cells())
     counts = [sum(index in layers for index in cell.layers) for cell in cells]
@@ -316,7 +317,7 @@ def _with_true(policy: Policy, num_layers: int) -> Policy:
     return replace(policy, layer_recompute=whole, output_recompute=output, **selects)  # type: ignore[arg-type]
 
 
-def _data(document: Document) -> dict:
+def _data(document: Document) -> dict[str, Any]:
     data = to_data(document.root) if document.root is not None else {}
     assert isinstance(data, dict)
     return data

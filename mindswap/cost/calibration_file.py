@@ -91,7 +91,7 @@ def _quote(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
-def load_measured(name_or_path: str | os.PathLike) -> dict[MeasuredKey, int]:
+def load_measured(name_or_path: str | os.PathLike[str]) -> dict[MeasuredKey, int]:
     """Measured durations in a device file, in ns; empty for a device without any.
 
     Raises:

@@ -32,7 +32,7 @@ def list_devices() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
 
 
-def find_device_file(name_or_path: str | os.PathLike) -> Path:
+def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     """The file of a device.
 
     Raises:
@@ -49,7 +49,9 @@ def find_device_file(name_or_path: str | os.PathLike) -> Path:
     raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
 
 
-def load_device(name_or_path: str | os.PathLike = DEFAULT_DEVICE, overrides: Mapping[str, str] | None = None) -> Device:
+def load_device(
+    name_or_path: str | os.PathLike[str] = DEFAULT_DEVICE, overrides: Mapping[str, str] | None = None
+) -> Device:
     """A device, by its name or from a file.
 
     Args:

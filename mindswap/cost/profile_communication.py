@@ -40,7 +40,7 @@ def read_transfers(path: Path) -> tuple[Transfer, ...]:
     return tuple(transfer for name, entry in _operators(path, data) for transfer in _transfers(path, name, entry))
 
 
-def _operators(path: Path, data: Any, depth: int = 0) -> Iterator[tuple[str, Mapping]]:
+def _operators(path: Path, data: Any, depth: int = 0) -> Iterator[tuple[str, Mapping[str, Any]]]:
     if not isinstance(data, dict):
         raise CostError(f"{path}: is no communication.json of a profiler: no object where steps or operators stand")
     for name, entry in data.items():
@@ -51,7 +51,7 @@ def _operators(path: Path, data: Any, depth: int = 0) -> Iterator[tuple[str, Map
             yield from _operators(path, entry, depth + 1)
 
 
-def _transfers(path: Path, name: str, entry: Mapping) -> Iterator[Transfer]:
+def _transfers(path: Path, name: str, entry: Mapping[str, Any]) -> Iterator[Transfer]:
     where = f"{path}: {name[:80]}"
     for link in LINKS:
         figures = _object(where, entry[LINK_FIGURES]).get(link)
@@ -65,7 +65,7 @@ def _transfers(path: Path, name: str, entry: Mapping) -> Iterator[Transfer]:
             yield Transfer(name.partition("@")[0], link, size, link_ns, to_ns(where, str(elapsed)) * 1000)
 
 
-def _object(where: str, value: Any) -> Mapping:
+def _object(where: str, value: Any) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise CostError(f"{where}: no object where figures of links stand")
     return value

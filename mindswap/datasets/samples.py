@@ -37,7 +37,7 @@ def read_samples(
     sample_length: int,
     counts: Counts,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
-) -> Iterator[array]:
+) -> Iterator["array[int]"]:
     """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.
 
     Holds one block of text, and one sample, at a time.
@@ -62,7 +62,7 @@ def read_samples(
             on_bytes(len(block))
             yield block
 
-    def all_tokens() -> Iterator[array]:
+    def all_tokens() -> Iterator["array[int]"]:
         for source in sources:
             before = counts.num_tokens
             for tokens in tokenizer.tokens(source.name, blocks(source)):
@@ -82,7 +82,7 @@ def read_samples(
             rest = rest[whole * sample_length :]
 
 
-def four_columns(tokens: array) -> array:
+def four_columns(tokens: "array[int]") -> "array[int]":
     """One sample for the newer models: tokens, the tokens that follow them, a mask that takes all, positions.
 
     Args:

@@ -23,7 +23,7 @@ class Tokenizer(Protocol):
     vocab_size: int
     eos_id: int
 
-    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator[array]:
+    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
         """The tokens of one document, without special tokens; `name` is for messages."""
         ...
 
@@ -38,7 +38,7 @@ class ByteTokenizer:
     pad_id, bos_id, eos_id = 0, 1, 2
     vocab_size = 3 + 256
 
-    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator[array]:
+    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
         """See `Tokenizer.tokens`."""
         for index, block in enumerate(blocks):
             # bytes -> characters of the shifted number -> their 32-bit code points: two passes in C.
@@ -70,7 +70,7 @@ class TextTokenizer:
         self.eos_id = eos_id
         self._encode = encode
 
-    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator[array]:
+    def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
         """See `Tokenizer.tokens`.
 
         Raises:

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from mindswap.document.lines import after_line, line_above, line_end, line_start, newline_at
 from mindswap.document.nodes import Document, to_data
@@ -35,7 +36,7 @@ class Editor:
         self.root = read_spans(text)
         self.edits: list[tuple[int, int, str]] = []
 
-    def with_section(self, section: str, value: Mapping) -> str:
+    def with_section(self, section: str, value: Mapping[Any, Any]) -> str:
         """The text with the value in place."""
         found = self._find(section)
         if found is None:
@@ -78,7 +79,7 @@ class Editor:
         entries = self.root.entries or () if self.root is not None else ()
         return next(((key, span) for key, span in entries if key.text == section), None)
 
-    def _append_section(self, section: str, value: Mapping) -> None:
+    def _append_section(self, section: str, value: Mapping[Any, Any]) -> None:
         if self.root is not None and self.root.is_flow:
             self._add_entries(self.root, {section: value})
             return
@@ -93,7 +94,7 @@ class Editor:
 
     # a mapping
 
-    def _update_keys(self, key: Span, span: Span, value: Mapping) -> bool:
+    def _update_keys(self, key: Span, span: Span, value: Mapping[Any, Any]) -> bool:
         """Change only the keys that differ; False where no key can stay, or the keys are not all written here."""
         node = self.document.get(key.text)
         entries = node.unique_entries() if node is not None else ()
@@ -142,7 +143,7 @@ class Editor:
         below = "".join(newline_at(self.text, block_start) + line for line in lines)
         self.edits += [(colon_end, inline_end, ""), (block_start, block_end, below)]
 
-    def _add_entries(self, parent: Span, entries: Mapping, last: tuple[Span, Span] | None = None) -> None:
+    def _add_entries(self, parent: Span, entries: Mapping[Any, Any], last: tuple[Span, Span] | None = None) -> None:
         if not entries:
             return
         if last is None and parent.entries:

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from numbers import Integral
+from typing import Any
 
 from mindswap.document.nodes import Document, Entry, Node, is_huge
 from mindswap.document.problem import Level, Location, Problem
@@ -13,7 +14,7 @@ MAX_DEPTH = 64
 MAX_NODES = 200_000
 
 
-def document_from_data(data: Mapping, file: str, base: Document | None = None) -> Document:
+def document_from_data(data: Mapping[Any, Any], file: str, base: Document | None = None) -> Document:
     """A document from plain data.
 
     Args:
@@ -55,7 +56,7 @@ class _Converter:
             return base
         return Node(self.location, value)
 
-    def _convert_mapping(self, value: Mapping, base: Node | None, depth: int) -> Node:
+    def _convert_mapping(self, value: Mapping[Any, Any], base: Node | None, depth: int) -> Node:
         entries = []
         for key, child in value.items():
             below = base.entry(key) if base is not None else None
@@ -64,7 +65,7 @@ class _Converter:
         location = base.location if base is not None and base.entries is not None else self.location
         return Node(location, entries=tuple(entries))
 
-    def _convert_sequence(self, value: list | tuple | range, base: Node | None, depth: int) -> Node:
+    def _convert_sequence(self, value: list[Any] | tuple[Any, ...] | range, base: Node | None, depth: int) -> Node:
         below = base.items if base is not None and base.items is not None else ()
         items = []
         for index, child in enumerate(value):

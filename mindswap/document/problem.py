@@ -1,7 +1,7 @@
 """A problem found in a configuration: plain data that only `report/` turns into text."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 __all__ = ["Level", "Location", "Problem", "sort_problems"]
@@ -40,6 +40,7 @@ class Problem:
         message: what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`.
         allowed: what would be accepted; may be empty.
         fix: what to write instead; may be empty.
+        subject: key path or option that it is about, where a command asks for it; the message begins with it.
     """
 
     location: Location
@@ -48,6 +49,7 @@ class Problem:
     message: str
     allowed: str = ""
     fix: str = ""
+    subject: str = field(default="", compare=False)
 
 
 def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:

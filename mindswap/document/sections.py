@@ -5,6 +5,7 @@ the rest survive byte for byte. The result is read back before it is given.
 """
 
 from collections.abc import Mapping
+from typing import Any
 
 from mindswap.document.edit import Editor, is_same, refusal
 from mindswap.document.nodes import Document, to_data
@@ -18,7 +19,7 @@ BYTE_ORDER_MARK = "\ufeff"
 
 
 def rewrite_section(
-    text: str, section: str, value: Mapping, comment: str | None = None, file: str = "the configuration"
+    text: str, section: str, value: Mapping[Any, Any], comment: str | None = None, file: str = "the configuration"
 ) -> str:
     """The text with one top-level section set to a value.
 
@@ -76,13 +77,13 @@ def _is_blank(text: str) -> bool:
     return not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
 
 
-def _data(document: Document) -> dict:
+def _data(document: Document) -> dict[Any, Any]:
     data = to_data(document.root) if document.root is not None else {}
     assert isinstance(data, dict)
     return data
 
 
-def _ordered(data: dict, section: str) -> dict:
+def _ordered(data: dict[Any, Any], section: str) -> dict[Any, Any]:
     """The data with the keys of one section sorted: their order means nothing, and that of the file stays."""
     value = data.get(section)
     if not isinstance(value, Mapping):

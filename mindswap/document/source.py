@@ -15,7 +15,7 @@ BASE_CONFIG = "base_config"
 MAX_FILES = 100
 
 
-def load_document(path: str | os.PathLike) -> Document:
+def load_document(path: str | os.PathLike[str]) -> Document:
     """Read a configuration file and the files it is based on.
 
     `base_config` names a file or a list of files, relative to the folder of the file that names

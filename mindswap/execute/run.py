@@ -3,6 +3,7 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -17,7 +18,7 @@ from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 __all__ = ["Executed", "Kernels", "Misread", "run_step"]
 
 # Gives the outputs of an operator from its name, its attributes, its inputs, and the types that the compiler says.
-Kernels = Callable[[str, Mapping[str, object], tuple, tuple[TensorType, ...]], tuple[np.ndarray, ...]]
+Kernels = Callable[[str, Mapping[str, object], tuple[Any, ...], tuple[TensorType, ...]], tuple[np.ndarray, ...]]
 
 
 @dataclass(frozen=True)
@@ -208,7 +209,7 @@ class _Run:
 
     # -- values -----------------------------------------------------------------------------------
 
-    def _arguments(self, names: tuple[str, ...]) -> tuple:
+    def _arguments(self, names: tuple[str, ...]) -> tuple[Any, ...]:
         return tuple(value for value in (self.value(name) for name in names) if value is not MONAD)
 
     def _resolve(self, name: str) -> str:

@@ -15,6 +15,7 @@ Copies take no time here. An operator is one that the device runs something for:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
@@ -22,6 +23,7 @@ from mindswap.graph.ops import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
 
+T = TypeVar("T")
 
 DELAY_FACTOR = 3
 
@@ -246,5 +248,5 @@ def _prefetch(node: Node) -> int:
     return int(node.attributes["backward_prefetch"])  # type: ignore[call-overload]
 
 
-def _frozen(lists: list[list]) -> tuple[tuple, ...]:
+def _frozen(lists: list[list[T]]) -> tuple[tuple[T, ...], ...]:
     return tuple(tuple(entries) for entries in lists)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.errors import LaunchError
 
@@ -78,7 +79,7 @@ def parse_arguments(words: list[str]) -> Job:
     """
     if len(words) not in _FORMS:
         raise LaunchError(f"{len(words)} arguments\n    allowed: 1, 2, 6 or 9")
-    values: dict = {}
+    values: dict[str, Any] = {}
     problems = []
     for name, word in zip(_FORMS[len(words)], words, strict=True):
         field, parse, allowed = _PARSERS[name]
@@ -94,7 +95,7 @@ def parse_arguments(words: list[str]) -> Job:
     return Job(**values)
 
 
-def _check_counts(values: dict) -> list[str]:
+def _check_counts(values: dict[str, Any]) -> list[str]:
     total, local, node = (values.get(name) for name in ("num_workers", "num_local_workers", "node_rank"))
     if total is None or local is None:
         return []
@@ -133,7 +134,7 @@ def _text(word: str) -> str:
     return word
 
 
-_PARSERS: dict[str, tuple[str, Callable, str]] = {
+_PARSERS: dict[str, tuple[str, Callable[..., Any], str]] = {
     "EXECUTE_ORDER": ("order", _text, "a script and its arguments"),
     "WORKER_NUM": ("num_workers", _number(1), "a number from 1"),
     "LOCAL_WORKER": ("num_local_workers", _number(1), "a number from 1"),

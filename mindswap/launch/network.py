@@ -3,6 +3,7 @@
 import errno
 import socket
 from collections.abc import Iterator
+from typing import Any
 
 from mindswap.errors import LaunchError
 
@@ -43,7 +44,7 @@ def _others(port: int) -> Iterator[int]:
     yield from range(1024, port)
 
 
-def _listen_error(family: int, place: tuple) -> int:
+def _listen_error(family: int, place: tuple[Any, ...]) -> int:
     """0 if a server can listen there, else the error number; port 0 asks for any port."""
     with socket.socket(family, socket.SOCK_STREAM) as server:
         # As MindSpore's scheduler does: connections of an earlier run that wait for their end do not count.

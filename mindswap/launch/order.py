@@ -22,7 +22,7 @@ def split_order(order: str) -> list[str]:
         LaunchError: quotes are not closed, or there is no word.
     """
 
-    def join_lines(found: re.Match) -> str:
+    def join_lines(found: re.Match[str]) -> str:
         text = found.group()
         return text if text.startswith("'") else _ESCAPED.sub(lambda one: one[0].replace("\\\n", ""), text)
 

@@ -4,6 +4,7 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import match_pattern
@@ -50,7 +51,7 @@ def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple
     return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
 
 
-def _holds(entry: dict, tree: CellNode) -> bool:
+def _holds(entry: dict[str, Any], tree: CellNode) -> bool:
     return (
         bool(match_pattern(entry["pattern"], tree))
         and bool("needs" not in entry or match_pattern(entry["needs"], tree))
@@ -59,5 +60,5 @@ def _holds(entry: dict, tree: CellNode) -> bool:
 
 
 @cache
-def _table() -> dict:
+def _table() -> dict[str, Any]:
     return json.loads((resources.files("mindswap") / "data" / "megatron" / "modules.json").read_text("utf-8"))

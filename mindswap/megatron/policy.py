@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.megatron.modules import find_operators, known_modules, possible_modules
 from mindswap.megatron.options import MegatronOptions
 from mindswap.megatron.placement import block_layers, group_ends, place_layers
@@ -108,52 +108,51 @@ class _Translation:
             self._refuse_groups(count, max(max(row) for row in layout.sizes))
         return every, inner
 
+    def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
+        name = "--" + field.replace("_", "-")
+        place = self.options.place(field)
+        self.problems.append(Problem(place, RULE, level, f"{name}: {message}", allowed, fix, name))
+
     def _refuse_groups(self, count: int, largest: int) -> None:
         message = (
-            f"--recompute-num-layers: uniform {count}: MindSpore 2.9 cannot compile the newer models (use_legacy: "
+            f"uniform {count}: MindSpore 2.9 cannot compile the newer models (use_legacy: "
             "False) with recompute across layers"
         )
         fix = (
             f"--recompute-method block --recompute-num-layers {largest}: every layer is recomputed too, and each keeps "
             "its input"
         )
-        place = self.options.place("recompute_num_layers")
-        self.problems.append(Problem(place, RULE, Level.ERROR, message, "uniform 1, or block", fix))
+        self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
 
     def _distribute(self) -> None:
         self.summary.append("distribute-saved-activations: recompute_slice_activation")
         if not self.use_legacy:
-            message = "--distribute-saved-activations: MindFormers refuses it for the newer models (use_legacy: False)"
-            place = self.options.place("distribute_saved_activations")
-            self.problems.append(Problem(place, RULE, Level.ERROR, message, fix="delete it"))
+            message = "MindFormers refuses it for the newer models (use_legacy: False)"
+            self._add(Level.ERROR, "distribute_saved_activations", message, fix="delete it")
 
     def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
         """Pattern -> layers of all modules; a module that the model does not have is a problem."""
         found: dict[str, Layers] = {}
         field = "recompute_modules" if purpose == "recompute" else "offload_modules"
-        place = self.options.place(field)
-        option = "--" + field.replace("_", "-")
         if self.trees is None:
-            message = f"{option}: the operators of this model are not known"
             fix = "run this where MindFormers is installed"
-            self.problems.append(Problem(place, RULE, Level.ERROR, message, fix=fix))
+            self._add(Level.ERROR, field, "the operators of this model are not known", fix=fix)
             return found
         for module in modules:
             operators = find_operators(module, purpose, self.use_legacy, self.trees)
             if not operators:
                 possible = ", ".join(possible_modules(purpose, self.use_legacy, self.trees))
-                message = f"{option}: nothing in {self.trees.source} is like '{module}'"
-                self.problems.append(Problem(place, RULE, Level.ERROR, message, possible))
+                self._add(Level.ERROR, field, f"nothing in {self.trees.source} is like '{module}'", possible)
             for named in operators:
                 found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
             patterns = ", ".join(named.pattern for named in operators)
             self.summary.append(f"{purpose} {module}: {patterns}")
-        self._say_shared(purpose, modules, place)
+        self._say_shared(purpose, modules)
         return found
 
-    def _say_shared(self, purpose: str, modules: tuple[str, ...], place: Location) -> None:
+    def _say_shared(self, purpose: str, modules: tuple[str, ...]) -> None:
         """One operator makes the inputs of both norms of a layer: with one of them goes the other."""
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
         if purpose == "offload" and len(norms) == 1:
-            message = f"--offload-modules: {norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
-            self.problems.append(Problem(place, RULE, Level.WARNING, message))
+            message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
+            self._add(Level.WARNING, "offload_modules", message)

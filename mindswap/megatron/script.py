@@ -137,7 +137,7 @@ class _Shell:
         return [part for inner in _split(expanded) for part in self._words(inner, nested + 1)]
 
     def _expand(self, text: str) -> str:
-        def value(match: re.Match) -> str:
+        def value(match: re.Match[str]) -> str:
             name = match[1] or match[2]
             known = self.values.get(name, match[3])
             return match[0] if known is None else known

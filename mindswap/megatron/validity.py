@@ -32,7 +32,7 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
     )
     levels = ((Level.ERROR, errors), (Level.WARNING, (*_find_idle(options), *_find_clamped(options))))
     return tuple(
-        Problem(options.place(field), RULE, level, f"{_name(field)}: {message}", allowed, fix)
+        Problem(options.place(field), RULE, level, f"{_name(field)}: {message}", allowed, fix, _name(field))
         for level, findings in levels
         for field, message, allowed, fix in findings
     )

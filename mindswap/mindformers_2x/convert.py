@@ -6,6 +6,7 @@ for backward (its inputs, mostly). Whole cells agree but for their rim.
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.mindformers_2x.effect import Effect, LayerMap
 from mindswap.mindformers_2x.layers import layers_in_words, to_specs
@@ -24,7 +25,7 @@ class Converted:
         lost: what the other form cannot say, or says in another way, in words.
     """
 
-    sections: dict[str, dict]
+    sections: dict[str, dict[str, Any]]
     lost: tuple[str, ...]
 
 
@@ -46,7 +47,7 @@ def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, 
 
 def _swap_2x(
     policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str]
-) -> dict:
+) -> dict[str, Any]:
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
         return {"enable": False}
@@ -78,7 +79,7 @@ def _swap_2x(
     for entry in policy.op_swap:
         for pattern in patterns_to_2x(entry.pattern, names, lost):
             by_pattern.setdefault(pattern, set()).update(layers(entry.layers))
-    swap: dict = {"enable": True, "default_prefetch": prefetch}
+    swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
     if whole:
         swap["layer_swap"] = [{"layers": to_specs(whole)}]
     # layer_swap goes before op_swap in 2.x; in 1.9 it is the other way round.
@@ -93,12 +94,12 @@ def _swap_2x(
     return swap if whole or op_swap else {"enable": False}
 
 
-def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]) -> dict[str, dict]:
+def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]) -> dict[str, dict[str, Any]]:
     whole = policy.layer_recompute.resolve(num_layers)
     select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
     exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
     comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
-    recompute: dict = {"mode": "select" if select else "full" if whole else "None"}
+    recompute: dict[str, Any] = {"mode": "select" if select else "full" if whole else "None"}
     if whole:
         recompute["full_recompute_layer"] = to_specs(whole)
     if select:
@@ -144,7 +145,7 @@ def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
     settings, lost = effect.settings, []
     prefetch = (settings.prefetch or 1) * num_layer_ops
     has_recompute = settings.mode != "None" or settings.is_comm_enabled
-    swap: dict = {"swap": settings.is_swap_enabled or has_recompute}
+    swap: dict[str, Any] = {"swap": settings.is_swap_enabled or has_recompute}
     if settings.is_swap_enabled:
         lost.append(
             f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators (assumed: "
@@ -164,7 +165,7 @@ def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
             ]
     if swap["swap"] and len(swap) == 1:
         swap["op_swap"] = []  # recompute in layer indices, and no swap
-    recompute: dict = {}
+    recompute: dict[str, Any] = {}
     full = sorted(settings.full_layers)
     if full:
         recompute["recompute"] = full

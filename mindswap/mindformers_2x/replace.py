@@ -1,6 +1,7 @@
 """Edits of a user's YAML text: some top-level sections give way to others, every comment stays."""
 
 import re
+from typing import Any
 
 import yaml
 
@@ -19,7 +20,9 @@ _COMMENT = re.compile(r"#[^\r\n]*")
 _STEP = 2
 
 
-def replace_sections(text: str, old: tuple[str, ...], new: dict[str, dict], comment: tuple[str, ...], file: str) -> str:
+def replace_sections(
+    text: str, old: tuple[str, ...], new: dict[str, dict[str, Any]], comment: tuple[str, ...], file: str
+) -> str:
     """The text with new sections in the place of old ones; comments in the old ones stand above the new.
 
     Args:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.match import LayerPaths
@@ -56,7 +57,7 @@ def paths_from_outline(text: str) -> LayerPaths:
     return LayerPaths(cells, frozenset(path for path, _ in found) - cells, tuple(path for path, _ in found))
 
 
-def _walk(outline: dict, prefix: str) -> Iterator[tuple[str, bool]]:
+def _walk(outline: dict[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
     """Paths in upstream's order (`_get_single_layer_whitelist`): callables, methods, then each cell with its own."""
     for name in (*outline.get("calls", ()), *outline.get("methods", ())):
         yield prefix + name, False
@@ -66,7 +67,7 @@ def _walk(outline: dict, prefix: str) -> Iterator[tuple[str, bool]]:
 
 
 @cache
-def _tables() -> tuple[dict, ...]:
+def _tables() -> tuple[dict[str, Any], ...]:
     folder = resources.files("mindswap") / "data" / "pynative"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
     return tuple(json.loads(file.read_text("utf-8")) for file in files)

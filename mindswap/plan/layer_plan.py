@@ -121,7 +121,7 @@ class _Search:
             self.known[policy] = Compared("", judged.step_time_ns, judged.peak_bytes, judged.fits)
         return self.known[policy]
 
-    def rank(self, policy: Policy) -> tuple:
+    def rank(self, policy: Policy) -> tuple[object, ...]:
         """Least is best: what fits by time, then what does not by memory; of equals the one with fewer layers in it."""
         judged = self.known[policy]
         work = (len(policy.layer_recompute.indices or ()), sum(len(e.layers.indices or ()) for e in policy.layer_swap))

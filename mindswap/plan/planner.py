@@ -102,7 +102,7 @@ class Planner:
             host_budget_bytes=problem.host_bytes,
             holders=holders_of(best),
             compared=tuple(
-                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits)
+                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
                 for name, one in judged.items()
             ),
             num_evaluations=curve.num_evaluations - num_before,

@@ -20,16 +20,18 @@ class Compared:
     """A policy that the plan is compared with.
 
     Attributes:
-        name: of the policy.
+        name: of the policy, for people.
         step_time_ns: simulated; of a pipeline with many micro-batches carried on from fewer.
         peak_bytes: highest device memory of any stage, simulated.
         fits: within the budgets.
+        baseline: its name in `BASELINES`; empty where it is none of them.
     """
 
     name: str
     step_time_ns: int
     peak_bytes: int
     fits: bool
+    baseline: str = ""
 
 
 @dataclass(frozen=True)

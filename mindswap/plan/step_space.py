@@ -186,7 +186,7 @@ class Rows:
     def __init__(self, model: StepModel, catalog: Catalog):
         self.model = model
         self.catalog = catalog
-        self._keepers: dict[tuple, Mapping[str, tuple[tuple[str, ...], ...]]] = {}
+        self._keepers: dict[tuple[object, ...], Mapping[str, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:

@@ -8,7 +8,7 @@ from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Problem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
-from mindswap.policy.baselines import BASELINES, KEEP_ALL
+from mindswap.policy.baselines import KEEP_ALL
 
 __all__ = ["bound_curve", "sweep_budgets"]
 
@@ -91,4 +91,4 @@ def _gaps(plans: list[tuple[int, Plan]]) -> Iterator[tuple[float, int]]:
 
 
 def _keep_bytes(plan: Plan) -> int:
-    return next(one.peak_bytes for one in plan.compared if one.name == BASELINES[KEEP_ALL].title)
+    return next(one.peak_bytes for one in plan.compared if one.baseline == KEEP_ALL)

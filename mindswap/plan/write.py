@@ -77,11 +77,11 @@ def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
     )
 
 
-def _merge(patterns: Iterable[str], names: Callable[[str], frozenset]) -> list[str]:
+def _merge(patterns: Iterable[str], names: Callable[[str], frozenset[object]]) -> list[str]:
     """The patterns with those joined that differ in one part."""
     left = sorted(patterns)
     for position in range(max((len(split_pattern(pattern)) for pattern in left), default=0)):
-        groups: dict[tuple, list[str]] = {}
+        groups: dict[tuple[object, ...], list[str]] = {}
         for pattern in left:
             parts = split_pattern(pattern)
             rest = parts[:position] + (None,) + parts[position + 1 :] if position < len(parts) else (pattern,)
@@ -90,7 +90,7 @@ def _merge(patterns: Iterable[str], names: Callable[[str], frozenset]) -> list[s
     return left
 
 
-def _join(patterns: list[str], position: int, names: Callable[[str], frozenset]) -> list[str]:
+def _join(patterns: list[str], position: int, names: Callable[[str], frozenset[object]]) -> list[str]:
     if not 1 < len(patterns) <= MAX_ALTERNATIVES:
         return patterns
     parts = [split_pattern(pattern)[position] for pattern in patterns]

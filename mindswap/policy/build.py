@@ -1,6 +1,7 @@
 """Settings -> one immutable Policy."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.settings import Settings, Statement
@@ -35,7 +36,7 @@ def _op_recompute(settings: Settings, option: str) -> tuple[OpRecompute, ...]:
     return tuple(OpRecompute(pattern, layers) for (pattern, _), layers in groups.items())
 
 
-def _grouped(statements: Iterable[Statement]) -> dict[tuple, Layers]:
+def _grouped(statements: Iterable[Statement]) -> dict[tuple[Any, Any], Layers]:
     """Layers by (pattern, prefetch); patterns in order of first appearance, as MindFormers groups them."""
     by_pattern: dict[str | None, dict[int | None, list[Layers]]] = {}
     for statement in statements:

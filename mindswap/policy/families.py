@@ -6,13 +6,14 @@ They serve where MindFormers is not installed (a login node) or too slow to buil
 import json
 from functools import cache
 from importlib import resources
+from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 
 __all__ = ["load_layer_trees"]
 
 
-def load_layer_trees(model_section: dict, num_layers: int) -> LayerTrees | None:
+def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
     """The layers of a model by its configuration.
 
     Args:
@@ -38,7 +39,7 @@ def load_layer_trees(model_section: dict, num_layers: int) -> LayerTrees | None:
 
 
 @cache
-def _tables() -> tuple[dict, ...]:
+def _tables() -> tuple[dict[str, Any], ...]:
     folder = resources.files("mindswap") / "data" / "families"
     if not folder.is_dir():
         return ()
@@ -52,12 +53,12 @@ def _tree(text: str) -> CellNode:
     return _node(json.loads(text))
 
 
-def _node(data: dict) -> CellNode:
+def _node(data: dict[str, Any]) -> CellNode:
     children = tuple(_node(child) for child in data.get("children", ()))
     return CellNode(data["name"], data["type"], data.get("primitive", False), children)
 
 
-def _architecture_names(model_section: dict) -> set[str]:
+def _architecture_names(model_section: dict[str, Any]) -> set[str]:
     """Every name the configuration gives its model: legacy `arch.type`, newer `architectures`, `model_type`."""
     model_config = _mapping(model_section.get("model_config"))
     names = [_mapping(model_section.get("arch")).get("type"), model_config.get("model_type")]
@@ -66,5 +67,5 @@ def _architecture_names(model_section: dict) -> set[str]:
     return {name for name in names if isinstance(name, str)}
 
 
-def _mapping(value: object) -> dict:
+def _mapping(value: object) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}

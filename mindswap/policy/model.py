@@ -190,7 +190,7 @@ class Policy:
             object.__setattr__(self, "is_swap_enabled", names_any)
 
     @staticmethod
-    def from_file(path: str | os.PathLike) -> "Policy":
+    def from_file(path: str | os.PathLike[str]) -> "Policy":
         """The policy of a YAML file.
 
         Raises:
@@ -212,11 +212,11 @@ class Policy:
 
         return policy_of_document(document_from_data(dict(config), "the configuration"))
 
-    def to_config(self) -> dict:
+    def to_config(self) -> dict[str, Any]:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""
         if not self.is_swap_enabled:
             return {"swap_config": {"swap": False}}
-        swap: dict = {"swap": True}
+        swap: dict[str, Any] = {"swap": True}
         if self.default_prefetch is not None:
             swap["default_prefetch"] = self.default_prefetch
         else:
@@ -245,5 +245,5 @@ class Policy:
         return config
 
 
-def _ops_to_config(entries: tuple[OpRecompute, ...]) -> bool | dict:
+def _ops_to_config(entries: tuple[OpRecompute, ...]) -> bool | dict[str, Any]:
     return {entry.pattern: entry.layers.to_config() for entry in entries} or False

@@ -5,6 +5,7 @@ Nothing is judged here beyond "can this be read": values that fit their place bu
 """
 
 import re
+from collections.abc import Sequence
 
 from mindswap.config.pipeline import is_stage_counts, read_pipeline
 from mindswap.document.nodes import Document, Entry, Node, expanded_size, key_text
@@ -190,7 +191,9 @@ class _Reader:
                 self._misfit(entry_path, entry, Expect.MAPPING)
         return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
 
-    def _add_swap(self, option: str, path: str, entry: Node, patterns: list) -> None:
+    def _add_swap(
+        self, option: str, path: str, entry: Node, patterns: Sequence[tuple[str | None, str, Location]]
+    ) -> None:
         layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
         layers, refs = self._layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
         if prefetch is not None and not is_prefetch(prefetch):

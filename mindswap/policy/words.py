@@ -63,7 +63,7 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
     return [candidate for *_, candidate in best]
 
 
-def _least_distance(left: Counter, right: Counter) -> int:
+def _least_distance(left: Counter[str], right: Counter[str]) -> int:
     return max((left - right).total(), (right - left).total())
 
 

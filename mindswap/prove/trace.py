@@ -11,6 +11,7 @@ of mindspore 2.9.0).
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from typing import Any
 
 from mindswap.prove.overlap import Interval, Overlap, measure_overlap
 
@@ -41,7 +42,7 @@ class Trace:
     size_bytes: int | None = None
 
 
-def read_trace(events: Iterable[Mapping]) -> Trace:
+def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     """Sort the events of a Chrome trace; what is no event, or has no times, is left out."""
     rows = [event for event in events if isinstance(event, Mapping)]
     process = {
@@ -71,7 +72,7 @@ def trace_overlap(trace: Trace) -> Overlap | None:
     return measure_overlap(trace.copies, trace.compute, trace.communication, trace.size_bytes)
 
 
-def _interval(row: Mapping) -> Interval | None:
+def _interval(row: Mapping[str, Any]) -> Interval | None:
     try:
         start, duration = (Decimal(str(row[key])) * 1000 for key in ("ts", "dur"))
         return int(start), int(start + duration)
@@ -79,12 +80,12 @@ def _interval(row: Mapping) -> Interval | None:
         return None
 
 
-def _is_host_copy(args: Mapping) -> bool:
+def _is_host_copy(args: Mapping[str, Any]) -> bool:
     direction = next((str(args[key]).lower() for key in DIRECTION_KEYS if key in args), None)
     if direction is None:
         return args.get("Task Type") in HOST_TASKS
     return direction.startswith(HOST_DIRECTIONS)  # also "host to device ex"
 
 
-def _size(args: Mapping) -> int | None:
+def _size(args: Mapping[str, Any]) -> int | None:
     return next((int(args[key]) for key in SIZE_KEYS if str(args.get(key, "")).isdecimal()), None)

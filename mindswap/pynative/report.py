@@ -1,6 +1,7 @@
 """What a training in PyNative mode moved and held, against what its schedule predicts. Pure."""
 
 from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from mindswap.pynative.ledger import Totals
 
@@ -60,7 +61,7 @@ class SwapReport:
             peak_host_bytes=max(self.peak_host_bytes, totals.peak_host_bytes),
         )
 
-    def to_json(self) -> dict:
+    def to_json(self) -> dict[str, Any]:
         """As plain data."""
         return {
             "schema": SCHEMA,

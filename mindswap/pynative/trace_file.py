@@ -91,7 +91,7 @@ def load_trace(text: str, file: str) -> RecordedStep:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
 
 
-def _row(value: Any) -> list:
+def _row(value: Any) -> list[Any]:
     """Fields in order; nested dataclasses in the same way."""
     return [_plain(getattr(value, f.name)) for f in fields(value)]
 
@@ -102,20 +102,20 @@ def _plain(value: Any) -> Any:
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
-def _operator(row: list) -> Operator:
+def _operator(row: list[Any]) -> Operator:
     name, layer_index, path, is_forward, inputs, outputs = row
     return Operator(name, layer_index, tuple(path), is_forward, tuple(map(_value, inputs)), tuple(map(_value, outputs)))
 
 
-def _value(row: list) -> Value:
+def _value(row: list[Any]) -> Value:
     memory, size_bytes, shape, dtype, weight, copy_of = row
     return Value(memory, size_bytes, tuple(shape), dtype, weight, copy_of)
 
 
-def _tree(node: CellNode) -> list:
+def _tree(node: CellNode) -> list[Any]:
     return [node.name, node.type_name, node.is_primitive, [_tree(child) for child in node.children]]
 
 
-def _layer(row: list) -> CellNode:
+def _layer(row: list[Any]) -> CellNode:
     name, type_name, is_primitive, children = row
     return CellNode(name, type_name, is_primitive, tuple(_layer(child) for child in children))

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mindswap.effect.recompute import RecomputeEffect
 from mindswap.effect.swap import Idle, LayerEffect
@@ -60,7 +60,7 @@ def _format(
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes), verdict])
 
 
-def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict:
+def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict[str, Any]:
     """The same as plain data; sizes in bytes, every pair listed."""
     return {
         "ok": is_ok,
@@ -100,7 +100,9 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
     }
 
 
-def recompute_effect_to_json(effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()) -> dict:
+def recompute_effect_to_json(
+    effects: Sequence[RecomputeEffect], is_ok: bool, notes: Sequence[str] = ()
+) -> dict[str, Any]:
     """The same as plain data; sizes in bytes."""
     layers = [{"layer": e.layer_index, "ok": e.is_as_asked, **asdict(e)} for e in effects]
     for layer in layers:

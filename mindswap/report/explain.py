@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.config.pipeline import Layout
 from mindswap.mindformers_2x.form import Form
@@ -125,7 +126,7 @@ def _format_cells(explanation: Explanation) -> str:
     return format_table(("stage", "chunk", "layers", "recomputed whole", "in part"), rows)
 
 
-def explanation_to_json(explanation: Explanation) -> dict:
+def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """The same as plain data."""
     cells = explanation.layout.cells() if explanation.layout is not None else ()
     return {
@@ -146,7 +147,7 @@ def format_paths(trees: LayerTrees) -> str:
     return "\n".join(f"{name:<{width}}  {kind}" for name, kind, _ in rows)
 
 
-def paths_to_json(trees: LayerTrees) -> list[dict]:
+def paths_to_json(trees: LayerTrees) -> list[dict[str, Any]]:
     """The same as plain data."""
     return [{"name": name, "is": kind, "is_operator": is_operator} for name, kind, is_operator in _paths(trees)]
 

@@ -1,5 +1,7 @@
 """The logs of the workers against the policy, as text and as JSON."""
 
+from typing import Any
+
 from mindswap.logs.compare import Finding, FindingLevel, LogReport, MemoryRow
 from mindswap.report.tables import format_indices, format_table
 from mindswap.units import format_bytes
@@ -17,7 +19,7 @@ def format_logs(report: LogReport) -> str:
     return "\n".join([*lines, f"logs of {workers} {verdict}"])
 
 
-def logs_to_json(report: LogReport) -> dict:
+def logs_to_json(report: LogReport) -> dict[str, Any]:
     """The same as plain data; sizes in bytes."""
     return {
         "ok": report.is_ok,

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
@@ -77,7 +78,7 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
     return "\n".join(lines)
 
 
-def memory_to_json(report: MemoryReport) -> dict:
+def memory_to_json(report: MemoryReport) -> dict[str, Any]:
     """The same as plain data: every layer, sizes in bytes."""
     return {
         "layers": [

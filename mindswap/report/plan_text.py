@@ -1,6 +1,7 @@
 """A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
@@ -81,7 +82,7 @@ def _nothing_fits_lines(plan: Plan) -> list[str]:
     return [*lines, f"    fix: {' '.join(fixes)}"]
 
 
-def plan_to_json(plan: Plan, device: str, sections: Mapping | None = None) -> dict:
+def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """The same for machines; `sections` is the policy as the file has it, default is in the form of MindFormers 1.9."""
     config = plan.policy.to_config() if sections is None else sections
     return {
@@ -123,7 +124,7 @@ def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
 
-def sweep_to_json(plans: Sequence[Plan]) -> list[dict]:
+def sweep_to_json(plans: Sequence[Plan]) -> list[dict[str, Any]]:
     """The curve for machines."""
     return [
         {

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -55,7 +56,7 @@ class Step:
     num_prefetch_ops: int | None = None
     reasons: tuple[str, ...] = ()
 
-    def to_data(self) -> dict:
+    def to_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {
             "action": self.action.name.lower(),
@@ -73,7 +74,7 @@ class LayerGroup:
     layers: Layers
     steps: tuple[Step, ...]
 
-    def to_data(self) -> dict:
+    def to_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
         return {"layers": self.layers.to_config(), "steps": [step.to_data() for step in self.steps]}
 
@@ -90,7 +91,7 @@ def group_layers(
         with_reasons: say which entry goes before which, also of operators that stay although an entry names them.
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
-    known: dict[tuple, tuple[Step, ...]] = {}
+    known: dict[tuple[object, ...], tuple[Step, ...]] = {}
     runs: list[tuple[list[int], tuple[Step, ...]]] = []
     for index in range(num_layers) if num_layers is not None else sorted(named):
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None

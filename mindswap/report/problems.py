@@ -1,6 +1,7 @@
 """Problems as text: what is wrong, where, what is allowed, how to fix it."""
 
 from collections.abc import Iterable
+from typing import Any
 
 from mindswap.document.problem import Level, Problem, sort_problems
 
@@ -26,7 +27,7 @@ def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
     return "\n".join(blocks)
 
 
-def problems_to_data(problems: Iterable[Problem]) -> dict:
+def problems_to_data(problems: Iterable[Problem]) -> dict[str, Any]:
     """The problems as plain data, for JSON: `problems`, the first of very many, and `num_problems`."""
     found = sort_problems(problems)
     return {"problems": [_to_data(problem) for problem in _shown(found)], "num_problems": len(found)}
@@ -40,7 +41,7 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
     return sort_problems(sorted(problems, key=lambda problem: levels.index(problem.level))[:MAX_SHOWN])
 
 
-def _to_data(problem: Problem) -> dict:
+def _to_data(problem: Problem) -> dict[str, Any]:
     return {
         "file": problem.location.file,
         "line": problem.location.line,

@@ -1,6 +1,7 @@
 """What a configuration of MindFormers 2.x does in each layer, and what upstream drops, as text and as JSON."""
 
 from dataclasses import replace
+from typing import Any
 
 from mindswap.document.problem import Problem
 from mindswap.mindformers_2x.effect import Drop, Effect, LayerEffect
@@ -116,7 +117,7 @@ def pynative_notes(effect: Effect) -> list[str]:
     return []
 
 
-def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict:
+def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
     """The same as plain data."""
     settings = effect.settings
     has_errors = any(problem.level.value == "error" for problem in problems)
@@ -132,7 +133,7 @@ def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict:
     }
 
 
-def _layer_to_json(index: int, layer: LayerEffect) -> dict:
+def _layer_to_json(index: int, layer: LayerEffect) -> dict[str, Any]:
     return {
         "layer": index,
         "is_recomputed": layer.is_recomputed,
@@ -146,5 +147,5 @@ def _layer_to_json(index: int, layer: LayerEffect) -> dict:
     }
 
 
-def _drop_to_json(drop: Drop) -> dict:
+def _drop_to_json(drop: Drop) -> dict[str, Any]:
     return {"option": _NAMES[drop.option], "path": drop.path, "reason": drop.reason}

@@ -40,7 +40,7 @@ class Inspection:
     report: MemoryReport
 
 
-def inspect_memory(path: str | os.PathLike, rank: int | None = None, use_cache: bool = True) -> Inspection:
+def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_cache: bool = True) -> Inspection:
     """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
 
     Args:

@@ -59,7 +59,7 @@ def apply(
     return actions
 
 
-def capture(network: Any, inputs: Sequence, with_lazy_inline: bool = True) -> Graph:
+def capture(network: Any, inputs: Sequence[Any], with_lazy_inline: bool = True) -> Graph:
     """Forward and backward of any network as MindSpore's frontend compiles them; no device, nothing is run.
 
     What is kept, swapped and recomputed is read from the graph with `mindswap.graph.storage.classify_saved`.

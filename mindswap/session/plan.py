@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindswap.check.check import check_document
 from mindswap.config.device_memory import read_device_memory
@@ -67,7 +68,7 @@ class StepPlan:
         return self.plan.policy
 
     @property
-    def sections(self) -> dict:
+    def sections(self) -> dict[str, Any]:
         """The policy as sections of the configuration."""
         if is_2x(self.step.document):
             return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
@@ -88,7 +89,7 @@ class StepPlan:
         simulated = evaluate(self.problem, self.policy).step
         return Run(self.step.model, self.step.device, self.policy, simulated, f"{self.step.title}, planned")
 
-    def save(self, path: str | os.PathLike, overwrite: bool = False) -> None:
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the configuration with the plan, comments and all else as they were; it is read back before.
 
         Args:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from mindswap.config.step import read_step_settings
 from mindswap.cost.calibration_file import load_measured
@@ -124,19 +125,19 @@ def refuse_mismatched(document: Document, source: Document, num_layers: int, tra
             )
 
 
-def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict]:
+def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     """A policy of whole layers in the sections of MindFormers 2.x.
 
     Args:
         policy: its one `layer_swap` counts `prefetch` in layers.
         num_layers: layers of the model.
     """
-    swap: dict = {"enable": False}
+    swap: dict[str, Any] = {"enable": False}
     for entry in policy.layer_swap:
         layers = to_specs(entry.layers.resolve(num_layers))
         swap = {"enable": True, "default_prefetch": entry.prefetch, "layer_swap": [{"layers": layers}]}
     again = policy.layer_recompute.resolve(num_layers)
-    recompute: dict = {"mode": "full", "full_recompute_layer": to_specs(again)} if again else {"mode": "None"}
+    recompute: dict[str, Any] = {"mode": "full", "full_recompute_layer": to_specs(again)} if again else {"mode": "None"}
     return {"swap": swap, "recompute": recompute}
 
 

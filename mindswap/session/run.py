@@ -80,7 +80,7 @@ class Run:
             outside=outside_line(model, device),
         )
 
-    def save_html(self, path: str | os.PathLike) -> None:
+    def save_html(self, path: str | os.PathLike[str]) -> None:
         """A page that opens offline in a browser.
 
         Raises:
@@ -88,7 +88,7 @@ class Run:
         """
         write_html(self.report(), Path(path))
 
-    def save_trace(self, path: str | os.PathLike) -> None:
+    def save_trace(self, path: str | os.PathLike[str]) -> None:
         """A Chrome trace (.json, .json.gz) for Perfetto.
 
         Raises:
@@ -96,7 +96,7 @@ class Run:
         """
         write_trace(self.report(), Path(path))
 
-    def save_plot(self, path: str | os.PathLike) -> None:
+    def save_plot(self, path: str | os.PathLike[str]) -> None:
         """A picture (.png, .svg, .pdf).
 
         Raises:

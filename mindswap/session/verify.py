@@ -66,9 +66,9 @@ class Verification:
 
 
 def verify(
-    path: str | os.PathLike,
+    path: str | os.PathLike[str],
     rank: int | None = None,
-    logs: str | os.PathLike | None = None,
+    logs: str | os.PathLike[str] | None = None,
     execute: bool = False,
     use_cache: bool = True,
 ) -> Verification:
@@ -265,6 +265,13 @@ def verify_recompute(
         compiled = capture(config_path, Policy(), placement=placement)
         plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
-    acting = as_applied(policy, LayerTrees(compiled.layers, {}, "the real network"))
-    decided = [resolve_layer(acting, index, tree) for index, tree in enumerate(compiled.layers)]
-    return compare_recompute(decided, plain.graph, compiled.graph), compiled
+    positions = compiled.sample.layer_map
+    trees = LayerTrees(tuple(compiled.layers[position] for position in positions), {}, "the real network")
+    acting = as_applied(policy, trees)
+    # Each layer of the model against the compiled one that stands for it.
+    decided = [
+        dataclasses.replace(resolve_layer(acting, index, tree), layer_index=position)
+        for index, (position, tree) in enumerate(zip(positions, trees.layers, strict=True))
+    ]
+    effects = compare_recompute(decided, plain.graph, compiled.graph)
+    return tuple(dataclasses.replace(effect, layer_index=index) for index, effect in enumerate(effects)), compiled

@@ -369,7 +369,7 @@ class _Cutter:
 
     def _name_roles(self) -> dict[int, Role]:
         """Roles of the tensors that other sections read, in order of production."""
-        counts: dict[tuple, int] = {}
+        counts: dict[tuple[object, ...], int] = {}
         roles = {}
         for index, tensor in enumerate(self.tensors):
             if not self._readers(tensor) - {tensor.section}:

@@ -12,7 +12,7 @@ __all__ = ["compiled"]
 OPTIONS: dict[str, Any] = {"_nrt": False, "forceinline": True}
 
 
-def compiled(function: Callable) -> Callable:
+def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, compiled at its first call; the machine code is kept on disk where that is possible.
 
     Numba keeps it beside the package or, where that is read-only, below the user's home. On a machine where

@@ -375,11 +375,15 @@ class StepModel:
         """
         durations = dict(self._update_terms)
         if any(any(stage) for stage in self._exchanges):
-            durations["gradients, exposed"] = max(
-                exposed_exchange_ns(self._exchanges[stage], self._backward_ns(timeline, stage))
-                for stage in range(self.layout.num_stages)
-            )
+            durations["gradients, exposed"] = self.exposed_exchange_ns(timeline)
         return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
+
+    def exposed_exchange_ns(self, timeline: Timeline) -> int:
+        """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        return max(
+            exposed_exchange_ns(self._exchanges[stage], self._backward_ns(timeline, stage))
+            for stage in range(self.layout.num_stages)
+        )
 
     def _work_on_updates(self) -> dict[str, int]:
         """Terms that no policy changes."""

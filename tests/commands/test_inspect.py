@@ -103,7 +103,7 @@ with quiet():
     from mindswap.adapters import mindformers
 policy = load_policy({str(config)!r})
 sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
-mindformers.choose_layers = lambda *_: LayerSample(tuple(range(7)), tuple(range(7)))
+mindformers.sample_layers = lambda _: LayerSample(tuple(range(7)), tuple(range(7)))
 whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
 print(json.dumps([sampled, whole]))
 """

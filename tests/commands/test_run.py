@@ -6,6 +6,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.commands import run as run_command
+from tests.builders import document
 
 
 @pytest.fixture
@@ -104,3 +105,23 @@ def test_true_behind_options_is_refused_where_mindformers_reads_false(run, tmp_p
     code, errors = run(str(script), "--config", "x.yaml", "--options", "swap_config.swap=True")
     assert code == 1
     assert "--swap_config.swap True" in errors
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "has_hint"),
+    [
+        ("context: {device_target: Ascend}", [], True),
+        ("seed: 0", [], True),
+        ("context: {device_target: CPU}", [], False),
+        ("context: {device_target: Ascend}", ["--device_target", "CPU"], False),
+    ],
+)
+def test_a_failed_training_without_cards_says_so(text, options, has_hint, monkeypatch):
+    monkeypatch.setattr(run_command, "has_cards", lambda: False)
+    hint = run_command.hint_without_cards(document(text), options)
+    assert ("no Ascend card was found" in hint) is has_hint
+
+
+def test_with_cards_the_failure_speaks_for_itself(monkeypatch):
+    monkeypatch.setattr(run_command, "has_cards", lambda: True)
+    assert run_command.hint_without_cards(document("seed: 0"), []) == ""

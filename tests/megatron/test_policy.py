@@ -45,7 +45,9 @@ def convert(text, model=LLAMA, layer_trees=None):
 
 
 def messages(text, level=Level.ERROR, **how):
-    return [problem.message for problem in convert(text, **how).problems if problem.level is level]
+    found = convert(text, **how).problems
+    assert all(problem.message.startswith(f"{problem.subject}: ") for problem in found)
+    return [problem.message for problem in found if problem.level is level]
 
 
 def layouts(text):

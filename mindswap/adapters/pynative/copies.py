@@ -9,7 +9,7 @@ import ctypes
 import mmap
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import mindspore as ms
 import numpy as np
@@ -135,7 +135,7 @@ class StreamCopies:
     def __init__(self) -> None:
         self.host_bytes = 0
         self._stream = ms.runtime.Stream()
-        self._free: dict[int, list] = {}
+        self._free: dict[int, list[Any]] = {}
 
     def offload(self, storage) -> Copy:
         """See `Copies`."""

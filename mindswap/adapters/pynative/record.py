@@ -9,6 +9,7 @@ operators take and give is written down, too, and all of it is held until the st
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import mindspore as ms
 from mindspore import nn
@@ -264,7 +265,7 @@ def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
             handle.remove()
 
 
-def _watch_cells(layer: nn.Cell, index: int, recorder: Recorder) -> Iterator:
+def _watch_cells(layer: nn.Cell, index: int, recorder: Recorder) -> Iterator[Any]:
     """Keeps the path of the cell that runs on `recorder.cells`."""
     for path, cell in _cells_below(layer, ()):
         yield cell.register_forward_pre_hook(lambda *_, path=path: recorder.cells.append((index, path)))

@@ -1,7 +1,7 @@
 """Hooks on a network in PyNative mode that tell an observer what a step does."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from mindspore import nn
 
@@ -49,7 +49,7 @@ class Watch:
         self.observer = observer
         self.before_pass = before_pass
         self.hooked_layers = frozenset(range(len(layers)) if hooked_layers is None else hooked_layers)
-        self._handles: list = []
+        self._handles: list[Any] = []
         self.install()
 
     def install(self) -> None:
@@ -85,7 +85,7 @@ class Watch:
         for layer in self.layers:
             layer.register_saved_tensors_hooks(None, None)
 
-    def _hook(self, layer: nn.Cell, index: int) -> list:
+    def _hook(self, layer: nn.Cell, index: int) -> list[Any]:
         def begin(cell, inputs):
             self.observer.pass_boundary(EventKind.FORWARD_BEGIN, index, inputs)
 

@@ -34,7 +34,7 @@ def require_pynative() -> None:
         )
 
 
-def swaps_paused(network) -> contextlib.AbstractContextManager:
+def swaps_paused(network) -> contextlib.AbstractContextManager[object]:
     """While this lasts, no swap in PyNative mode acts on the network."""
     if not hasattr(ms, "MsDispatchMode"):
         return contextlib.nullcontext()

@@ -24,7 +24,7 @@ LEVEL = Level.ERROR
 
 def check(context: Context) -> Iterator[Problem]:
     """Every entry that contradicts an earlier one, at its prefetch distance."""
-    groups: dict[tuple, FirstOfLayer] = {}
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
     for statement in context.settings.swap:
         if statement.num_prefetch_ops is None or statement.prefetch_location is None:
             continue

@@ -20,7 +20,7 @@ LEVEL = Level.WARNING
 
 def check(context: Context) -> Iterator[Problem]:
     """Indices that stand twice in one list, then entries that repeat what an earlier one says."""
-    groups: dict[tuple, FirstOfLayer] = {}
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
     for number, statement in enumerate(context.settings.statements):
         seen: set[int] = set()
         for ref in statement.layer_refs:

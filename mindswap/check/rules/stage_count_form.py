@@ -16,6 +16,7 @@ FAIL (swap on; two lists of stages):
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.document.nodes import Node, key_text, show
@@ -64,7 +65,7 @@ def _lists(context: Context) -> Iterator[tuple[str, Node]]:
                 yield f"{path}['{key_text(entry.key)}']", entry.value
 
 
-def _can_be_counts(context: Context, values: list) -> bool:
+def _can_be_counts(context: Context, values: list[Any]) -> bool:
     """Whether there is one number for each of several stages, none above the layers of its stage."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
     is_plain = all(isinstance(value, int) and not isinstance(value, bool) for value in values)

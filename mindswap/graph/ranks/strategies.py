@@ -28,7 +28,7 @@ def _read(attributes: Mapping[str, object], side: str) -> tuple[Split, ...]:
     return _layouts(attributes.get(f"{side}_layout"))
 
 
-def _flatten(strategy: tuple) -> Iterator[Split]:
+def _flatten(strategy: tuple[object, ...]) -> Iterator[Split]:
     """A strategy of tuples in tuples (of an operator that takes a tuple of tensors) as one list."""
     for entry in strategy:
         if isinstance(entry, tuple) and entry and isinstance(entry[0], tuple):

@@ -16,9 +16,6 @@ from mindswap.simulate.timeline import StallCause, Timeline
 
 __all__ = ["Facts", "Layers", "Stage", "facts_of"]
 
-# Exposed communication of gradients gets less where backward takes longer.
-GRADIENTS = "gradients, exposed"
-
 
 @dataclass(frozen=True)
 class Layers:
@@ -86,14 +83,15 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         model: the step.
         keep: the model without swap and recompute; a step of fewer micro-batches will do.
     """
-    terms = {term.name: term.duration_ns for term in model.terms(keep.timeline)}
+    # Exposed communication of gradients gets less where backward takes longer.
+    exposed_ns = model.exposed_exchange_ns(keep.timeline)
     return Facts(
         flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
         stages=tuple(_look_at_stage(model, keep.timeline, stage) for stage in range(model.layout.num_stages)),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_batches,
-        terms_ns=sum(terms.values()),
-        gradients_ns=max(terms.get(GRADIENTS, 0) - model.least_exchange_ns, 0),
+        terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
+        gradients_ns=max(exposed_ns - model.least_exchange_ns, 0),
     )
 
 

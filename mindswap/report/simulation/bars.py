@@ -1,7 +1,8 @@
 """Timeline -> bars: every operator, copy and wait of a stage, as pictures show them."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -157,7 +158,7 @@ def _part(
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
 
 
-def _translate(table: dict, codes: np.ndarray) -> np.ndarray:
+def _translate(table: Mapping[Any, int], codes: np.ndarray) -> np.ndarray:
     lookup = np.full(max(table) + 1, BarKind.BUBBLE, np.int64)
     lookup[list(table)] = list(table.values())
     return lookup[codes]

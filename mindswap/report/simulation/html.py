@@ -19,6 +19,7 @@ from mindswap.report.simulation.text import (
     stage_name,
 )
 from mindswap.report.simulation.words import (
+    Head,
     describe_cause,
     describe_moment,
     describe_place,
@@ -78,12 +79,12 @@ def format_html(report: SimulationReport) -> str:
 
 
 def _cards(report: SimulationReport) -> Iterable[str]:
-    for name, value, remark in headline(report):
-        if name == "peak is at":
+    for head, value, remark in headline(report):
+        if head is Head.MOMENT:
             continue  # stands with the table of what fills the memory
-        judged = "" if name != "peak memory" or report.fits is None else " good" if report.fits else " bad"
+        judged = "" if head is not Head.PEAK or report.fits is None else " good" if report.fits else " bad"
         yield (
-            f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+            f'<div class="card"><div class="name">{escape(head.value)}</div><div class="value">{escape(value)}</div>'
             f'<div class="remark{judged}">{escape(remark)}</div></div>'
         )
 

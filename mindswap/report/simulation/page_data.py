@@ -1,5 +1,7 @@
 """What the script of the HTML report draws: bars and memory of every stage as short columns of integers."""
 
+from typing import Any
+
 import numpy as np
 
 from mindswap.report.simulation.bars import Bars, find_kinds
@@ -17,7 +19,7 @@ MIN_POINTS = 500  # of memory, each stage
 MEMORY_BITS = 18  # of the peak; the unit is a power of two, as most sizes are multiples of one
 
 
-def page_data(report: SimulationReport) -> dict:
+def page_data(report: SimulationReport) -> dict[str, Any]:
     """Plain data; times in ns, memory in units of `memory_unit_bytes`, starts as differences to the one before."""
     bars = fit_bars(report.timeline, [stage.stage for stage in report.stages], MAX_BARS)
     labels = sorted({int(label) for part in bars for label in np.unique(part.label) if label >= 0})
@@ -49,7 +51,7 @@ def page_data(report: SimulationReport) -> dict:
 
 def _stage_data(
     report: SimulationReport, stage: StageReport, bars: Bars, number: np.ndarray, unit_bytes: int, num_points: int
-) -> dict:
+) -> dict[str, Any]:
     time_ns, by_kind = sample_memory(stage.memory, report.step_time_ns, num_points)
     duration_ns = bars.end_ns - bars.start_ns
     return {

@@ -1,6 +1,7 @@
 """A simulated step as text and as JSON."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import (
@@ -35,10 +36,10 @@ LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "f
 
 def format_simulation(report: SimulationReport) -> str:
     """Headline figures, then stages, the peak, layers, who causes waiting, and the device, equal rows once."""
-    width = max(len(name) for name, *_ in headline(report))
+    width = max(len(head.value) for head, *_ in headline(report))
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
-    for name, value, remark in headline(report):
-        lines.append(f"  {name:<{width}}  {value:>9}  {remark}".rstrip())
+    for head, value, remark in headline(report):
+        lines.append(f"  {head.value:<{width}}  {value:>9}  {remark}".rstrip())
     rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
     lines += ["", _table(STAGE_HEADER, rows), ""]
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
@@ -120,7 +121,7 @@ def _rest(amounts: Sequence[int], form: Callable[[int], str]) -> list[str]:
     return [f"    {form(sum(amounts)):>10}  {len(amounts)} more"] if amounts else []
 
 
-def simulation_to_json(report: SimulationReport) -> dict:
+def simulation_to_json(report: SimulationReport) -> dict[str, Any]:
     """The same as plain data: every stage and layer; bytes and ns."""
     return {
         "simulated": True,
@@ -151,7 +152,7 @@ def simulation_to_json(report: SimulationReport) -> dict:
     }
 
 
-def _stage_to_json(stage: StageReport, step_ns: int) -> dict:
+def _stage_to_json(stage: StageReport, step_ns: int) -> dict[str, Any]:
     whole = max(1, step_ns)
     return {
         "stage": stage.stage,

@@ -8,6 +8,7 @@ import gzip
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -48,7 +49,7 @@ def write_trace(report: SimulationReport, path: Path) -> None:
         raise DataError(f"cannot write {path}: {error}") from None
 
 
-def trace_events(report: SimulationReport) -> Iterator[dict]:
+def trace_events(report: SimulationReport) -> Iterator[dict[str, Any]]:
     """Events of all stages: names, then per stage slices by stream and start, flows, and memory."""
     for stage in report.stages:
         yield from _names(report, stage.stage)
@@ -66,10 +67,10 @@ def _thread(stage: int, lane: int) -> int:
     return _process(stage) * THREADS_PER_STAGE + lane
 
 
-def _names(report: SimulationReport, stage: int) -> Iterator[dict]:
+def _names(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
     process = _process(stage)
 
-    def name(event: str, key: str, value: str | int, thread: int = 0) -> dict:
+    def name(event: str, key: str, value: str | int, thread: int = 0) -> dict[str, Any]:
         return {"ph": "M", "name": event, "pid": process, "tid": thread, "args": {key: value}}
 
     yield name("process_name", "name", f"stage {stage}, simulated: {report.title}")
@@ -80,7 +81,7 @@ def _names(report: SimulationReport, stage: int) -> Iterator[dict]:
         yield name("thread_sort_index", "sort_index", lane, _thread(stage, lane))
 
 
-def _slices(report: SimulationReport, stage: int) -> Iterator[dict]:
+def _slices(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
     labels = report.timeline.program.labels
     bars = list_bars(report.timeline, stage)
     titles = {int(kind): style.title for kind, style in BAR_STYLES.items()}
@@ -121,7 +122,7 @@ def _rows(bars: Bars) -> Iterator[tuple[int, ...]]:
     return zip(*(column.tolist() for column in columns), strict=True)
 
 
-def _flows(report: SimulationReport, stage: int) -> Iterator[dict]:
+def _flows(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
     """An arrow from each copy out to the copy in of the same tensor."""
     timeline = report.timeline
     takes_time = (timeline.out_end_ns > timeline.out_start_ns) & (timeline.in_end_ns > timeline.in_start_ns)
@@ -132,7 +133,7 @@ def _flows(report: SimulationReport, stage: int) -> Iterator[dict]:
         yield {"ph": "f", "bp": "e", **flow, "tid": _thread(stage, Lane.COPY_IN), "ts": end_us}
 
 
-def _counters(report: SimulationReport, stage: StageReport) -> Iterator[dict]:
+def _counters(report: SimulationReport, stage: StageReport) -> Iterator[dict[str, Any]]:
     """Bytes on the device: by kind, what is static, and all together."""
     memory = stage.memory
     kinds = {kind: style.title for kind, style in MEMORY_STYLES.items() if memory.by_kind_bytes[kind].any()}

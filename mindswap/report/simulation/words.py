@@ -1,6 +1,7 @@
 """Words of the simulation reports, the same in every output."""
 
 from collections.abc import Sequence
+from enum import Enum
 
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.report.tables import format_layers
@@ -9,6 +10,7 @@ from mindswap.simulate.timeline import StallCause
 from mindswap.units import format_bytes, format_time
 
 __all__ = [
+    "Head",
     "describe_budget",
     "describe_cause",
     "describe_holder",
@@ -20,6 +22,18 @@ __all__ = [
 ]
 
 MAX_PIECES = 4  # of a list of layers, in words
+
+
+class Head(Enum):
+    """The figures that everybody asks for first, with their names."""
+
+    STEP_TIME = "step time"
+    TOKENS = "tokens/s per card"
+    MFU = "MFU"
+    PEAK = "peak memory"
+    MOMENT = "peak is at"
+    EXPOSED = "exposed copy time"
+    HOST = "host memory"
 
 
 def describe_place(layers: Sequence[int]) -> str:
@@ -75,24 +89,24 @@ def device_line(report: SimulationReport) -> str:
     return f"{report.device_title}: " + ", ".join(main)
 
 
-def headline(report: SimulationReport) -> tuple[tuple[str, str, str], ...]:
+def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     """The figures that everybody asks for first: (what, value, remark)."""
     stage = report.peak_stage
     which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
     exposed = report.exposed_copy_ns
     return (
-        ("step time", format_time(report.step_time_ns), _terms(report)),
-        ("tokens/s per card", f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
-        ("MFU", f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
-        ("peak memory", format_bytes(stage.peak_bytes), describe_budget(report)),
+        (Head.STEP_TIME, format_time(report.step_time_ns), _terms(report)),
+        (Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
+        (Head.MFU, f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
+        (Head.PEAK, format_bytes(stage.peak_bytes), describe_budget(report)),
         (
-            "peak is at",
+            Head.MOMENT,
             format_time(stage.moment.time_ns) if stage.moment else "-",
             which + describe_moment(stage.moment),
         ),
-        ("exposed copy time", format_time(exposed), f"{format_share(exposed, report.step_time_ns)} of the step"),
+        (Head.EXPOSED, format_time(exposed), f"{format_share(exposed, report.step_time_ns)} of the step"),
         (
-            "host memory",
+            Head.HOST,
             format_bytes(max(stage.host_bytes for stage in report.stages)),
             f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node",
         ),

@@ -1,0 +1,99 @@
+"""MindFormers' own recompute, which it sets with swap off, on a network of some layers as in the whole model.
+
+MindFormers counts layers by pipeline stage, so in a network of fewer layers it would recompute others. Each layer of
+that network is set by the object that sets the whole model (`LayerSetting`), under its number there.
+"""
+
+import contextlib
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mindspore import nn
+
+from mindswap.adapters.apply import iterate_primitives, read_tree
+from mindswap.policy.cell_tree import CellNode
+
+__all__ = ["OwnRecompute", "read_own_recompute", "recompute_as_in_model", "set_on_layer"]
+
+# What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).
+ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
+SCOPE = "recompute_"
+# What `recompute_as_in_model` needs of `LayerSetting`: mindformers 1.8 and later have both, 1.6 and 1.7 the second.
+METHODS = ("set_recompute", "_format_recompute_list")
+
+
+@dataclass(frozen=True)
+class OwnRecompute:
+    """What MindFormers sets on the whole model.
+
+    Attributes:
+        setting: the object that sets it, by the number of a layer; None where it cannot be asked for single layers.
+        trees: the layers.
+    """
+
+    setting: Any
+    trees: tuple[CellNode, ...]
+
+    def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
+        """Whether layers built alone are alike where those of the model are, and differ where these do.
+
+        Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
+
+        Args:
+            indices: number in the model of each layer that was built.
+            trees: those layers.
+        """
+        pairs = {(self.trees[index], tree) for index, tree in zip(indices, trees, strict=True)}
+        return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
+
+
+def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecompute:
+    """From the network of a whole model with swap off, built and not compiled."""
+    found = (getattr(cell, "layer_setting", None) for _, cell in network.cells_and_names())
+    setting = next((each for each in found if each is not None), None)
+    can_ask = all(hasattr(setting, method) for method in METHODS)
+    return OwnRecompute(setting if can_ask else None, tuple(read_tree(layer) for layer in layers))
+
+
+def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
+    """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
+    cells = tuple(
+        name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
+    )
+    primitives = tuple(
+        (path, tuple((name, primitive.attrs[name]) for name in ATTRIBUTES if name in primitive.attrs))
+        for path, primitive in iterate_primitives(layer, tree)
+    )
+    weights = tuple(
+        name
+        for name, weight in layer.parameters_and_names()
+        if getattr(weight, "parallel_optimizer_comm_recompute", False)
+    )
+    return cells, primitives, weights
+
+
+@contextlib.contextmanager
+def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator[None]:
+    """While this lasts, a network of some layers gets on each what MindFormers sets on that layer of the whole model.
+
+    Args:
+        own: of the whole model.
+        indices: number in the model of each layer that is built.
+    """
+    kind = type(own.setting)
+    originals = {name: getattr(kind, name) for name in METHODS}
+
+    def set_recompute(self, layer: nn.Cell, layer_id: int) -> None:
+        originals["set_recompute"](own.setting, layer, indices[layer_id])
+
+    def no_counts(self, counts: Any) -> list[list[int]]:
+        """Counts of the whole model do not fit the few layers; they are not read."""
+        return [[0] * len(row) for row in self.layer_list.tolist()]
+
+    try:
+        kind.set_recompute, kind._format_recompute_list = set_recompute, no_counts
+        yield
+    finally:
+        for name, method in originals.items():
+            setattr(kind, name, method)

@@ -1,0 +1,67 @@
+"""With swap off a few layers of a Llama are compiled, and tell the same as all of them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
+
+# The network without recompute is compiled once for both commands: the tags that only `inspect` needs change no size.
+SCRIPT = """
+import json, sys
+from mindswap.adapters.quiet import quiet
+from mindswap.document.source import load_document
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.model import Policy
+from mindswap.report.effect import recompute_effect_to_json
+from mindswap.report.memory import memory_to_json
+from mindswap.session import inspect, verify
+from mindswap.stage.expand import expand_stage_recompute
+with quiet():
+    from mindswap.adapters import mindformers
+path = sys.argv[1]
+asked = expand_stage_recompute(load_document(path), 5).policy
+compile_network = mindformers.capture
+
+def answer():
+    with quiet():
+        own = compile_network(path, Policy())
+        plain = compile_network(path, Policy(is_swap_enabled=True), own.sample, with_tags=True)
+    mindformers.capture = lambda _, policy, *rest, **options: plain if policy.is_swap_enabled else own
+    report = memory_to_json(inspect.inspect_config(path, Policy()))
+    effects, compiled = verify.verify_recompute(path, asked)
+    sample = compiled.sample
+    return [sample.indices, sample.layer_map, report, recompute_effect_to_json(effects, True, ())]
+
+sampled = answer()
+mindformers.sample_layers = lambda kinds: LayerSample(tuple(range(5)), tuple(range(5)))
+print(json.dumps([sampled, answer()]))
+"""
+
+
+@pytest.mark.mindspore
+def test_a_sample_tells_the_same_as_all_layers(tmp_path):
+    # Layers 0-1 are on stage 0, layers 2-4 on stage 1. Whole: 1 of stage 0. feed_forward: 2 of stage 0 and 3 of
+    # stage 1, so every layer, of which layer 0 is whole. Of the run 1-4 its first two and its last are compiled.
+    config = yaml.safe_load(CPU_CASE.read_text())
+    config["model"]["model_config"] |= {"num_layers": 5, "offset": [0, 1]}
+    config["parallel_config"] |= {"data_parallel": 1, "pipeline_stage": 2, "micro_batch_num": 2}
+    config["swap_config"] = {"swap": False}
+    config["recompute_config"] = {"recompute": [1, 0], "select_recompute": {"feed_forward": [2, 3]}}
+    path = tmp_path / "mixed.yaml"
+    path.write_text(yaml.safe_dump(config, sort_keys=False))
+    command = [sys.executable, "-c", SCRIPT, str(path)]
+    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    assert result.returncode == 0, result.stderr
+    sampled, whole = json.loads(result.stdout)
+    assert sampled[:2] == [[0, 1, 2, 4], [0, 1, 2, 2, 3]]
+    assert whole[0] == [0, 1, 2, 3, 4]
+    assert sampled[2:] == whole[2:]
+    # A layer keeps 833 KiB, 4 x 96 KiB of them in feed_forward; recomputed whole its input of 32 KiB (test_verify).
+    part = 833 - 4 * 96
+    assert [layer["kept_bytes"] // 1024 for layer in sampled[3]["layers"]] == [32, part, part, part, part]
