@@ -115,7 +115,8 @@ def _draw_streams(
             chosen = bars.kind == kind
             starts, widths = bars.start_ns[chosen] / divisor, (bars.end_ns - bars.start_ns)[chosen] / divisor
             colour = BAR_STYLES[BarKind(kind)].light
-            edge = {"edgecolor": "white" if is_edged else colour, "linewidth": 0.3}
+            # Without edges a narrow bar takes no more than its share: kinds are drawn one over the other.
+            edge = {"edgecolor": "white", "linewidth": 0.3} if is_edged else {"linewidth": 0, "antialiased": False}
             axis.broken_barh(list(zip(starts, widths, strict=True)), (bottom, BAR_HEIGHT), facecolor=colour, **edge)
         if term_ns and (row == 0 or numbers):
             start = report.timeline.step_time_ns / divisor
