@@ -1,13 +1,17 @@
 """What all pictures share. Needs matplotlib, which the extra `mindswap[plot]` brings."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindswap.errors import DataError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 __all__ = ["load_figure_class", "save_figure"]
 
 
-def load_figure_class():
+def load_figure_class() -> "type[Figure]":
     """`matplotlib.figure.Figure`; loaded only when a picture is asked for.
 
     Raises:
@@ -20,7 +24,7 @@ def load_figure_class():
     return Figure
 
 
-def save_figure(figure, path: Path, dpi: int = 110) -> None:
+def save_figure(figure: "Figure", path: Path, dpi: int = 110) -> None:
     """Writes a picture; the ending of the path says the format.
 
     Raises:

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.figures import load_figure_class, save_figure
@@ -9,6 +10,9 @@ from mindswap.report.memory import MemoryReport, group_layers, rows_of
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.simulate.program import MemoryKind
 from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot_memory"]
 
@@ -72,7 +76,9 @@ def _size(operator: OperatorMemory) -> int:
     return operator.kept_bytes + operator.swapped_bytes + operator.recomputed_bytes
 
 
-def _draw_panel(axis, name: str, layer: LayerMemory, operators: list[OperatorMemory], num_left_out: int) -> None:
+def _draw_panel(
+    axis: "Axes", name: str, layer: LayerMemory, operators: list[OperatorMemory], num_left_out: int
+) -> None:
     left = [0.0] * len(operators)
     labels = [operator.path for operator in operators]
     for attribute, label, colour in KINDS:

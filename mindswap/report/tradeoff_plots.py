@@ -5,9 +5,17 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from textwrap import wrap
+from typing import TYPE_CHECKING
 
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.backend_bases import RendererBase
+    from matplotlib.figure import Figure
+    from matplotlib.text import Annotation
+    from matplotlib.transforms import Bbox
 
 __all__ = ["TradeOff", "plot_compare", "plot_pareto"]
 
@@ -78,7 +86,7 @@ def plot_pareto(
     save_figure(figure, path, dpi=120)
 
 
-def _start(title: str, caption: str):
+def _start(title: str, caption: str) -> "tuple[Figure, Axes]":
     figure = load_figure_class()(figsize=(9.6, 6.2))
     axis = figure.add_axes((0.085, 0.165, 0.885, 0.735))
     figure.text(0.012, 0.95, f"{title}: simulated", fontsize=13, weight="bold")
@@ -93,8 +101,8 @@ def _start(title: str, caption: str):
 
 
 def _draw(
-    figure,
-    axis,
+    figure: "Figure",
+    axis: "Axes",
     points: Sequence[TradeOff],
     curve: Sequence[TradeOff],
     budget_bytes: int | None,
@@ -126,7 +134,7 @@ def _draw(
     _write_names(figure, axis, points, curve, unit_ns, budget_bytes)
 
 
-def _set_log_scale(axis) -> None:
+def _set_log_scale(axis: "Axes") -> None:
     """For step times that differ by more than `WIDE`: equal distances are equal ratios."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
@@ -136,7 +144,7 @@ def _set_log_scale(axis) -> None:
     axis.yaxis.set_minor_formatter(NullFormatter())
 
 
-def _fill_below(axis, bound: Sequence[TradeOff], unit_ns: int) -> None:
+def _fill_below(axis: "Axes", bound: Sequence[TradeOff], unit_ns: int) -> None:
     """The part of the picture where no policy can be."""
     low_x, low_y = axis.get_xlim()[0], axis.get_ylim()[0]
     high_x, high_y = axis.get_xlim()[1], axis.get_ylim()[1]
@@ -145,7 +153,7 @@ def _fill_below(axis, bound: Sequence[TradeOff], unit_ns: int) -> None:
     axis.fill_between(x, y, low_y, color=OTHER, alpha=0.13, linewidth=0, label="no policy can be here")
 
 
-def _set_limits(axis, points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:
+def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_bytes: int | None) -> None:
     """Room around the points for their names."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
@@ -174,7 +182,12 @@ def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | Non
 
 
 def _write_names(
-    figure, axis, points: Sequence[TradeOff], curve: Sequence[TradeOff], unit_ns: int, budget_bytes: int | None
+    figure: "Figure",
+    axis: "Axes",
+    points: Sequence[TradeOff],
+    curve: Sequence[TradeOff],
+    unit_ns: int,
+    budget_bytes: int | None,
 ) -> None:
     """Each name at the nearest place where it covers no mark, no line, no other name and not the edge, or nearly so."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -194,7 +207,7 @@ def _write_names(
         lines.append(Line([(at, 0), (at, 1e5)]))
     inside = axis.get_window_extent(renderer)
 
-    def look(text, point: TradeOff, place: tuple[int, int]):
+    def look(text: "Annotation", point: TradeOff, place: tuple[int, int]) -> tuple[Bbox, Line | None, int]:
         """Box of a name at a place, the line to its mark if it is far, and how badly the place suits."""
         _put(text, place)
         box, leader = _text_box(text, renderer), None
@@ -234,14 +247,14 @@ def _joined(points: Sequence[TradeOff]) -> list[TradeOff]:
     return [TradeOff(", ".join(found), *key) for key, found in names.items()]
 
 
-def _put(text, place: tuple[int, int]) -> None:
+def _put(text: "Annotation", place: tuple[int, int]) -> None:
     x, y = place
     text.set_position(place)
     text.set_horizontalalignment("left" if x > 0 else "right" if x < 0 else "center")
     text.set_verticalalignment("bottom" if y > 0 else "top" if y < 0 else "center")
 
 
-def _text_box(text, renderer):
+def _text_box(text: "Annotation", renderer: "RendererBase") -> "Bbox":
     """The words alone, without the line to their mark."""
     from matplotlib.text import Text
 

@@ -3,16 +3,21 @@
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import shorten, wrap
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.simulation.bars import Bars, find_kinds, list_bars
 from mindswap.report.simulation.detail import join_bars, sample_memory
-from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane
+from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, BarKind, Lane, Style
 from mindswap.report.simulation.words import describe_budget, describe_moment, describe_place, device_line
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["plot_simulation"]
 
@@ -97,7 +102,9 @@ def _only(bars: Bars, chosen: np.ndarray) -> Bars:
     return Bars(**{name: values[chosen] for name, values in vars(bars).items()})
 
 
-def _draw_streams(axis, report: SimulationReport, rows: list[tuple[str, Bars]], divisor: float, numbers: bool) -> None:
+def _draw_streams(
+    axis: "Axes", report: SimulationReport, rows: list[tuple[str, Bars]], divisor: float, numbers: bool
+) -> None:
     """Bars of each row; with numbers, the micro-batch is written into those that are wide enough."""
     term_ns = report.step_time_ns - report.timeline.step_time_ns
     for row, (_, bars) in enumerate(rows):
@@ -108,7 +115,8 @@ def _draw_streams(axis, report: SimulationReport, rows: list[tuple[str, Bars]], 
             chosen = bars.kind == kind
             starts, widths = bars.start_ns[chosen] / divisor, (bars.end_ns - bars.start_ns)[chosen] / divisor
             colour = BAR_STYLES[BarKind(kind)].light
-            edge = {"edgecolor": "white" if is_edged else colour, "linewidth": 0.3}
+            # Without edges a narrow bar takes no more than its share: kinds are drawn one over the other.
+            edge = {"edgecolor": "white", "linewidth": 0.3} if is_edged else {"linewidth": 0, "antialiased": False}
             axis.broken_barh(list(zip(starts, widths, strict=True)), (bottom, BAR_HEIGHT), facecolor=colour, **edge)
         if term_ns and (row == 0 or numbers):
             start = report.timeline.step_time_ns / divisor
@@ -122,7 +130,7 @@ def _draw_streams(axis, report: SimulationReport, rows: list[tuple[str, Bars]], 
     axis.spines[:].set_visible(False)
 
 
-def _write_micro_batches(axis, report: SimulationReport, bars: Bars, bottom: float, divisor: float) -> None:
+def _write_micro_batches(axis: "Axes", report: SimulationReport, bars: Bars, bottom: float, divisor: float) -> None:
     width_ns = bars.end_ns - bars.start_ns
     is_work = (bars.kind == BarKind.FORWARD) | (bars.kind == BarKind.BACKWARD)
     for bar in np.flatnonzero(is_work & (width_ns > 0.014 * report.step_time_ns)).tolist():
@@ -131,7 +139,7 @@ def _write_micro_batches(axis, report: SimulationReport, bars: Bars, bottom: flo
         axis.text(centre, bottom + BAR_HEIGHT / 2, number, fontsize=7, color="white", ha="center", va="center")
 
 
-def _draw_memory(axis, report: SimulationReport, stage: StageReport, divisor: float) -> None:
+def _draw_memory(axis: "Axes", report: SimulationReport, stage: StageReport, divisor: float) -> None:
     """Stacked by kind above what is static, with the budget and the peak."""
     time_ns, by_kind = sample_memory(stage.memory, report.step_time_ns, MAX_POINTS)
     unit, divisor_bytes = ("GiB", 2**30) if stage.peak_bytes >= 2**30 else ("MiB", 2**20)
@@ -170,11 +178,13 @@ def _draw_memory(axis, report: SimulationReport, stage: StageReport, divisor: fl
     axis.set_axisbelow(True)
 
 
-def _write_words(figure, report: SimulationReport, stage: StageReport, tops: Sequence[float], rows: list[Bars]) -> None:
+def _write_words(
+    figure: "Figure", report: SimulationReport, stage: StageReport, tops: Sequence[float], rows: list[Bars]
+) -> None:
     """Beside the panels: what the colours mean, and what is in memory at the peak."""
     from matplotlib.patches import Patch
 
-    def legend(styles, top: float, columns: int):
+    def legend(styles: Sequence[Style], top: float, columns: int) -> None:
         patches = [Patch(facecolor=style.light, edgecolor="#9aa3ad", linewidth=0.3) for style in styles]
         place = {"loc": "upper left", "bbox_to_anchor": (SIDE - 0.005, top), "borderaxespad": 0.0}
         look = {"fontsize": 8, "frameon": False, "handlelength": 1.1, "labelspacing": 0.35, "columnspacing": 1.0}

@@ -104,7 +104,11 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
             format_time(stage.moment.time_ns) if stage.moment else "-",
             which + describe_moment(stage.moment),
         ),
-        (Head.EXPOSED, format_time(exposed), f"{format_share(exposed, report.step_time_ns)} of the step"),
+        (
+            Head.EXPOSED,
+            format_time(exposed),
+            f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else "",
+        ),
         (
             Head.HOST,
             format_bytes(max(stage.host_bytes for stage in report.stages)),
