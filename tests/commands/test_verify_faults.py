@@ -25,7 +25,7 @@ swap_config:
     - {op_name: 'attention\.wq', backward_prefetch: 5, layers: [2]}
     - {op_name: 'feed_forward\.mul', backward_prefetch: 6, layers: [3]}
 recompute_config:
-  select_recompute: {'feed_forward': [1], 'attention\.cast': [2]}
+  select_recompute: {'feed_forward': [1], 'attention\.wo\.matmul': [2]}
 """
 
 
@@ -60,7 +60,7 @@ def test_a_swap_whose_output_is_recomputed_is_told_apart_from_the_specification(
 
 
 def test_a_recompute_that_nothing_needs_is_found(result):
-    assert [idle["entry"] for idle in layer(result, 2)["without_effect"]] == ["attention.cast"]
+    assert [idle["entry"] for idle in layer(result, 2)["without_effect"]] == ["attention.wo.matmul"]
 
 
 def test_a_copy_of_memory_that_stays_is_found(result):
