@@ -24,6 +24,8 @@ from mindswap.plan.sweep import bound_curve, sweep_budgets
 from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
 from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
+from mindswap.session.plan_2x import is_2x, load_step_2x
+from mindswap.session.recorded import is_trace_path
 from mindswap.session.run import outside_line
 from mindswap.session.step import Step, load_step
 
@@ -35,6 +37,7 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 40GiB --safe       fits whether or not coupling rule 2 holds
   mindswap plan llama2_7b.yaml --objective memory          least memory that costs next to no time
   mindswap plan llama2_7b.yaml --sweep --plot pareto.png   step time against memory, with common settings as points
+  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    MindFormers 2.x
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
 All times and sizes are simulated. Exit code 1 if nothing fits; then the least memory that would is named.
@@ -51,6 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the configuration with the plan here")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument(
         "--allow",
@@ -89,9 +93,7 @@ def run(args: argparse.Namespace) -> int:
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
     target = args.output or (args.config if args.in_place else None)
-    if target:
-        refuse_unwritable(load_document(args.config))
-    step = load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
+    step = _load(args, target is not None)
     objective = Objective(args.objective)
     with _Bar() as bar:
         if args.sweep:
@@ -110,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
             print(f"\nwritten: {target}; next: mindswap check {target}", flush=True)
     explanation = explain_plan(step.model, plan) if args.explain and plan.fits else []
     if args.json:
-        data = plan_to_json(plan, step.device.name) | ({"explanation": explanation} if args.explain else {})
+        data = plan_to_json(plan, step.device.name, found.sections)
+        data |= {"explanation": explanation} if args.explain else {}
         print(answer_text("plan", data, plan.fits))
     elif explanation:
         print("\n".join(["", *explanation]))
@@ -145,6 +148,31 @@ def _refuse_early(args: argparse.Namespace) -> None:
     require_folders(args.output, args.html, args.plot)
     if args.output and not args.overwrite:
         refuse_existing([args.output])
+
+
+def _load(args: argparse.Namespace, is_written: bool) -> Step:
+    """The step of the configuration; of a file of MindFormers 2.x that of its trace.
+
+    Raises:
+        PlanError: options that do not go with the form of the file.
+    """
+    document = None if is_trace_path(args.config) else load_document(args.config)
+    if document is not None and is_2x(document):
+        single = {
+            "--sweep": args.sweep,
+            "--explain": args.explain,
+            "--objective memory": args.objective != "time",
+            "--expert-skew": args.expert_skew is not None,
+        }
+        for option, is_there in single.items():
+            if is_there:
+                raise PlanError(f"{option}: not for files of MindFormers 2.x\n    fix:     leave it out")
+        return load_step_2x(document, args.trace, args.device, device_overrides(args))
+    if args.trace is not None:
+        raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
+    if document is not None and is_written:
+        refuse_unwritable(document)
+    return load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
 
 def _allowed(text: str, is_safe: bool = False) -> Allow:

@@ -35,7 +35,8 @@ def form_problem(document: Document) -> Problem | None:
     entry = document.root.entry("training") if document.root is not None else None
     location = entry.location if entry is not None else Location(document.file)
     message = (
-        f"this is a configuration of {Form.PYNATIVE.value}, which only `check`, `explain` and `convert` read so far"
+        f"this is a configuration of {Form.PYNATIVE.value}, which only `check`, `explain`, `convert` and `plan` read "
+        "so far"
     )
     return Problem(
         location,
@@ -43,7 +44,7 @@ def form_problem(document: Document) -> Problem | None:
         Level.ERROR,
         message,
         f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`",
-        "use mindswap check, explain or convert; to simulate or plan, take a 1.9 configuration of the same model",
+        "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model",
     )
 
 

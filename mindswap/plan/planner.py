@@ -17,7 +17,7 @@ from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Planner", "make_plan"]
+__all__ = ["Planner", "holders_of", "make_plan"]
 
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
 LOSS_PERMILLE = 10
@@ -100,7 +100,7 @@ class Planner:
             smallest_budget_bytes=min(problem.budget_bytes, best.peak_bytes) if best.fits else best.peak_bytes,
             least_budget_bytes=least_budget_bytes(self.facts, problem.host_bytes_per_card, problem.allow),
             host_budget_bytes=problem.host_bytes,
-            holders=_holders(best),
+            holders=holders_of(best),
             compared=tuple(
                 Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
                 for name, one in judged.items()
@@ -181,7 +181,7 @@ def _with_settings(policy: Policy, settings: Policy) -> Policy:
     )
 
 
-def _holders(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+def holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
     """What fills the memory of the fullest stage at its peak, by operator; static memory as one."""
     stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
     timeline = judged.step.timeline

@@ -13,7 +13,7 @@ from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["compact_policy", "write_plan"]
+__all__ = ["compact_policy", "plan_comment", "write_plan"]
 
 # More names than this in one part of a pattern are hard to read.
 MAX_ALTERNATIVES = 4
@@ -35,12 +35,13 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     data = to_data(document.root) if document.root is not None else {}
     assert isinstance(data, dict)
     for name, value in policy_sections(plan.policy, data, num_layers).items():
-        comment = _comment(plan, device_title) if name == "swap_config" else None
+        comment = plan_comment(plan, device_title) if name == "swap_config" else None
         text = rewrite_section(text, name, value, comment, document.file)
     return text
 
 
-def _comment(plan: Plan, device_title: str) -> str:
+def plan_comment(plan: Plan, device_title: str) -> str:
+    """What stands above a section with a plan."""
     slower = f"{100 * plan.slowdown:.1f} % over keeping every activation"
     return (
         f"plan for {format_bytes(plan.budget_bytes)} per card on {device_title}\n"

@@ -1,6 +1,6 @@
 """A plan for the terminal and as JSON. Everything about time and memory is simulated, and says so."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindswap.plan.result import Compared, Plan
@@ -82,9 +82,9 @@ def _nothing_fits_lines(plan: Plan) -> list[str]:
     return [*lines, f"    fix: {' '.join(fixes)}"]
 
 
-def plan_to_json(plan: Plan, device: str) -> dict[str, Any]:
-    """The same for machines."""
-    config = plan.policy.to_config()
+def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The same for machines; `sections` is the policy as the file has it, default is in the form of MindFormers 1.9."""
+    config = plan.policy.to_config() if sections is None else sections
     return {
         "simulated": True,
         "device": device,

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindswap.check.check import check_document
 from mindswap.config.device_memory import read_device_memory
@@ -13,6 +14,7 @@ from mindswap.document.problem import Level
 from mindswap.errors import PlanError, PolicyError
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
+from mindswap.plan.layer_plan import plan_layers
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
 from mindswap.plan.result import Plan
@@ -21,8 +23,10 @@ from mindswap.plan.write import compact_policy, write_plan
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 from mindswap.report.problems import format_problems
+from mindswap.session.plan_2x import is_2x, planned_text_2x, sections_2x
 from mindswap.session.run import Run
 from mindswap.session.step import Step
+from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.units import format_bytes, parse_bytes
 
 __all__ = [
@@ -62,6 +66,13 @@ class StepPlan:
     def policy(self) -> Policy:
         """In layer indices."""
         return self.plan.policy
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The policy as sections of the configuration."""
+        if is_2x(self.step.document):
+            return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
+        return self.policy.to_config()
 
     @property
     def step_time_ns(self) -> int:
@@ -121,8 +132,11 @@ def make_plan(
         PlanError: if the memory cannot be read.
     """
     problem = problem_of(step, memory, allow, objective)
-    plan = Planner(step.model, allow, step.known_layers).plan(problem, solver, progress)
-    return StepPlan(step, problem, compact(step, plan), budget_of(step, memory)[1])
+    if isinstance(step.model, LayerSwapModel):
+        plan = plan_layers(problem, progress)
+    else:
+        plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, solver, progress))
+    return StepPlan(step, problem, plan, budget_of(step, memory)[1])
 
 
 def problem_of(
@@ -187,6 +201,8 @@ def refuse_unwritable(document: Document) -> None:
     Raises:
         PolicyError: with every error, at its place in the user's file.
     """
+    if is_2x(document):
+        return  # was checked before its step was made
     errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
     if errors:
         raise PolicyError(errors)
@@ -211,6 +227,8 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     Raises:
         PlanError: what is read back is another policy, or has errors.
     """
+    if is_2x(step.document):
+        return planned_text_2x(step, plan, target)
     text = step.config_text()
     if plan.policy.is_swap_enabled:
         own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)

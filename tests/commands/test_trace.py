@@ -9,6 +9,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.errors import GraphError
+from mindswap.policy.model import Policy
 from mindswap.session.recorded import capture_of, read_trace
 from mindswap.session.step import load_step
 
@@ -50,12 +51,24 @@ def test_the_bytes_of_the_graph_are_those_that_autograd_saves(recorded):
 
 @pytest.mark.mindspore
 def test_it_is_simulated_and_more_swap_needs_less_memory(recorded):
-    from mindswap.policy.model import Policy
-
     step = load_step(str(recorded[0]))
     kept, asked = step.simulate(Policy(is_swap_enabled=True)), step.simulate()
     assert asked.peak_bytes < kept.peak_bytes
     assert asked.step_time_ns > kept.step_time_ns
+
+
+@pytest.mark.mindspore
+def test_a_2x_file_is_planned_with_it(recorded, tmp_path, capsys):
+    """1 MiB below what keeping needs; a layer of this Llama saves 945 KiB."""
+    text = "training: {}\nparallelism: {}\nmodel: {num_hidden_layers: 4}\n"
+    path, target = tmp_path / "x.yaml", tmp_path / "planned.yaml"
+    path.write_text(text)
+    keep = load_step(str(recorded[0])).simulate(Policy(is_swap_enabled=True)).peak_bytes
+    words = ["plan", str(path), "--trace", str(recorded[0]), "--memory", f"{keep - 2**20}B", "-o", str(target)]
+    assert cli.main(words) == 0, capsys.readouterr().err
+    written = target.read_text()
+    assert written.startswith(text) and "recompute:\n  mode: " in written
+    assert cli.main(["check", str(target)]) == 0
 
 
 def test_a_configuration_in_pynative_mode_names_the_way(tmp_path):
