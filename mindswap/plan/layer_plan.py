@@ -89,9 +89,9 @@ class _Search:
         try:
             for prefetch in range(1, min(MAX_PREFETCH, count - 1) + 1 if allow.swap else 2):
                 for arrange in ARRANGEMENTS:
+                    self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
                     if any(one.fits and one.step_time_ns == bound_ns for one in self.known.values()):
                         return
-                    self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
         except Stop:
             return
 
