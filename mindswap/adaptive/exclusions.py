@@ -28,7 +28,7 @@ def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem
 def _in_file(document: Document) -> Iterable[Problem]:
     swap = document.get("swap_config", "swap")
     if swap is not None and _is_on(swap):
-        yield _problem(swap.location, "swap_config.swap: True", "the plan decides what is swapped")
+        yield _problem(swap.location, "swap_config.swap", "the plan decides what is swapped", ": True")
     for key in ("recompute", *_SELECT):
         node = document.get("recompute_config", key)
         if node is not None and _is_on(node):
@@ -65,12 +65,12 @@ def _is_on(node: Node) -> bool:
     return bool(node.value) and node.value not in ("False", "false")
 
 
-def _problem(location: Location, what: str, why: str) -> Problem:
+def _problem(location: Location, subject: str, why: str, value: str = "") -> Problem:
     return Problem(
         location,
         RULE,
         Level.ERROR,
-        f"{what}: set by hand, together with --adaptive-memory-optimization: {why}",
+        f"{subject}{value}: set by hand, together with --adaptive-memory-optimization: {why}",
         fix=_FIX,
-        subject=what,
+        subject=subject,
     )
