@@ -170,7 +170,7 @@ class _Planner:
         early = [node for node in nodes[layer:] if self._is_shared(node)]
         names = {node.name for node in early}
         order = [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]
-        for copy in [node for node in reversed(order) if node.op == "MoveTo"]:
+        for copy in [node for node in order if node.op == "MoveTo"]:  # of one maker the last runs first: push_front
             source = self.nodes.get(copy.inputs[0])
             if source is not None and source.op == "TupleGetItem":
                 order.remove(copy)
