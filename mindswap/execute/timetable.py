@@ -2,9 +2,9 @@
 
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 
-- exec_order_builder.cc, EnqueueReadyNodes (order `bfs`, the default): what is no kernel and what alone reads a value come
-  first, so a copy out of one of several outputs runs behind its maker. (offload_activation.cc, AddDependForMoveOut, ties
-  other copies to the first reader; these have none, and the frontend has them at the end of forward.)
+- exec_order_builder.cc, EnqueueReadyNodes (order `bfs`, the default): what is no kernel, and the only reader of a value,
+  comes first, so a copy out of one of several outputs runs behind its maker. (offload_activation.cc,
+  AddDependForMoveOut, ties other copies to the first reader; these are tied to none, and the frontend has them last.)
 - acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands
   three times `backward_prefetch` places (kDefaultDelayFactor, also in the machine code of the 2.9.0 wheel) behind it in
   the execution order, copies counted; where that is a copy, after the next operator; at the end after the last one.
