@@ -50,7 +50,7 @@ def read_settings(document: Document, num_layers: int | None = None) -> Settings
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
     swap = _read_swap(document, parts)
-    recompute = RecomputeReader(parts, pipeline, document.is_legacy, [], [], [])
+    recompute = RecomputeReader(parts, pipeline, document.is_legacy)
     if swap is not None:
         recompute.read_section(document.get("recompute_config"))
         recompute.read_own_section(document.get("mindswap"))

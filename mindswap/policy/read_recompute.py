@@ -1,6 +1,6 @@
 """`recompute_config` and the recompute options of `mindswap` -> statements."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindswap.config.pipeline import Pipeline, is_stage_counts
 from mindswap.document.nodes import Node, key_text
@@ -19,7 +19,7 @@ from mindswap.policy.settings import LayerRef, StageCounts, Statement
 __all__ = ["RecomputeReader"]
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class RecomputeReader:
     """Reads what a configuration says about recompute.
 
@@ -33,9 +33,9 @@ class RecomputeReader:
     parts: Parts
     pipeline: Pipeline
     use_legacy: bool
-    statements: list[Statement]
-    flags: list[tuple[str, bool]]
-    stage_counts: list[StageCounts]
+    statements: list[Statement] = field(default_factory=list)
+    flags: list[tuple[str, bool]] = field(default_factory=list)
+    stage_counts: list[StageCounts] = field(default_factory=list)
 
     def read_section(self, node: Node | None) -> None:
         """Read `recompute_config`."""
