@@ -4,7 +4,7 @@
 
 A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`), what is left
 their folder, what is still left the folders of `--then`. Each runs in a fork of its own, which imports the changed
-module wherever it is asked for. With `--results` a run goes on where the last one stopped, and tries survivors again.
+module wherever it is asked for. With `--results` a run goes on where the last one stopped.
 A survivor is a missing test, or a change without a meaning.
 """
 
@@ -163,6 +163,7 @@ def main() -> int:
     parser.add_argument("--marker", default="not mindspore and not ascend", help="tests to run, as -m of pytest")
     parser.add_argument("--sample", type=int, help="only so many, chosen with a fixed seed")
     parser.add_argument("--results", type=Path, help="JSON file to go on from")
+    parser.add_argument("--again", action="store_true", help="try those that survived again")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after that")
     args = parser.parse_args()
     end = time.monotonic() + args.seconds
@@ -177,7 +178,8 @@ def main() -> int:
     results = json.loads(args.results.read_text("utf-8")) if args.results and args.results.exists() else {}
     for place in chosen:
         key = f"{place[0]} {found[place]} ({place[1]}.{place[2]})"
-        if results.get(key) is None and time.monotonic() < end:
+        is_open = key not in results or (args.again and results[key] is None)
+        if is_open and time.monotonic() < end:
             results[key] = find_killer(place, args.then, args.marker)
             if results[key] is None:
                 print(f"survived: {key}", flush=True)
