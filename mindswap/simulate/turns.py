@@ -1,7 +1,7 @@
 """Micro-batches of a virtual chunk that are laid down alike: where their passes begin, where their tensors live. Pure.
 
-What a chunk does is made once, at positions from the begin of its passes, and laid down for every micro-batch. Two
-micro-batches on one stage, F forward and B backward; a tensor that forward of micro-batch 1 makes and its backward reads:
+What a chunk does is made once, at positions from the begin of its passes, and laid down for every micro-batch. Here two
+of them on one stage, F forward and B backward, and a tensor that F1 makes and B1 reads:
 
     operators   | F0 | F1 | B0 | B1 |
     begins[1]        ^         ^
