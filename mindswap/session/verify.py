@@ -32,6 +32,7 @@ from mindswap.report.effect import (
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
+from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
@@ -148,6 +149,7 @@ def _verify_graph(
         policy = _stage_policy(document, checked.num_layers)
         if policy == Policy():
             return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    require_compilable(document, takes_trace=False)
     placement = None
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
