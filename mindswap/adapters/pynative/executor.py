@@ -82,7 +82,7 @@ class Executor:
     # -- what the watch tells -------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass, or one more forward of this one; what is left of one that never had its backward is given up."""
+        """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
         if self._is_following and 0 < self._position and self._expects(*self.schedule.first_event):
             return
         self.give_up()
