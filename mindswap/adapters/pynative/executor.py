@@ -83,7 +83,7 @@ class Executor:
 
     def begin(self, inputs) -> None:
         """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
-        if self._is_following and 0 < self._position and self._expects(*self.schedule.first_event):
+        if self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
             return
         self.give_up()
         self._start()
