@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
 from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.predict.halves import find_weight_gradients
@@ -36,7 +37,7 @@ class StepBlocks:
 def cut_blocks(
     graph: Graph,
     operator_ns: Callable[[Node, Work], int],
-    label: Callable[[Node], str],
+    label: Callable[[Node], Names],
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
@@ -76,7 +77,7 @@ def cut_blocks(
 class _Tensor:
     """A tensor while the graph is read; positions count kernels within (section, pass)."""
 
-    label: str
+    label: Label
     type: TensorType
     is_forward: bool
     is_again: bool
@@ -105,7 +106,7 @@ class _Cutter:
         self,
         graph: Graph,
         operator_ns: Callable[[Node, Work], int],
-        label: Callable[[Node], str],
+        label: Callable[[Node], Names],
         collectives: Mapping[str, tuple[Collective, ...]],
         collective_ns: Callable[[Collective], int] | None,
         once: Set[str],
@@ -295,7 +296,7 @@ class _Cutter:
     def _communicate(
         self,
         ops: list[BlockOp],
-        label: str,
+        label: Label,
         kind: str,
         collective: Collective | None,
         begin: int | None = None,
@@ -311,13 +312,13 @@ class _Cutter:
         ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration, wait_op, kind, None, is_weight))
         return len(ops) - 1
 
-    def _label(self, node: Node, is_forward: bool) -> str:
+    def _label(self, node: Node, is_forward: bool) -> Label:
         if is_forward:
             return self.label(node)
         origin = self.graph.forward_nodes.get(node.origin)
         if origin is not None:
             return self.label(origin)
-        return f"{node.cell_path}.{node.op}".strip(".")
+        return Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
     def _use(
         self, tensor: _Tensor, section: int, position: int, is_forward: bool, is_once: bool, is_weight: bool
