@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
@@ -67,7 +68,7 @@ class _Builder:
         self.blocks = blocks
         self.costs = costs
         self.layout = layout
-        self.labels: dict[str, int] = {}
+        self.labels: dict[Label, int] = {}
         self.label_maps: dict[int, np.ndarray] = {}
         self.maker = PassMaker(blocks, self.label_maps, self._label, self._send_ns)
         self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
@@ -190,7 +191,7 @@ class _Builder:
         """Nothing moves where both sections are on one stage: the turn of a V."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
 
-    def _label(self, name: str) -> int:
+    def _label(self, name: Label) -> int:
         return self.labels.setdefault(name, len(self.labels))
 
     # -- tensors ----------------------------------------------------------------------------------
