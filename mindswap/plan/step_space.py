@@ -391,10 +391,11 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
     most = most_in_flight(layout.passes(stage))
+    num_whole = -(-most // layout.num_sequences)  # micro-batches
     if num_chunks > 1:  # whole rounds, as the order is made of them
-        rounds = -(-(most + num_chunks) // (num_chunks * num_stages))
+        rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(most + 1), most
+    return layout.short_of(num_whole + 1), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:
