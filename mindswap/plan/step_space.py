@@ -248,7 +248,7 @@ class Rows:
         copies = {}
         for label, keepers in self.keepers(layer_index, row).items():
             distances = [[named.get(name) for name in names] for names in keepers]
-            if not self.model.splits_names:
+            if not self.model.captured.has_all_tags:
                 distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
             # Equal operators under one setting are one, and so is their copy.
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]

@@ -91,7 +91,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
-        gradients_ns=max(exposed_ns - model.least_exchange_ns, 0),
+        gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
     )
 
 
