@@ -331,8 +331,8 @@ def _build(config_path, policy, layers, placement):
         )
     if config.parallel_config.seq_split_num > 1 and not hasattr(network, "clear_kv_cache"):
         raise GraphError(
-            f"parallel_config.seq_split_num: {type(network).__name__} has no caches of keys and values, which pieces of "
-            "sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
+            f"parallel_config.seq_split_num: {type(network).__name__} has no caches of keys and values, which pieces "
+            "of sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
         )
     if is_cut:
         _set_exchange(network, config, placement)

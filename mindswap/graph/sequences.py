@@ -27,16 +27,20 @@ def is_sequence_state(name: str) -> bool:
 
 
 def cache_readers(graph: Graph) -> frozenset[str]:
-    """Operators that compute with a cache, or write one. Run again in backward they would meet what later pieces left."""
+    """Operators that compute with a cache, or write one. Run again, they would meet what later pieces left there."""
     loads = {node.name for node in graph.forward if _is_cache(node)}
-    return frozenset(
-        node.name
-        for node in graph.forward
-        if node.layer_index is not None
-        and node.outputs
-        and node.op not in ("Load", "MakeTuple")
-        and (node.op == "Assign" or any(name in loads for name in node.inputs))
-    ) if loads else frozenset()
+    return (
+        frozenset(
+            node.name
+            for node in graph.forward
+            if node.layer_index is not None
+            and node.outputs
+            and node.op not in ("Load", "MakeTuple")
+            and (node.op == "Assign" or any(name in loads for name in node.inputs))
+        )
+        if loads
+        else frozenset()
+    )
 
 
 def cache_bytes(graph: Graph, layer_index: int) -> int:

@@ -117,6 +117,8 @@ def _recompute_figures(
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
+        if item is WHOLE_LAYER and model.layers.reads_caches:
+            continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
             freed = _kept_bytes(plain) - _kept_bytes(again)

@@ -7,11 +7,11 @@ and layers under different settings can stand side by side.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
@@ -267,9 +267,11 @@ class _Cutter:
             self._communicate(ops, label, node.op, after.pop() if after else None, None, is_weight)
         else:
             wait_op = max(waits, default=None)
-            ops.append(BlockOp(label, kind, self.operator_ns(node, work), wait_op, node.op, wait_once, is_weight))
+            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
+            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces))
         outputs = []
-        for known in node.outputs:
+        for known in () if node.op in WRITING_OPS else node.outputs:
             outputs.append(len(self.tensors) if known.size_bytes else None)
             if known.size_bytes:
                 again = node.is_duplicate and not is_forward

@@ -8,9 +8,7 @@ from mindswap.simulate.stage_layout import StageLayout
 __all__ = ["lay_out_stages", "require_schedule"]
 
 
-def lay_out_stages(
-    pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1
-) -> StageLayout:
+def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
     """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
 
     Args:
