@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from mindswap.graph.names import Label
 from mindswap.simulate.program import OpKind
 
 __all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
@@ -47,7 +48,7 @@ class BlockOp:
         piece_ns: durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then.
     """
 
-    label: str
+    label: Label
     kind: OpKind
     duration_ns: int
     wait_op: int | None = None
@@ -98,7 +99,7 @@ class BlockTensor:
         is_final: stays until the optimizer.
     """
 
-    label: str
+    label: Label
     size_bytes: int
     is_forward: bool
     is_again: bool

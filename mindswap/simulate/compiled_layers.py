@@ -12,6 +12,7 @@ from dataclasses import replace
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Label, Names
 from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
@@ -41,7 +42,7 @@ class CompiledLayers:
     Attributes:
         graph: the step before equal operators are merged.
         plain: the step without any policy: equal operators merged.
-        labels: what to call an operator: its path, `a|b` where `plain` has one operator for several.
+        labels: what to call an operator: its path, or several where `plain` has one operator for them.
         gathers: communication that makes weights whole, by name of the node that it belongs to.
         once: operators that run once in a step, for all micro-batches.
         reads_caches: operators of forward that pieces of a sequence cannot run again.
@@ -78,7 +79,7 @@ class CompiledLayers:
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
         again = sorted(self.reads_caches.intersection(recomputed))
         if again:
-            names = ", ".join(dict.fromkeys(self._paths(self.graph.forward_nodes[name]) for name in again))
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.forward_nodes[name])) for name in again))
             raise SimulationError(
                 f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
                 "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
@@ -91,7 +92,7 @@ class CompiledLayers:
         after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
         return order_halves(graph, first, after)
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
         Returns:
@@ -101,7 +102,7 @@ class CompiledLayers:
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
         readers = _readers_in_backward(graph)
-        found: dict[str, dict[tuple[str, ...], None]] = {}
+        found: dict[Label, dict[tuple[str, ...], None]] = {}
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
                 names = found.setdefault(self.labels(entry.storage.producer), {})
@@ -117,14 +118,14 @@ class CompiledLayers:
         recomputed = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index)).recomputed
         nodes = self.graph.forward_nodes
         handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
-        names = ", ".join(dict.fromkeys(self._paths(node) for node in handed_on))
+        names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
         fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
         return SimulationError(f"layer {layer_index}: {error}{fix}")
 
-    def _paths_of(self, node: Node) -> tuple[str, ...]:
+    def _paths_of(self, node: Node) -> Names:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
         own = node.attributes.get(self.source.tag) if self.source.has_all_tags else None
-        return tuple(str(own or self.labels(node)).split("|"))
+        return self.labels(node) if own is None else Names.of(own)
 
 
 def signature(policy: Policy, layer_index: int) -> Hashable:

@@ -12,6 +12,7 @@ from mindswap.cost.outside_memory import communication_bytes, list_communicators
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
+from mindswap.graph.names import Label
 from mindswap.graph.ops import Unit, classify
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import measure_work
@@ -177,7 +178,7 @@ class StepModel:
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """`CompiledLayers.keepers` of a layer, swap enabled or not."""
         return self.layers.keepers(replace(policy, is_swap_enabled=True), layer_index)
 
