@@ -71,6 +71,9 @@ __all__ = [
 
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
+# Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one
+# token more and cut it into inputs and labels (models/llama/llama.py, construct), or are told not to: input_sliced_sig.
+TAKES_COLUMNS = ("ChatGLM2Config",)
 
 
 def set_policy(
@@ -420,7 +423,8 @@ def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
     default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
     seq_length = config.model.model_config.get("seq_length") or default_length
     seq_length //= config.parallel_config.seq_split_num  # a piece, as modules/seq_pipe.py cuts it
-    if is_legacy and not config.model.model_config.get("input_sliced_sig"):
+    takes_columns = config.model.model_config.get("type") in TAKES_COLUMNS or not is_legacy
+    if not takes_columns and not config.model.model_config.get("input_sliced_sig"):
         return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
     data = config.train_dataset or {}
     columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]
