@@ -1,11 +1,12 @@
 """A compiled step read operator by operator: what runs in each section, which tensors it makes and reads. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
+from mindswap.graph.names import Label, Names
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import Work
@@ -43,7 +44,7 @@ class StepTensor:
         is_gradient: backward hands it out.
     """
 
-    label: str
+    label: Label
     type: TensorType
     place: Place
     made_at: int
@@ -107,7 +108,7 @@ class StepReader:
         self,
         graph: Graph,
         operator_ns: Callable[[Node, Work], int],
-        label: Callable[[Node], str],
+        label: Callable[[Node], Names],
         collectives: Mapping[str, tuple[Collective, ...]],
         collective_ns: Callable[[Collective], int],
         once: Set[str],
@@ -187,8 +188,10 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, None, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            duration_ns, wait_op = self.operator_ns(node, work), max(waits, default=None)
-            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight))
+            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
+            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+            wait_op = max(waits, default=None)
+            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces))
         outputs = self._make_outputs(node, label, place, position)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, None, is_weight)
@@ -196,11 +199,11 @@ class StepReader:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
 
-    def _make_outputs(self, node: Node, label: str, place: Place, position: int) -> list[StepTensor]:
+    def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
             StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
-            for known in node.outputs
+            for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
         made = [tensor for tensor in outputs if tensor is not None]
@@ -216,13 +219,13 @@ class StepReader:
         is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
         return max(tensor.made_at for tensor in known) if known and is_here else None
 
-    def _label(self, node: Node, place: Place) -> str:
+    def _label(self, node: Node, place: Place) -> Label:
         if place.is_forward:
             return self.label(node)
         origin = self.graph.forward_nodes.get(node.origin)
         if origin is not None:
             return self.label(origin)
-        return f"{node.cell_path}.{node.op}".strip(".")
+        return Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
     def _note_copies(self) -> None:
         read_in_backward = {name for node in self.graph.backward for name in node.inputs}
@@ -246,7 +249,7 @@ class StepReader:
 
 
 def _communicate(
-    ops: list[BlockOp], label: str, kind: str, duration_ns: int, begin: int | None, is_weight: bool
+    ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int | None, is_weight: bool
 ) -> int:
     """Appends communication; its position.
 
