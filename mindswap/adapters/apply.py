@@ -14,7 +14,7 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "iterate_primitives", "read_tree"]
+__all__ = ["apply_policy", "check_layers", "iterate_primitives", "read_tree"]
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -29,7 +29,8 @@ def apply_policy(
         layers: the layers in order (`CellList` or any sequence of cells).
         policy: normalised policy; one with swap disabled changes nothing.
         logger: gets the lines of the specification; default is this module's logger.
-        indices: layer index of each layer; default 0, 1, 2, ...
+        indices: layer index of each layer, where they are some of a model that `check_layers` has seen; default
+            0, 1, 2, ... of all layers.
 
     Returns:
         What was set, one entry per layer.
@@ -42,9 +43,10 @@ def apply_policy(
         return ()
     logger = logger or logging.getLogger(__name__)
     _give_own_primitives(layers)
-    indices = range(len(layers)) if indices is None else indices
     trees = [read_tree(layer) for layer in layers]
-    _check_layers(policy, max(indices, default=-1))
+    if indices is None:
+        indices = range(len(layers))
+        check_layers(policy, len(layers))
     _check_patterns(policy, indices, trees, logger)
     actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
     for layer, layer_actions in zip(layers, actions, strict=True):
@@ -52,6 +54,20 @@ def apply_policy(
         for line in format_log_lines(layer_actions):
             logger.info(line)
     return actions
+
+
+def check_layers(policy: Policy, num_layers: int) -> None:
+    """Refuse layers that the network does not have: what is asked of them would have no effect.
+
+    Raises:
+        ApplyError: there are such.
+    """
+    layers = [policy.layer_recompute, policy.output_recompute]
+    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
+        layers += [entry.layers for entry in entries]
+    beyond = sorted({index for entry in layers for index in entry.indices or () if index >= num_layers})
+    if beyond:
+        raise ApplyError(f"the network has layers 0 to {num_layers - 1}, the policy names {beyond}")
 
 
 def read_tree(cell, name: str = "") -> CellNode:
@@ -79,16 +95,6 @@ def _give_own_primitives(layers: Sequence[Any]) -> None:
                     setattr(cell, name, primitive._clone())
                 own.add(id(cell._primitives[name]))
         seen |= own
-
-
-def _check_layers(policy: Policy, last_index: int) -> None:
-    """Refuse layers that the network does not have: what is asked of them would have no effect."""
-    layers = [policy.layer_recompute, policy.output_recompute]
-    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
-        layers += [entry.layers for entry in entries]
-    beyond = sorted({index for entry in layers for index in entry.indices or () if index > last_index})
-    if beyond:
-        raise ApplyError(f"the network has layers 0 to {last_index}, the policy names {beyond}")
 
 
 def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:

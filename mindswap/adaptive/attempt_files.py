@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from mindswap.adaptive.checkpoints import Checkpoint, link_checkpoint
+from mindswap.document.parse import parse_document
 from mindswap.document.source import BASE_CONFIG
-from mindswap.document.spans import read_spans
 from mindswap.errors import LaunchError
 
 __all__ = ["attempt_folder", "prepare_attempt"]
@@ -64,7 +64,7 @@ def _put_aside(folder: Path) -> None:
 
 def with_absolute_bases(text: str, folder: Path) -> str:
     """The configuration with paths of `base_config` that hold from any folder."""
-    root = read_spans(text) if BASE_CONFIG in text else None
+    root = parse_document(text, "config").span if BASE_CONFIG in text else None
     for key, value in reversed((root.entries or []) if root else []):
         if key.text == BASE_CONFIG:
             for span in reversed(value.items if value.items is not None else [value]):

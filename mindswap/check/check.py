@@ -7,7 +7,7 @@ from typing import Any
 
 from mindswap.check.rules import Context, run_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
-from mindswap.document.model_folder import FOLDER_RULE
+from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.source import load_document
@@ -19,15 +19,20 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import read_settings
+from mindswap.policy.settings import Settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
-__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "load_policy",
-           "policy_of_document", "require_num_layers"]  # fmt: skip
+__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
+           "load_policy", "missing_model", "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
 # What these rules find by the table of a model family may not hold for the real network.
 MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
+# Keys of `model.model_config` by which MindFormers finds the class (models/build_config.py, get_model_config).
+CLASS_KEYS = ("type", "model_type", "architectures")
+# These say why a value could not be read.
+SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool", "unknown-key", "wrong-type")
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,7 +44,7 @@ class CheckResult:
         problems: every problem, in file order.
         num_layers: layers of the model; None if not known.
         trees: the layers that operator names were checked against; None if they were not.
-        is_swap_enabled: what `swap` says, also where there are errors.
+        settings: the statements with their places; None for a file of the other form.
         ignored: warnings that the configuration or the caller does not want to hear.
     """
 
@@ -47,8 +52,13 @@ class CheckResult:
     problems: tuple[Problem, ...]
     num_layers: int | None
     trees: LayerTrees | None
-    is_swap_enabled: bool = False
+    settings: Settings | None = None
     ignored: tuple[Problem, ...] = ()
+
+    @property
+    def is_swap_enabled(self) -> bool:
+        """What `swap` says, also where there are errors."""
+        return self.settings is not None and self.settings.is_swap_enabled
 
     @property
     def errors(self) -> tuple[Problem, ...]:
@@ -83,13 +93,32 @@ def check_document(
     if trees is None and num_layers is not None:
         trees = load_layer_trees(_model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
-    context = Context(document, settings, coverage, environ or {})
-    found = (*document.problems, *run_rules(context))
+    return _judge(Context(document, settings, coverage, environ or {}), trees, None, ignore, silence)
+
+
+def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
+    """As `check_document`, of a file of either form, and only whether its values can be read.
+
+    For a configuration that was written by mindswap, or that is checked elsewhere.
+    """
+    return _judge(Context(document, read_settings(document, num_layers)), None, SHAPE_RULES)
+
+
+def _judge(
+    context: Context,
+    trees: LayerTrees | None,
+    only: Collection[str] | None,
+    ignore: Collection[str] = (),
+    silence: Collection[str] = (),
+) -> CheckResult:
+    """The policy, unless a rule finds an error."""
+    document, settings = context.document, context.settings
+    found = (*document.problems, *run_rules(context, only))
     wanted = (problem for problem in found if problem.rule not in ignore)
     problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
-    return CheckResult(policy, problems, num_layers, trees, settings.is_swap_enabled, ignored)
+    return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)
 
 
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
@@ -150,11 +179,24 @@ def require_num_layers(document: Document, num_layers: int | None, asked_by: str
     """
     if num_layers is not None:
         return num_layers
+    missing = missing_model(document)
     text = f"{asked_by}the configuration does not say how many layers the model has"
+    raise GraphError(f"{text}\n{missing}" if missing else text)
+
+
+def missing_model(document: Document) -> str | None:
+    """Where a model should have come from, and how to name one; None if there is one."""
     for problem in document.problems:
         if problem.rule == FOLDER_RULE:
-            text += f"\n{problem.location}: {problem.message}\n    fix: {problem.fix}"
-    raise GraphError(text)
+            return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"
+    model = document.get("model", "model_config")
+    has_class = model is not None and any(model.get(key) is not None for key in CLASS_KEYS)
+    if has_class or read_num_layers(document, None) is not None:
+        return None
+    return (
+        f"{model.location if model is not None else document.file}: model.model_config: it describes no model\n"
+        f"    fix:     write the model there, or name a folder with its config.json, {FOLDER_KEY}"
+    )
 
 
 def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:

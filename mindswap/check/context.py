@@ -11,7 +11,8 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
-from mindswap.policy.settings import MissingKey, Settings, Statement
+from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.unread import MissingKey
 
 __all__ = ["Context", "Meeting", "shared_layers"]
 

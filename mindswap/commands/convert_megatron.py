@@ -20,7 +20,8 @@ from mindswap.megatron.validity import RULE
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
-from mindswap.policy.read import find_num_layers, is_empty
+from mindswap.policy.read import find_num_layers
+from mindswap.policy.read_parts import is_empty
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.applied import EXCLUDE
 

@@ -4,8 +4,7 @@ import argparse
 import sys
 from dataclasses import replace
 
-from mindswap.check.check import check_document
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_document, check_shape
 from mindswap.commands.convert_megatron import Request, known_trees
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
@@ -115,7 +114,7 @@ def _layer_1_9(document: Document) -> CellNode | None:
 
 
 def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
-    result = normalize(document, num_layers)
+    result = check_shape(document, num_layers)
     if result.policy is None:
         raise PolicyError(result.problems)
     checked = check_document(document, num_layers)

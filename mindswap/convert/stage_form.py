@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
-from mindswap.check.check import check_document
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_document, check_shape
 from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
 from mindswap.convert.compare import first_difference
 from mindswap.document.nodes import Document, to_data
@@ -136,7 +135,7 @@ def _changed(
     document: Document, sections: dict[str, dict[str, Any]], num_layers: int, trees: LayerTrees | None, meant: Policy
 ) -> tuple[Problem, ...]:
     """The first layer in which the index form, read back, does not recompute what was meant."""
-    result = normalize(document_from_data({**_data(document), **sections}, document.file), num_layers)
+    result = check_shape(document_from_data({**_data(document), **sections}, document.file), num_layers)
     if result.policy is None:
         return result.problems
     difference = first_difference(meant, result.policy, num_layers, trees)
@@ -158,9 +157,9 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
         num_layers: layers of the model.
         trees: the layers; None where the model is not known: then what is excluded cannot be converted.
     """
-    result = normalize(document, num_layers)
+    result = check_shape(document, num_layers)
     policy, settings = result.policy, result.settings
-    if policy is None:
+    if policy is None or settings is None:
         return Converted(None, result.problems)
     if not policy.is_swap_enabled:
         node = document.get("swap_config", "swap")

@@ -8,7 +8,7 @@ from mindswap.document.lines import after_line, line_above, line_end, line_start
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines, inline_text, is_inline, key_text
-from mindswap.document.spans import Span, read_spans
+from mindswap.document.spans import Span
 from mindswap.errors import PolicyError
 
 __all__ = ["COMMENT_MARK", "Editor", "is_same", "refusal"]
@@ -33,7 +33,7 @@ class Editor:
         self.text = text
         self.file = document.file
         self.document = document
-        self.root = read_spans(text)
+        self.root = document.span
         self.edits: list[tuple[int, int, str]] = []
 
     def with_section(self, section: str, value: Mapping[Any, Any]) -> str:

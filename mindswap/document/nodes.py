@@ -1,6 +1,6 @@
 """A configuration as located nodes: what every later step of `policy/` reads.
 
-`yaml_parser` makes them from text, `plain_data` from Python data. Aliases share one node, so a
+`parse` makes them from text, `plain_data` from Python data. Aliases share one node, so a
 document is a graph without cycles and is never expanded.
 """
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindswap.document.problem import Location, Problem
+from mindswap.document.spans import Span
 
 __all__ = ["Document", "DuplicateKey", "Entry", "Node", "expanded_size", "is_huge", "key_text", "show", "to_data"]
 
@@ -100,12 +101,14 @@ class Document:
         root: the top-level mapping; None if the file could not be read.
         problems: what is wrong with the text itself.
         duplicates: keys that stand twice.
+        span: where the top level stands in the text, and in it each value; None where there is no text.
     """
 
     file: str
     root: Node | None
     problems: tuple[Problem, ...] = ()
-    duplicates: tuple[DuplicateKey, ...] = field(default=())
+    duplicates: tuple[DuplicateKey, ...] = ()
+    span: Span | None = None
 
     def get(self, *keys: str) -> Node | None:
         """The value below these keys; None if one of them is missing."""

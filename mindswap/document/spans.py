@@ -1,7 +1,7 @@
-"""YAML text -> where each value stands, from its first to its last character: what an editor needs.
+"""Where each value of a YAML text stands, from its first to its last character: what an editor needs.
 
-`yaml_parser` says what the values are; this says which characters they take. The text must be one that
-`yaml_parser` reads without a problem.
+`builder` makes them beside the nodes. Indices count the characters of a text without byte order mark (libyaml does not
+count it). Of a text with problems they need not be whole.
 """
 
 from collections.abc import Iterator
@@ -9,9 +9,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from mindswap.document.loadable import loader_for
-
-__all__ = ["Span", "read_spans"]
+__all__ = ["Span", "span_of"]
 
 
 @dataclass(eq=False)
@@ -63,44 +61,12 @@ class Span:
         self.end = max(self.end, child.end)
 
 
-def read_spans(text: str) -> Span | None:
-    """The top level of a document; None if the text has no value.
-
-    Args:
-        text: the whole text of a file, line ends as they are, without byte order mark (libyaml does not count it).
-    """
-    root: Span | None = None
-    stack: list[Span] = []
-    anchors: dict[str, Span] = {}
-    for event in yaml.parse(text, Loader=loader_for(text)):
-        if isinstance(event, yaml.CollectionEndEvent):
-            span = stack.pop()
-            if span.is_flow and event.end_mark is not None:
-                span.end = event.end_mark.index
-        elif isinstance(event, yaml.NodeEvent):
-            span = _span(event, text)
-            span.anchor = event.anchor
-            if isinstance(event, yaml.AliasEvent):
-                span.alias_of = anchors[str(event.anchor)]
-            elif event.anchor is not None:
-                anchors[event.anchor] = span
-            if isinstance(event, yaml.CollectionStartEvent):
-                stack.append(span)
-                continue
-        else:
-            continue
-        if stack:
-            stack[-1].add(span)
-        else:
-            root = span
-    return root
-
-
-def _span(event: yaml.NodeEvent, text: str) -> Span:
+def span_of(event: yaml.NodeEvent, text: str) -> Span:
+    """The characters of the value that an event of the parser begins, with nothing in it yet."""
     assert event.start_mark is not None
     assert event.end_mark is not None
     start, end = event.start_mark.index, event.end_mark.index
-    span = Span(start, end, event.start_mark.column)
+    span = Span(start, end, event.start_mark.column, anchor=event.anchor)
     if isinstance(event, yaml.CollectionStartEvent):
         span.is_flow = bool(event.flow_style)
         if isinstance(event, yaml.MappingStartEvent):

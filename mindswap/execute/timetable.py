@@ -2,6 +2,9 @@
 
 Worked out from the compiled graph alone. Sources, MindSpore 2.9:
 
+- exec_order_builder.cc, EnqueueReadyNodes (order `bfs`, the default): what is no kernel, and the only reader of a
+  value, comes first, so a copy out of one of several outputs runs behind its maker. (offload_activation.cc,
+  AddDependForMoveOut, ties other copies to the first reader; these are tied to none, and the frontend has them last.)
 - acl_stream_assign.cc, AddDelayedSendRecvKernel: the compute stream waits for a copy out after the operator that stands
   three times `backward_prefetch` places (kDefaultDelayFactor, also in the machine code of the 2.9.0 wheel) behind it in
   the execution order, copies counted; where that is a copy, after the next operator; at the end after the last one.
@@ -166,7 +169,13 @@ class _Planner:
         )
         early = [node for node in nodes[layer:] if self._is_shared(node)]
         names = {node.name for node in early}
-        return [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]
+        order = [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]
+        for copy in [node for node in order if node.op == "MoveTo"]:  # of one maker the last runs first: push_front
+            source = self.nodes.get(copy.inputs[0])
+            if source is not None and source.op == "TupleGetItem":
+                order.remove(copy)
+                order.insert(order.index(self.nodes[source.inputs[0]]) + 1, copy)
+        return order
 
     def _is_shared(self, node: Node) -> bool:
         return node.name in self.shared and node.op != "MoveTo"

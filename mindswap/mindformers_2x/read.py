@@ -1,10 +1,11 @@
 """Document of MindFormers 2.x -> Settings. What does not fit is kept as a misfit; nothing is judged here."""
 
-from mindswap.document.nodes import Document, Entry, Node, expanded_size, key_text
+from mindswap.document.nodes import Document, Node, expanded_size, key_text
 from mindswap.document.problem import Location
 from mindswap.mindformers_2x.layers import parse_spec
-from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect, Misfit, MissingKey, Settings, Target, UnknownKey
+from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect, Settings, Target
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
+from mindswap.policy.unread import Unread
 
 __all__ = ["find_mtp_layers", "find_num_layers_2x", "read_pynative"]
 
@@ -47,9 +48,7 @@ class _Reader:
         self.num_mtp_layers = find_mtp_layers(document)
         self.num_layers = num_layers + self.num_mtp_layers if num_layers is not None else None
         self.targets: list[Target] = []
-        self.misfits: list[Misfit] = []
-        self.unknown_keys: list[UnknownKey] = []
-        self.missing_keys: list[MissingKey] = []
+        self.unread = Unread()
 
     def read(self) -> Settings:
         is_swap_enabled, prefetch = self._read_swap()
@@ -64,9 +63,9 @@ class _Reader:
             mode,
             is_comm_enabled,
             tuple(self.targets),
-            tuple(self.misfits),
-            tuple(self.unknown_keys),
-            tuple(self.missing_keys),
+            tuple(self.unread.misfits),
+            tuple(self.unread.unknown_keys),
+            tuple(self.unread.missing_keys),
         )
 
     def _section(self, name: str) -> Node | None:
@@ -74,21 +73,19 @@ class _Reader:
         if node is None:
             return None
         if node.entries is None:
-            self._misfit(name, node, Expect.SECTION)
+            self.unread.misfit(name, node, Expect.SECTION)
             return None
         if expanded_size(node) > MAX_SECTION_VALUES:
-            self._misfit(name, node, Expect.SMALL_SECTION)
+            self.unread.misfit(name, node, Expect.SMALL_SECTION)
             return None
-        for entry in node.unique_entries():
-            if entry.key not in SECTION_KEYS[name]:
-                self._unknown(name, entry, SECTION_KEYS[name])
+        self.unread.check_keys(node, name, SECTION_KEYS[name])
         return node
 
     def _is_enabled(self, section: Node, name: str) -> bool:
         node = section.get("enable")
         if node is None or isinstance(node.value, bool):
             return node is not None and node.value
-        self._misfit(f"{name}.enable", node, Expect.BOOL)
+        self.unread.misfit(f"{name}.enable", node, Expect.BOOL)
         return str(node.value).strip().lower() not in _OFF_WORDS
 
     # swap
@@ -103,7 +100,7 @@ class _Reader:
         if node is not None:
             prefetch = node.value if is_prefetch(node) else None
             if prefetch is None and (is_enabled or not is_index(node)):
-                self._misfit("swap.default_prefetch", node, Expect.PREFETCH)
+                self.unread.misfit("swap.default_prefetch", node, Expect.PREFETCH)
         for option, keys in (("layer_swap", ("layers",)), ("op_swap", ("op_name", "layers"))):
             for path, entry in self._entries(section.get(option), f"swap.{option}", is_enabled):
                 self._read_entry(option, path, entry, keys)
@@ -113,27 +110,24 @@ class _Reader:
         if node is None or node.is_null or not is_enabled:
             return []  # upstream looks at the type of a list or mapping only where it is used
         if node.entries is not None:
-            self._misfit(path, node, Expect.ENTRIES)
+            self.unread.misfit(path, node, Expect.ENTRIES)
             return [(path, node)]
         if node.items is None:
-            self._misfit(path, node, Expect.ENTRIES)
+            self.unread.misfit(path, node, Expect.ENTRIES)
         found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
         for entry_path, entry in found:
             if entry.entries is None:
-                self._misfit(entry_path, entry, Expect.ENTRY)
+                self.unread.misfit(entry_path, entry, Expect.ENTRY)
         return [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
 
     def _read_entry(self, option: str, path: str, entry: Node, keys: tuple[str, ...]) -> None:
-        for part in entry.unique_entries():
-            if part.key not in keys:
-                self._unknown(path, part, keys, is_in_entry=True)
-        self.missing_keys += [MissingKey(path, entry, key) for key in keys if entry.entry(key) is None]
+        self.unread.check_keys(entry, path, keys, is_entry=True)
         name, layers = entry.get("op_name"), entry.get("layers")
         if option == "layer_swap" and layers is not None:
             self._add(option, path, entry.location, None, path, entry.location, layers, f"{path}.layers")
         elif option == "op_swap" and name is not None:
             if not is_pattern(name):
-                self._misfit(f"{path}.op_name", name, Expect.PATTERN)
+                self.unread.misfit(f"{path}.op_name", name, Expect.PATTERN)
             elif layers is not None:
                 place = (str(name.value), f"{path}.op_name", name.location)
                 self._add(option, path, entry.location, *place, layers, f"{path}.layers")
@@ -149,7 +143,7 @@ class _Reader:
         if node is not None:
             mode = node.value if isinstance(node.value, str) and node.value in ("None", "full", "select") else None
             if mode is None:
-                self._misfit("recompute.mode", node, Expect.MODE)
+                self.unread.misfit("recompute.mode", node, Expect.MODE)
         full, select, exclude = (section.get(key) for key in SECTION_KEYS["recompute"][1:])
         is_on = mode in ("full", "select")
         if full is not None and not full.is_null and is_on:
@@ -160,7 +154,7 @@ class _Reader:
             self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
         if exclude is not None and not exclude.is_null and (is_on or is_comm_enabled):
             if exclude.entries is None:
-                self._misfit("recompute.exclude_op", exclude, Expect.EXCLUDE)
+                self.unread.misfit("recompute.exclude_op", exclude, Expect.EXCLUDE)
             else:
                 self._read_modules(exclude, "recompute.exclude_op", "exclude_op", is_active=True)
         return mode
@@ -177,12 +171,12 @@ class _Reader:
 
     def _read_modules(self, node: Node, path: str, option: str, is_active: bool) -> None:
         if node.entries is None:
-            self._misfit(path, node, Expect.MODULES)
+            self.unread.misfit(path, node, Expect.MODULES)
             return
         for entry in node.unique_entries():
             name_path = f"{path}['{key_text(entry.key)}']"
             if not isinstance(entry.key, str) or not entry.key.strip():
-                self._misfit(name_path, Node(entry.location, entry.key), Expect.PATTERN)
+                self.unread.misfit(name_path, Node(entry.location, entry.key), Expect.PATTERN)
             elif is_active or entry.value.items is None:
                 place = (entry.key, name_path, entry.location)
                 self._add(option, name_path, entry.location, *place, entry.value, name_path)
@@ -202,18 +196,12 @@ class _Reader:
     ) -> None:
         specs = []
         if layers.items is None:
-            self._misfit(layers_path, layers, Expect.LAYERS)
+            self.unread.misfit(layers_path, layers, Expect.LAYERS)
         for index, item in enumerate(layers.items or ()):
             spec = parse_spec(item, f"{layers_path}[{index}]")
             if spec is None or spec.first > spec.last:
-                self._misfit(f"{layers_path}[{index}]", item, Expect.LAYER)
+                self.unread.misfit(f"{layers_path}[{index}]", item, Expect.LAYER)
             else:
                 specs.append(spec)
         place = (pattern, pattern_path, pattern_location)
         self.targets.append(Target(option, path, location, *place, layers_path, layers.location, tuple(specs)))
-
-    def _misfit(self, path: str, node: Node, expect: Expect) -> None:
-        self.misfits.append(Misfit(path, node, expect))
-
-    def _unknown(self, path: str, entry: Entry, known: tuple[str, ...], is_in_entry: bool = False) -> None:
-        self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known, is_in_entry))

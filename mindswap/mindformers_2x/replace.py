@@ -11,7 +11,6 @@ from mindswap.document.nodes import to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
-from mindswap.document.spans import read_spans
 from mindswap.errors import PolicyError
 
 __all__ = ["replace_sections"]
@@ -35,8 +34,8 @@ def replace_sections(
     Raises:
         PolicyError: the file is written in a way that cannot be edited, or reads differently afterwards.
     """
-    root = read_spans(text)
     before = parse_document(text.encode("utf-8", "surrogatepass"), file)
+    root = before.span
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
     spans = [(key.start, max(key.end, value.end)) for key, value in root.entries or () if key.text in old]

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.document.nodes import Document, Entry, Node
+from mindswap.document.nodes import Document, Node
 from mindswap.document.problem import Location
 from mindswap.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
+from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["SECTION_KEYS", "Expect", "Misfit", "MissingKey", "Settings", "Target", "UnknownKey"]
+__all__ = ["SECTION_KEYS", "Expect", "Settings", "Target"]
 
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
 SECTION_KEYS = {
@@ -33,34 +34,6 @@ class Expect(Enum):
     PATTERN = r"one operator path, a string such as 'self_attention\.core_attention'"
     MODULES = "a mapping of operator paths to lists of layers"
     EXCLUDE = "a mapping of operator paths to lists of layers (a list of names in mindformers 2.0.0 only)"
-
-
-@dataclass(frozen=True, eq=False)
-class Misfit:
-    """A value that does not fit its place."""
-
-    path: str
-    node: Node
-    expect: Expect
-
-
-@dataclass(frozen=True, eq=False)
-class UnknownKey:
-    """A key that upstream does not know; in an entry it is ignored, in a section refused."""
-
-    path: str
-    entry: Entry
-    known: tuple[str, ...]
-    is_in_entry: bool
-
-
-@dataclass(frozen=True, eq=False)
-class MissingKey:
-    """A key that an entry needs."""
-
-    path: str
-    node: Node
-    key: str
 
 
 @dataclass(frozen=True)
@@ -108,7 +81,8 @@ class Settings:
         mode: `recompute.mode`; None where it could not be read.
         is_comm_enabled: what `recompute_comm.enable` says.
         targets: all that acts or is meant to act, in order.
-        misfits, unknown_keys, missing_keys: what could not be read.
+        misfits, unknown_keys, missing_keys: what could not be read; of unknown keys upstream ignores those in an entry
+            and refuses those in a section.
     """
 
     document: Document

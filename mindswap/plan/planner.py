@@ -189,6 +189,6 @@ def holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
     intervals, labels = timeline.program.intervals, timeline.program.labels
     sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
     for position in profile.holders:
-        label = labels[intervals.label[position]]
+        label = str(labels[intervals.label[position]])
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
     return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))

@@ -1,17 +1,17 @@
 """What a configuration says about swap and recomputation, statement by statement, with places.
 
-Made by `read`; `normalize` makes the Policy from it and the rules judge it.
+Made by `read`; `build` makes the Policy from it and the rules judge it.
 """
 
 from dataclasses import dataclass
 
 from mindswap.config.pipeline import Pipeline
-from mindswap.document.nodes import Entry, Node
+from mindswap.document.nodes import Node
 from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.schema import Expect
+from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["LayerRef", "MissingKey", "Misfit", "Settings", "StageCounts", "Statement", "UnknownKey"]
+__all__ = ["LayerRef", "Settings", "StageCounts", "Statement"]
 
 
 @dataclass(frozen=True)
@@ -56,38 +56,11 @@ class Statement:
 
 
 @dataclass(frozen=True, eq=False)
-class Misfit:
-    """A value that does not fit its place."""
-
-    path: str
-    node: Node
-    expect: Expect
-
-
-@dataclass(frozen=True, eq=False)
 class StageCounts:
     """A list that can only be meant as layers per pipeline stage."""
 
     path: str
     node: Node
-
-
-@dataclass(frozen=True, eq=False)
-class UnknownKey:
-    """A key that nothing reads; `known` are those that may stand there."""
-
-    path: str
-    entry: Entry
-    known: tuple[str, ...]
-
-
-@dataclass(frozen=True, eq=False)
-class MissingKey:
-    """A key that an entry needs."""
-
-    path: str
-    node: Node
-    key: str
 
 
 @dataclass(frozen=True, eq=False)

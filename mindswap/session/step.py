@@ -11,7 +11,6 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
-from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
@@ -33,6 +32,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
+from mindswap.session.compilable import require_compilable
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
@@ -148,7 +148,7 @@ def load_step(
     """
     recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
     if recorded is None:
-        _refuse_pynative_mode(document)
+        require_compilable(document)
     checked = check_document(document, environ=dict(os.environ))
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
@@ -223,20 +223,6 @@ def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
-
-
-def _refuse_pynative_mode(document: Document) -> None:
-    """The compiler never sees such a training.
-
-    Raises:
-        GraphError: if it trains in PyNative mode.
-    """
-    node = document.get("context", "mode")
-    if node is not None and is_pynative(document):
-        raise GraphError(
-            f"{node.location}: context.mode: {node.value}: no graph is compiled in PyNative mode\n"
-            f"    fix:     mindswap trace {document.file} -o step.json, and give step.json to this command"
-        )
 
 
 def capture_step(

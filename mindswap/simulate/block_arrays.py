@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block_parts import BlockOp, BlockTensor
 from mindswap.simulate.program import NO_OP, MemoryKind
 
@@ -72,16 +73,16 @@ class BlockArrays:
     own: TensorArrays
     shared: TensorArrays
     handed: tuple[BlockTensor, ...]
-    labels: tuple[str, ...]
+    labels: tuple[Label, ...]
 
 
 def make_arrays(
     forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
 ) -> BlockArrays:
     """The arrays of what a block consists of."""
-    labels: dict[str, int] = {}
+    labels: dict[Label, int] = {}
 
-    def label_of(name: str) -> int:
+    def label_of(name: Label) -> int:
         return labels.setdefault(name, len(labels))
 
     own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
@@ -104,7 +105,7 @@ def _position(value: int | None) -> int:
     return NO_OP if value is None else value
 
 
-def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> PassArrays:
+def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> PassArrays:
     return PassArrays(
         np.array([op.duration_ns for op in ops], np.int64),
         np.array([op.kind for op in ops], np.int8),
@@ -116,7 +117,7 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
     )
 
 
-def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int]) -> TensorArrays:
+def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
     return TensorArrays(
         size_bytes=np.array([t.size_bytes for t in tensors], np.int64),
         is_forward=np.array([t.is_forward for t in tensors], bool),

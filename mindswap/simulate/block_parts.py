@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from mindswap.graph.names import Label
 from mindswap.simulate.program import OpKind
 
 __all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
@@ -46,7 +47,7 @@ class BlockOp:
         is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
     """
 
-    label: str
+    label: Label
     kind: OpKind
     duration_ns: int
     wait_op: int | None = None
@@ -96,7 +97,7 @@ class BlockTensor:
         is_final: stays until the optimizer.
     """
 
-    label: str
+    label: Label
     size_bytes: int
     is_forward: bool
     is_again: bool

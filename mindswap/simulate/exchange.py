@@ -2,7 +2,23 @@
 
 from collections.abc import Sequence
 
-__all__ = ["exposed_exchange_ns"]
+import numpy as np
+
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.timeline import Timeline
+
+__all__ = ["backward_by_section_ns", "exposed_exchange_ns"]
+
+
+def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) -> list[int]:
+    """Compute time of backward of the last micro-batch on a stage, by section of the model."""
+    program = timeline.program
+    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
+    ops = program.ops
+    layer, micro_batch = ops.layer[which], ops.micro_batch[which]
+    chosen = (ops.kind[which] == OpKind.BACKWARD) & (micro_batch == np.max(micro_batch)) & (layer >= 0)
+    durations = np.bincount(layer[chosen] + 1, ops.duration_ns[which][chosen], num_sections)
+    return [int(duration) for duration in durations]
 
 
 def exposed_exchange_ns(exchange_ns: Sequence[int], backward_ns: Sequence[int]) -> int:

@@ -12,13 +12,12 @@ Swapped is what a layer saves for backward: its input, too, which the layer befo
 Kept here although upstream moves it: the input of layer 0, and that of a layer behind a recomputed one.
 """
 
-from collections.abc import Collection, Hashable, Set
+from collections.abc import Collection, Set
 from dataclasses import replace
 
 import numpy as np
 
 from mindswap.policy.model import Layers, LayerSwap, Policy
-from mindswap.policy.resolve import LayerDecisions
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Role, Source
 from mindswap.simulate.blocks import StepBlocks
@@ -41,7 +40,7 @@ class LayerSwapModel(StepModel):
     @classmethod
     def of(cls, model: StepModel) -> "LayerSwapModel":
         """The same step; of its policies only `layer_swap` and `layer_recompute` have the meaning of 2.x."""
-        made = cls(model._source, model.costs, model.settings)
+        made = cls(model.layers.source, model.costs, model.settings)
         made.doubts = (*made.doubts, *DOUBTS)
         return made
 
@@ -55,10 +54,8 @@ class LayerSwapModel(StepModel):
         far = super().program(replace(policy, layer_swap=(LayerSwap(makers, FAR),)))
         return swap_at_ends_of_layers(far, layers, entry.prefetch)
 
-    def _blocks_of(self, key: Hashable, decisions: tuple[LayerDecisions, ...]) -> StepBlocks:
-        if key not in self._blocks:
-            self._blocks[key] = _keep_outputs(super()._blocks_of(key, decisions))
-        return self._blocks[key]
+    def _cut(self, policy: Policy, layer_index: int) -> StepBlocks:
+        return _keep_outputs(super()._cut(policy, layer_index))
 
 
 def _keep_outputs(step: StepBlocks) -> StepBlocks:

@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from mindswap.graph.names import Label
+
 __all__ = ["NO_OP", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
 
 NO_OP = -1  # "no operator" in an array of operator positions
@@ -156,7 +158,7 @@ class Program:
     ops: Ops
     copies: Copies
     intervals: Intervals
-    labels: Sequence[str]
+    labels: Sequence[Label]
     contended_permille: int = 1000
     copies_stage: np.ndarray = field(init=False)
 

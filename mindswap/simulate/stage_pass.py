@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_arrays import PassArrays
 from mindswap.simulate.block_parts import Read, Source
@@ -109,7 +110,7 @@ class PassMaker:
 
     blocks: Sequence[Block]
     label_maps: Mapping[int, np.ndarray]
-    label: Callable[[str], int]
+    label: Callable[[Label], int]
     send_ns: Callable[[int, int, int], int]
 
     def layer_of(self, section: int) -> int:

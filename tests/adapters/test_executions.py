@@ -83,11 +83,10 @@ def test_qwen3_gives_equal_gradients_with_swap_and_with_swap_and_recompute(qwen)
     assert mixed["num_forward"] == swapped["num_forward"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="copies out of FlashAttentionScore, which has several outputs, stand at the end of forward in the order of "
-    "the frontend, and right behind their maker in the simulator; where the backend has them is open",
-)
 def test_qwen3_has_the_simulated_curve(qwen):
-    for result in qwen:
-        assert result["curve"]["first_difference"] == ""
+    assert qwen[0]["curve"]["first_difference"] == ""
+
+
+@pytest.mark.xfail(strict=True, reason="the simulator leaves out copies that never come back; a split reads this one")
+def test_qwen3_has_the_simulated_curve_where_a_copy_never_comes_back(qwen):
+    assert qwen[1]["curve"]["first_difference"] == ""

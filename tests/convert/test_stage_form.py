@@ -2,7 +2,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.convert.stage_form import policy_sections, resolve_policy, to_index_form, to_stage_form
 from mindswap.document.problem import Level
 from mindswap.document.source import document_from_data
@@ -219,13 +219,13 @@ def test_to_indices_and_back_is_the_same_policy(case):
     model = trees(num_layers)
     before = expand_stage_recompute(document_from_data(config, "x"), num_layers).policy
     by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers, model))
-    policy = normalize(by_index, num_layers).policy
+    policy = check_shape(by_index, num_layers).policy
     assert policy.is_swap_enabled and policy.op_swap == ()
     assert resolve_policy(policy, num_layers).layer_recompute == resolve_policy(before, num_layers).layer_recompute
     by_stage = written(config, to_stage_form(by_index, num_layers, model))
     after = expand_stage_recompute(by_stage, num_layers).policy
     assert resolve_policy(after, num_layers) == resolve_policy(before, num_layers)
-    again = normalize(written(config, to_index_form(by_stage, num_layers, model)), num_layers).policy
+    again = check_shape(written(config, to_index_form(by_stage, num_layers, model)), num_layers).policy
     assert resolve_policy(again, num_layers) == resolve_policy(policy, num_layers)
 
 
@@ -240,7 +240,7 @@ def test_in_every_layer_the_same_operators_are_recomputed(case, exclude):
     config["recompute_config"]["select_recompute_exclude"] = exclude
     before = as_applied(expand_stage_recompute(document_from_data(config, "x"), num_layers).policy, model)
     by_index = written(config, to_index_form(document_from_data(config, "x"), num_layers, model))
-    after = normalize(by_index, num_layers).policy
+    after = check_shape(by_index, num_layers).policy
     for index, tree in enumerate(model.layers):
         assert recomputed_operators(before, index, tree) == recomputed_operators(after, index, tree)
 

@@ -1,5 +1,7 @@
 """The rules of acl_stream_assign.cc and insert_pre_fetch_depend.cc, by hand, on the step of `steps`."""
 
+from dataclasses import replace
+
 import pytest
 
 from mindswap.execute.timetable import make_timetable
@@ -60,6 +62,18 @@ def test_copies_count_as_places_in_forward():
     timetable = make_timetable(graph(forward, backward, saved="out out2"))
     assert release_of(timetable, "a#0") == 4
     assert release_of(timetable, "b#0") == 3
+
+
+def test_a_copy_of_one_of_several_outputs_stands_behind_its_maker():
+    # Order: a, out, b, c, d, g, and not a, b, c, d, out, g: three places behind `out` is d.
+    forward = [node("a", "Attention", "x"), node("main", "TupleGetItem", "a 0"), node("b", "Double", "main")]
+    forward += [node("c", "Double", "b"), node("d", "Double", "c")]
+    forward += [node("other", "TupleGetItem", "a 1"), copy_out("out", "other", prefetch=1)]
+    forward[0] = replace(forward[0], outputs=forward[0].outputs * 2)
+    step = replace(graph(forward, [copy_in("in", "out"), node("g", "Double", "in")], saved="out"), constants={"1": 1})
+    timetable = make_timetable(step)
+    assert offload_of(timetable, "out") == 0
+    assert (release_of(timetable, "a#0"), release_of(timetable, "a#1")) == (1, 3)
 
 
 def test_views_are_no_operators_and_share_the_memory():

@@ -1,4 +1,4 @@
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.document.parse import parse_document
 from mindswap.plan.result import Plan, Status
 from mindswap.plan.write import compact_policy, write_plan
@@ -74,7 +74,7 @@ def test_what_is_written_reads_back_the_same_and_the_rest_stays():
         mp_comm_recompute=False,
     )
     text = write_plan(TEXT, parse_document(TEXT.encode(), "a.yaml"), plan_of(policy), 4, "some card")
-    assert normalize(parse_document(text.encode(), "a.yaml")).policy == policy
+    assert check_shape(parse_document(text.encode(), "a.yaml")).policy == policy
     assert text.startswith("# mine\nmodel: {model_config: {num_layers: 4}}  # four\n")
     assert "# mindswap: plan for 32.0 GiB per card on some card\n" in text
     # 1.01 s against 1 s; 2**34 bytes are 16 GiB

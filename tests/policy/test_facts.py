@@ -5,7 +5,7 @@ One test per line that concerns the policy, named after the line.
 
 import pytest
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.document.source import document_from_data
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap
 from tests.builders import LLAMA_USES, QWEN, check, found, trees
@@ -38,7 +38,7 @@ def test_bool_prefetch_is_refused_when_it_is_read():
 
 def test_tuple_layers_are_good():
     data = {"swap_config": {"swap": True, "layer_swap": ({"backward_prefetch": 1, "layers": (0, 3)},)}}
-    assert normalize(document_from_data(data, "d")).policy.layer_swap == (LayerSwap(Layers((0, 3)), 1),)
+    assert check_shape(document_from_data(data, "d")).policy.layer_swap == (LayerSwap(Layers((0, 3)), 1),)
 
 
 def test_a_message_names_the_key_that_is_wrong():
@@ -61,7 +61,7 @@ def test_the_mapping_form_is_good():
 
 def test_what_to_dict_writes_is_good():
     data = {"layer_swap": [], "default_prefetch": 1, "op_swap": {"add": [{"layers": [0], "backward_prefetch": 5}]}}
-    policy = normalize(document_from_data({"swap_config": data | {"swap": True}}, "d")).policy
+    policy = check_shape(document_from_data({"swap_config": data | {"swap": True}}, "d")).policy
     assert policy.op_swap == (OpSwap("add", Layers((0,)), 5),)
 
 

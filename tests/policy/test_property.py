@@ -4,8 +4,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mindswap.check.check import check_before_network, check_document
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_before_network, check_document, check_shape
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level
 from mindswap.document.source import document_from_data
@@ -137,19 +136,19 @@ def check_all(document):
 @RELAXED
 @given(valid_configs)
 def test_valid_configurations_can_be_read_and_written(data):
-    result = normalize(document_from_data(data, "data"), NUM_LAYERS)
+    result = check_shape(document_from_data(data, "data"), NUM_LAYERS)
     assert result.problems == ()
-    again = normalize(document_from_data(result.policy.to_config(), "data"), NUM_LAYERS)
+    again = check_shape(document_from_data(result.policy.to_config(), "data"), NUM_LAYERS)
     assert again.problems == () and again.policy == result.policy
     text = yaml.safe_dump(result.policy.to_config(), sort_keys=False)
-    assert normalize(parse_document(text, "x"), NUM_LAYERS).policy == result.policy
+    assert check_shape(parse_document(text, "x"), NUM_LAYERS).policy == result.policy
     check_all(document_from_data(data, "data"))
 
 
 @RELAXED
 @given(valid_configs)
 def test_layers_hold_no_index_that_was_not_written(data):
-    policy = normalize(document_from_data(data, "data"), NUM_LAYERS).policy
+    policy = check_shape(document_from_data(data, "data"), NUM_LAYERS).policy
     for entry in (*policy.layer_swap, *policy.op_swap, *policy.select_recompute):
         assert entry.layers
         assert all(0 <= index < NUM_LAYERS for index in entry.layers.resolve(NUM_LAYERS))

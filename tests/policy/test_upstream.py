@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.config.pipeline import Pipeline
 from mindswap.document.source import document_from_data
 from mindswap.policy.actions import plan_layer
@@ -88,7 +88,7 @@ def upstream_effect(upstream, swap, recompute, layer_index, **parallel):
 def our_effect(upstream, swap, recompute, layer_index):
     """The same from the normalised policy."""
     data = {"swap_config": swap, "recompute_config": recompute}
-    result = normalize(document_from_data(data, "data"), NUM_LAYERS)
+    result = check_shape(document_from_data(data, "data"), NUM_LAYERS)
     assert result.problems == ()
     layer = upstream.layer()
     actions = plan_layer(result.policy, layer_index, tree_of(layer))
@@ -146,15 +146,15 @@ def test_every_operator_gets_what_upstream_gives_it(upstream, swap, recompute, l
 @pytest.mark.parametrize("swap", SWAPS, ids=str)
 def test_what_upstream_makes_of_a_section_is_the_same_policy(upstream, swap):
     written = upstream.swap(**swap).to_dict()
-    first = normalize(document_from_data({"swap_config": swap}, "data"), NUM_LAYERS).policy
-    second = normalize(document_from_data({"swap_config": written}, "data"), NUM_LAYERS).policy
+    first = check_shape(document_from_data({"swap_config": swap}, "data"), NUM_LAYERS).policy
+    second = check_shape(document_from_data({"swap_config": written}, "data"), NUM_LAYERS).policy
     assert first == second
 
 
 def test_the_object_itself_can_be_read(upstream):
     made = upstream.swap(**SWAPS[6])
-    policy = normalize(document_from_data({"swap_config": made}, "data"), NUM_LAYERS).policy
-    assert policy == normalize(document_from_data({"swap_config": SWAPS[6]}, "data"), NUM_LAYERS).policy
+    policy = check_shape(document_from_data({"swap_config": made}, "data"), NUM_LAYERS).policy
+    assert policy == check_shape(document_from_data({"swap_config": SWAPS[6]}, "data"), NUM_LAYERS).policy
 
 
 @pytest.mark.parametrize(

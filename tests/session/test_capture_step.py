@@ -66,7 +66,7 @@ def test_settings_are_those_of_the_network(step):
     assert (settings.batch_size, settings.seq_length, settings.compute_dtype) == (ROWS, 1, "float32")
     # Weight and bias of the stem and of two products in each layer, float32.
     num_weights = WIDTH * WIDTH + WIDTH + NUM_LAYERS * (2 * 4 * WIDTH * WIDTH + 5 * WIDTH)
-    assert sum(parameter.size_bytes for parameter in step.model.parameters[0]) == 4 * num_weights
+    assert sum(parameter.size_bytes for parameter in step.model.weights.parameters[0]) == 4 * num_weights
 
 
 def test_a_swap_moves_what_it_names(step):

@@ -93,7 +93,7 @@ def test_layers_that_run_again_together_are_not_simulated(policy, words):
 def test_a_policy_for_one_layer():
     program = MODEL.program(Policy(True, op_swap=(OpSwap(r"mlp\.gelu", Layers((4,)), 2),)))
     assert program.copies.layer.tolist() == [4]
-    assert [program.labels[label] for label in program.copies.label] == ["mlp.gelu"]
+    assert [str(program.labels[label]) for label in program.copies.label] == ["mlp.gelu"]
     # gelu of layer 4 is the second of its four; layers begin behind the embedding and the mask.
     assert program.copies.producer_op.tolist() == [2 + 4 * 4 + 1]
     # It is read by the first operator of backward of layer 4: 27 of forward, loss_grad, 4 of layer 5.
@@ -108,32 +108,6 @@ def test_recompute_adds_the_time_of_what_runs_again():
     assert recomputed.sum() == NUM_LAYERS
     added = simulate(again).step_time_ns - simulate(plain).step_time_ns
     assert added == again.ops.duration_ns[recomputed].sum() > 0
-
-
-def test_static_memory_is_that_of_the_weights_of_each_stage():
-    # The one weight is the embedding table: 1 KiB of float32, two states of AdamW.
-    (static,) = MODEL.static
-    assert (static.parameter_bytes, static.gradient_bytes, static.optimizer_bytes) == (KIB, 0, 2 * KIB)
-    first, second = model(NUM_LAYERS, pipeline=Pipeline(num_stages=2), num_micro_batches=2).static
-    assert (first.parameter_bytes, second.total_bytes) == (KIB, 0)
-    assert first.gradient_bytes == KIB  # summed up over micro-batches
-
-
-def test_terms_by_name():
-    # The weight has 256 numbers in float32. Scaled 8 bytes each, checked 4; clipped only if asked for. One micro-batch:
-    # nothing to add up.
-    names = {term.name: term.duration_ns for term in MODEL.simulate(KEEP_ALL).terms}
-    assert list(names) == ["gradient accumulation", "gradient scaling", "overflow check", "optimizer"]
-    assert names["gradient accumulation"] == 0 < names["gradient scaling"]
-    clipped = model(NUM_LAYERS, is_clipping=True, is_state_offloaded=True).simulate(KEEP_ALL).terms
-    assert [term.name for term in clipped][3:] == ["gradient clipping", "optimizer", "optimizer states, copied"]
-
-
-def test_accumulation_counts_each_micro_batch_of_the_step():
-    two = model(NUM_LAYERS, num_micro_batches=2, is_accumulating=True)
-    terms = {term.name: term.duration_ns for term in two.simulate(KEEP_ALL).terms}
-    short = two.with_micro_batches(1)
-    assert terms["gradient accumulation"] == 2 * short.terms(short.simulate(KEEP_ALL).timeline)[0].duration_ns > 0
 
 
 def test_blocks_are_made_once_for_layers_with_equal_settings():

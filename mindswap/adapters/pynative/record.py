@@ -152,16 +152,17 @@ class Recorder:
     def begin_operator(self, name: str, args) -> None:
         """An operator is about to run."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
-        path = self.paths.get(id(primitive)) if primitive is not None else None
+        path, also = self.paths.get(id(primitive)) if primitive is not None else None, []
         if path is None:
             cell = self.cells[-1][1] if self.cells and self.is_forward else ()
-            path = (*cell, self.names.get((self.layer_index, cell, name), name))
+            held, *also = self.names.get((self.layer_index, cell, name), (name,))
+            path = (*cell, held)
         self.open_inputs = {_address(tensor) for tensor in _tensors(args)} if self.is_forward else set()
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
         inputs = self._values(args) if self.with_values else ()
-        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs))
+        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs, also=tuple(also)))
 
     def _values(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
         """Types and memories; held, so that no address is used twice."""
@@ -288,13 +289,13 @@ def _primitives(layers: Sequence[nn.Cell]) -> Iterator[tuple[tuple[str, ...], st
                     yield path, name, primitive
 
 
-def _names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], str]:
-    """(layer, cell path, primitive name) -> under which names the cell holds it, `|` between several."""
+def _names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], list[str]]:
+    """(layer, cell path, primitive name) -> under which names the cell holds it."""
     found: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
     for index, layer in enumerate(layers):
         for path, name, primitive in _primitives([layer]):
             found.setdefault((index, path, primitive.name), []).append(name)
-    return {key: "|".join(names) for key, names in found.items()}
+    return found
 
 
 def _tensors(values) -> Iterator[ms.Tensor]:

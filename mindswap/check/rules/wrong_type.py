@@ -18,7 +18,7 @@ from mindswap.check.context import Context
 from mindswap.document.nodes import show
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import Expect
-from mindswap.policy.settings import Misfit
+from mindswap.policy.unread import Misfit
 from mindswap.policy.words import last_key
 
 _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)

@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from mindswap.document.nodes import show
 from mindswap.document.problem import Level, Problem
 from mindswap.mindformers_2x.rule_context import Context
-from mindswap.mindformers_2x.settings import Expect, Misfit
+from mindswap.mindformers_2x.settings import Expect
+from mindswap.policy.unread import Misfit
 from mindswap.policy.words import last_key
 
 ID = "pynative-wrong-type"

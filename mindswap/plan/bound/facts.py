@@ -43,6 +43,7 @@ class Stage:
         window_ns: time from the first operator of the micro-batches that are in flight to that moment.
         idle_ns: time that the compute stream waits for other stages before the first backward.
         work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
+        once_ns: time of what the compute stream does once for all micro-batches.
         backward_ns: compute of backward of one micro-batch.
     """
 
@@ -51,6 +52,7 @@ class Stage:
     window_ns: int
     work_ns: int
     idle_ns: int = 0
+    once_ns: int = 0
     backward_ns: int = 0
     num_chunks: int = 1
 
@@ -91,7 +93,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         transfers=model.transfers,
         num_micro_batches=model.layout.num_micro_batches,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
-        gradients_ns=max(exposed_ns - model.least_exchange_ns, 0),
+        gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
     )
 
 
@@ -136,6 +138,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
         work_ns=alone.work_ns,
+        once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
     )
 
@@ -145,6 +148,7 @@ class _Alone:
     """One micro-batch on a stage that waits for no other, nor for weights."""
 
     work_ns: int
+    once_ns: int
     backward_ns: int
     forward_stall_ns: int
     first_backward_stall_ns: int
@@ -159,8 +163,11 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
     is_backward = kind == OpKind.BACKWARD
     first_backward = int(np.flatnonzero(is_backward)[0])
+    once = [op for chunk in layout.chunks[stage] for section in chunk for op in blocks[section].once]
+    once_ns = sum(op.duration_ns for op in once if op.kind < OpKind.COLLECTIVE)
     return _Alone(
-        work_ns=int((busy_ns + stall_ns).sum()),
+        work_ns=int((busy_ns + stall_ns).sum()) - once_ns,
+        once_ns=once_ns,
         backward_ns=int(busy_ns[is_backward].sum()),
         forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
         first_backward_stall_ns=int(stall_ns[first_backward]),

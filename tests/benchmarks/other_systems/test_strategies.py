@@ -4,7 +4,7 @@ import pytest
 from other_systems import STRATEGIES
 from other_systems.saved import saved_tensors, swap_policy
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.document.source import document_from_data
 from tests.adapters.graphs import ROOT
 from tests.plan.loading import capture_apart
@@ -22,7 +22,7 @@ def test_a_strategy_gives_the_same_policy_again_and_no_more_memory(name):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_strategy_can_be_written(name):
     policy = STRATEGIES[name](small_model(num_stages=2, num_micro_batches=3), 10 * MB)
-    assert normalize(document_from_data(policy.to_config(), "data"), 4).policy == policy
+    assert check_shape(document_from_data(policy.to_config(), "data"), 4).policy == policy
 
 
 @pytest.mark.mindspore

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from tests.builders import document, found
 
 
@@ -36,10 +36,10 @@ def test_layers_that_do_not_exist_and_keys_that_do_not():
 
 
 def test_it_is_written_and_read_back():
-    policy = normalize(document(config("True", "output_recompute: ['0-1']")), 4).policy
+    policy = check_shape(document(config("True", "output_recompute: ['0-1']")), 4).policy
     assert policy.output_recompute.indices == (0, 1)
     assert policy.to_config()["mindswap"] == {"output_recompute": [0, 1]}
-    assert normalize(document(config("True", "cpu_stand_ins: True")), 4).policy.to_config().get("mindswap") is None
+    assert check_shape(document(config("True", "cpu_stand_ins: True")), 4).policy.to_config().get("mindswap") is None
 
 
 def test_with_swap_off_nothing_is_said():

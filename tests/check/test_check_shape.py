@@ -1,7 +1,7 @@
 import pytest
 import yaml
 
-from mindswap.check.normalize import normalize
+from mindswap.check.check import check_shape
 from mindswap.document.source import document_from_data
 from mindswap.policy.model import (
     ALL_LAYERS,
@@ -19,7 +19,7 @@ DEFAULT_10 = Policy(True, 10, op_swap=tuple(OpSwap(pattern, ALL_LAYERS, 10) for 
 
 
 def policy_of(data):
-    result = normalize(document_from_data(data, "data"))
+    result = check_shape(document_from_data(data, "data"))
     assert result.problems == ()
     return result.policy
 
@@ -235,11 +235,11 @@ POLICIES = [
 def test_normalising_twice_changes_nothing(policy):
     assert policy_of(policy.to_config()) == policy
     written = yaml.safe_dump(policy.to_config(), sort_keys=False)
-    assert normalize(document(written)).policy == policy
+    assert check_shape(document(written)).policy == policy
 
 
 def test_a_part_that_cannot_be_read_leaves_no_policy():
-    result = normalize(document("swap_config: {swap: True, layer_swap: 3}"))
+    result = check_shape(document("swap_config: {swap: True, layer_swap: 3}"))
     assert result.policy is None
     assert [p.rule for p in result.problems] == ["wrong-type"]
 
@@ -247,10 +247,10 @@ def test_a_part_that_cannot_be_read_leaves_no_policy():
 @pytest.mark.parametrize("key", ["num_layers", "num_hidden_layers", "n_layer", "n_layers"])
 def test_names_of_the_number_of_layers(key):
     text = f"model: {{model_config: {{{key}: 12}}}}"
-    assert normalize(document(text)).num_layers == 12
-    assert normalize(document(text), num_layers=3).num_layers == 3
+    assert check_shape(document(text)).num_layers == 12
+    assert check_shape(document(text), num_layers=3).num_layers == 3
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "True", "'4'", "4.0", "null", "99999999"])
 def test_a_number_of_layers_that_is_none(value):
-    assert normalize(document(f"model: {{model_config: {{num_layers: {value}}}}}")).num_layers is None
+    assert check_shape(document(f"model: {{model_config: {{num_layers: {value}}}}}")).num_layers is None

@@ -1,0 +1,116 @@
+"""Parts of the sections that several options have: lists of layers, names of operators, lists of entries."""
+
+import re
+from dataclasses import dataclass, field
+
+from mindswap.document.nodes import Node, expanded_size
+from mindswap.document.problem import Location
+from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
+from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, Expect, is_index, is_pattern
+from mindswap.policy.settings import LayerRef
+from mindswap.policy.unread import Unread
+
+__all__ = ["Parts", "Pattern", "is_empty", "is_range"]
+
+_RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What an entry names; `text` is None for whole layers."""
+
+    text: str | None
+    path: str
+    location: Location
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Reads parts for a model of this many layers; `unread` collects what does not fit."""
+
+    num_layers: int | None
+    unread: Unread = field(default_factory=Unread)
+
+    def section(self, node: Node | None, path: str) -> Node | None:
+        """A section that says something and can be read; else None."""
+        if node is None or is_empty(node):
+            return None
+        if node.entries is None:
+            self.unread.misfit(path, node, Expect.MAPPING)
+            return None
+        if expanded_size(node) > MAX_SECTION_VALUES:
+            self.unread.misfit(path, node, Expect.SMALL_SECTION)
+            return None
+        return node
+
+    def entries(self, node: Node, path: str, expect: Expect) -> list[tuple[str, Node]]:
+        """The mappings of a list, or the one mapping that stands in place of a list; each with its path."""
+        if node.entries is not None:
+            return [(path, node)] if node.entries else []
+        if node.items is None:
+            self.unread.misfit(path, node, expect)
+            return []
+        entries = [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
+        for entry_path, entry in entries:
+            if entry.entries is None:
+                self.unread.misfit(entry_path, entry, Expect.MAPPING)
+        return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
+
+    def patterns(self, node: Node, path: str) -> list[Pattern]:
+        """The operator names at a place."""
+        places = [(path, node)]
+        if node.items is not None:
+            places = [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
+        if not places:
+            self.unread.misfit(path, node, Expect.PATTERN)
+        patterns = []
+        for place_path, place in places:
+            if is_pattern(place):
+                patterns.append(Pattern(str(place.value), place_path, place.location))
+            else:
+                self.unread.misfit(place_path, place, Expect.PATTERN)
+        return patterns
+
+    def layers(self, node: Node, path: str, expect: Expect = Expect.LAYERS) -> tuple[Layers, tuple[LayerRef, ...]]:
+        """The layers at a place, and each index with its place."""
+        if isinstance(node.value, bool):
+            return (ALL_LAYERS if node.value else NO_LAYERS), ()
+        if node.items is not None:
+            refs = []
+            for index, item in enumerate(node.items):
+                found = _layer_refs(item)
+                if found is None:
+                    self.unread.misfit(f"{path}[{index}]", item, Expect.LAYER_INDEX)
+                else:
+                    refs += found
+        else:
+            refs = (_layer_refs(node) if isinstance(node.value, str) else None) or []
+            if not refs:
+                self.unread.misfit(path, node, expect)
+        limit = self.num_layers or MAX_NUM_LAYERS
+        indices = sorted({ref.index for ref in refs if 0 <= ref.index < limit})
+        return Layers(tuple(indices)), tuple(refs)
+
+
+def is_empty(node: Node | None) -> bool:
+    """True for what MindFormers takes as "not there": missing, null, {}, [], "", 0, False."""
+    return node is None or not (node.items or node.entries or node.value)
+
+
+def is_range(node: Node) -> bool:
+    """True for a text such as `0-3`."""
+    return isinstance(node.value, str) and _RANGE.fullmatch(node.value) is not None
+
+
+def _layer_refs(node: Node) -> list[LayerRef] | None:
+    """The indices that one list element stands for; None if it is neither an index nor a range."""
+    if is_index(node):
+        return [LayerRef(node.value, node.location)]
+    parts = _RANGE.fullmatch(node.value) if isinstance(node.value, str) else None
+    if parts is None:
+        return None
+    first, last = int(parts[1]), int(parts[2])
+    if first > last:
+        return None
+    # One index too large is enough to refuse a range; the rest of it need not be written out.
+    return [LayerRef(index, node.location) for index in range(first, min(last, max(first, MAX_NUM_LAYERS)) + 1)]

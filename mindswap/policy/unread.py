@@ -1,0 +1,57 @@
+"""What could not be read of a configuration, of MindFormers 1.x or 2.x, with its place."""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from mindswap.document.nodes import Entry, Node, key_text
+
+__all__ = ["Misfit", "MissingKey", "UnknownKey", "Unread"]
+
+
+@dataclass(frozen=True, eq=False)
+class Misfit:
+    """A value that does not fit its place; `expect` says what does."""
+
+    path: str
+    node: Node
+    expect: Enum
+
+
+@dataclass(frozen=True, eq=False)
+class UnknownKey:
+    """A key that nothing reads; `known` are those that may stand there, in a section or in an entry of a list in it."""
+
+    path: str
+    entry: Entry
+    known: tuple[str, ...]
+    is_in_entry: bool
+
+
+@dataclass(frozen=True, eq=False)
+class MissingKey:
+    """A key that an entry needs."""
+
+    path: str
+    node: Node
+    key: str
+
+
+@dataclass(eq=False)
+class Unread:
+    """Collects what a reader could not read."""
+
+    misfits: list[Misfit] = field(default_factory=list)
+    unknown_keys: list[UnknownKey] = field(default_factory=list)
+    missing_keys: list[MissingKey] = field(default_factory=list)
+
+    def misfit(self, path: str, node: Node, expect: Enum) -> None:
+        """Keep a value that does not fit."""
+        self.misfits.append(Misfit(path, node, expect))
+
+    def check_keys(self, node: Node, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
+        """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""
+        for entry in node.unique_entries():
+            if entry.key not in known:
+                self.unknown_keys.append(UnknownKey(f"{path}.{key_text(entry.key)}", entry, known, is_entry))
+        if is_entry:
+            self.missing_keys += [MissingKey(path, node, key) for key in known if node.entry(key) is None]

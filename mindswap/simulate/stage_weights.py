@@ -1,0 +1,202 @@
+"""The weights of every pipeline stage, and what follows from them whatever a policy sets. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
+from mindswap.cost.hardware import Device
+from mindswap.cost.outside_memory import workspace_bytes
+from mindswap.cost.static_memory import (
+    Parameter,
+    StaticMemory,
+    estimate_static_memory,
+    find_optimizer,
+)
+from mindswap.cost.step_terms import (
+    Updates,
+    accumulate_ns,
+    clip_ns,
+    exchange_gradient_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
+)
+from mindswap.graph.constants import constant_bytes
+from mindswap.graph.model import Graph
+from mindswap.graph.ranks.gather import weight_name
+from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
+from mindswap.simulate.gradients import GradientRule
+from mindswap.simulate.stage_layout import StageLayout
+
+__all__ = ["StageWeights", "update_terms", "weigh_stages"]
+
+
+@dataclass(frozen=True, eq=False)
+class StageWeights:
+    """Weights and their gradients; each tuple has an entry for every stage.
+
+    Attributes:
+        rule: what becomes of a gradient.
+        parameters: the weights.
+        static: static memory.
+        closing_bytes: gradients that the optimizer reads, without those that are there when backward ends.
+        exchange_ns: time of handing on the gradients of each section of the model.
+        least_exchange_ns: what of that no policy hides: gradients that are there only when backward of a stage ends.
+    """
+
+    rule: GradientRule
+    parameters: tuple[tuple[Parameter, ...], ...]
+    static: tuple[StaticMemory, ...]
+    closing_bytes: tuple[int, ...]
+    exchange_ns: tuple[tuple[int, ...], ...]
+    least_exchange_ns: int
+
+
+def weigh_stages(
+    captured: CapturedStep, plain: Graph, layout: StageLayout, settings: StepSettings, device: Device
+) -> StageWeights:
+    """The weights of a captured step on the stages of a layout.
+
+    Args:
+        captured: the step with whole weights.
+        plain: the step as it runs without any policy.
+        layout: which sections are on which stage.
+        settings: parallel settings, optimizer.
+        device: what work on weights costs.
+
+    Raises:
+        CostError: if the optimizer is not known.
+    """
+    placed = _place_parameters(captured, layout, settings.sharding)
+    parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
+    rule = _gradient_rule(captured.graph, settings)
+    exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
+    return StageWeights(
+        rule,
+        parameters,
+        _static_memory(plain, layout, parameters, settings, device),
+        tuple(_closing_bytes(stage, rule) for stage in parameters),
+        exchange_ns,
+        max(
+            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
+            for own, chunks in zip(exchange_ns, layout.chunks, strict=True)
+        ),
+    )
+
+
+def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
+    """Work on weights and gradients behind backward that no policy changes, on the stage where it takes longest."""
+    optimizer = find_optimizer(settings.optimizer)
+    updates = Updates(
+        settings.num_optimizer_shards,
+        settings.num_micro_batches,
+        settings.is_accumulating,
+        settings.is_accumulator_sharded,
+        settings.is_fused,
+    )
+    terms: dict[str, Callable[[Sequence[Parameter]], int]] = {
+        "gradient accumulation": lambda own: accumulate_ns(own, updates, device),
+        "gradient scaling": lambda own: scale_ns(own, updates, device),
+        "overflow check": lambda own: overflow_ns(own, updates, device),
+    }
+    if settings.is_clipping:
+        terms["gradient clipping"] = lambda own: clip_ns(own, updates, device)
+    terms["optimizer"] = lambda own: optimize_ns(own, settings.optimizer, optimizer, updates, device)
+    if settings.is_state_offloaded:
+        terms["optimizer states, copied"] = lambda own: move_states_ns(own, optimizer, updates, device)
+    return {name: max(map(duration, parameters)) for name, duration in terms.items()}
+
+
+def _place_parameters(
+    captured: CapturedStep, layout: StageLayout, sharding: WeightSharding
+) -> list[list[tuple[int, Parameter]]]:
+    """The weights of each stage with their sections.
+
+    Layers that are not compiled have those of the layer that stands for them.
+    """
+    layer_map = captured.sample.layer_map
+    last_section = len(layer_map) + 1
+    placed = find_parameters(captured.graph, sharding)
+    stages = []
+    for stage in layout.chunks:
+        parameters = []
+        for section in chain(*stage):
+            for weight in placed:
+                if section in (0, last_section):
+                    is_here = weight.layer_index is None and weight.is_behind == (section == last_section)
+                else:
+                    is_here = weight.layer_index == layer_map[section - 1]
+                if is_here:
+                    parameters.append((section, weight.parameter))
+        stages.append(parameters)
+    return stages
+
+
+def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
+    """Gradients of experts stay whole where each of their ranks has its own experts."""
+    sharding = settings.sharding
+    experts = frozenset(
+        node.outputs[0].shape
+        for node in graph.forward
+        if is_expert_weight(weight_name(node)) and sharding.num_expert_copies != sharding.num_ranks
+    )
+    return GradientRule(settings.num_micro_batches > 1, replace(sharding, whole_shapes=experts))
+
+
+def _static_memory(
+    graph: Graph,
+    layout: StageLayout,
+    parameters: Sequence[Sequence[Parameter]],
+    settings: StepSettings,
+    device: Device,
+) -> tuple[StaticMemory, ...]:
+    constants = constant_bytes(graph)
+    workspace = workspace_bytes((*graph.forward, *graph.backward), device)
+    stages = [
+        estimate_static_memory(
+            own,
+            find_optimizer(settings.optimizer),
+            settings.num_optimizer_shards,
+            settings.num_micro_batches > 1,
+            settings.is_accumulator_sharded,
+            settings.is_state_offloaded,
+            workspace,
+        )
+        for own in parameters
+    ]
+    if not layout.are_ends_together:
+        # A weight of the first stage that the last one reads is there a second time, as what it receives and as
+        # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
+        # InsertReceive). The optimizer has it on the first stage only.
+        tied = sum(parameter.size_bytes for parameter in find_tied_parameters(graph))
+        last = stages[-1]
+        stages[-1] = replace(
+            last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
+        )
+    return tuple(replace(stage, constant_bytes=constants) for stage in stages)
+
+
+def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:
+    return sum(
+        max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
+        for p in parameters
+    )
+
+
+def _exchange_ns(
+    placed: Sequence[tuple[int, Parameter]], num_sections: int, settings: StepSettings, device: Device
+) -> tuple[int, ...]:
+    """Time of handing on the gradients of each section, one collective for each weight."""
+    durations = [0] * num_sections
+    for section, parameter in placed:
+        durations[section] += exchange_gradient_ns(
+            parameter,
+            settings.data_parallel,
+            device,
+            settings.num_optimizer_shards > 1,
+            settings.data_parallel_stride,
+        )
+    return tuple(durations)
