@@ -14,6 +14,7 @@ from mindswap.graph.names import Names
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.ranks.handed import find_handed_on
+from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
 
 __all__ = ["Item", "find_items"]
@@ -89,9 +90,11 @@ class _Walker:
         self.names = names
         self.layer_index = layer_index
         self.kept = {node.name for entry in saved for node in entry.keepers}
-        # To make again what a layer hands on would take all of it, so no way may name it, in any layer.
+        # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
+        # keys and values of other pieces of the sequence.
         handed_on = (graph.owner(graph.forward_nodes[name]) for name in find_handed_on(graph))
-        self.output_names = frozenset(name for node in handed_on for name in names(node))
+        fixed = (*handed_on, *(graph.forward_nodes[name] for name in cache_readers(graph)))
+        self.output_names = frozenset(name for node in fixed for name in names(node))
 
     def label(self, entry: SavedStorage) -> Names:
         assert entry.storage.producer is not None

@@ -70,6 +70,8 @@ class Planner:
             name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
             for name in BASELINES
         }
+        if self.model.layers.reads_caches:  # no whole layer can run again
+            policies = {name: policy for name, policy in policies.items() if policy.layer_recompute == NO_LAYERS}
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
         keep = evaluate(problem, policies[KEEP_ALL])
         curve = self._curve(problem, solver, keep, progress)

@@ -118,6 +118,8 @@ def _recompute_figures(
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
+        if item is WHOLE_LAYER and model.layers.reads_caches:
+            continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
             freed = _kept_bytes(plain) - _kept_bytes(again)
@@ -388,10 +390,11 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
     most = most_in_flight(layout.passes(stage))
+    num_whole = -(-most // layout.num_sequences)  # micro-batches
     if num_chunks > 1:  # whole rounds, as the order is made of them
-        rounds = -(-(most + num_chunks) // (num_chunks * num_stages))
+        rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(most + 1), most
+    return layout.short_of(num_whole + 1), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:

@@ -16,7 +16,8 @@ __all__ = ["BlockArrays", "PassArrays", "TensorArrays", "make_arrays"]
 class PassArrays:
     """Operators of one pass; shape (num_ops,); positions and labels count within the block.
 
-    `last_compute` is the last operator of the compute stream.
+    `last_compute` is the last operator of the compute stream. `piece_ns` has the durations for each piece of the
+    sequence, shape (num_ops, num_pieces), with no pieces where all take the same time.
     """
 
     duration_ns: np.ndarray
@@ -26,6 +27,7 @@ class PassArrays:
     wait_once: np.ndarray
     is_weight: np.ndarray
     last_compute: int | None
+    piece_ns: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,7 +116,14 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Pa
         np.array([_position(op.wait_once) for op in ops], np.int64),
         np.array([op.is_weight for op in ops], bool),
         max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
+        _piece_ns(ops),
     )
+
+
+def _piece_ns(ops: Sequence[BlockOp]) -> np.ndarray:
+    num_pieces = max((len(op.piece_ns) for op in ops), default=0)
+    rows = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
+    return np.array(rows, np.int64).reshape(len(ops), num_pieces)
 
 
 def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:

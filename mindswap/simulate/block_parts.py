@@ -45,6 +45,7 @@ class BlockOp:
         op: name of the primitive.
         wait_once: position in `Block.once` of an operator that must have ended; None for none.
         is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
+        piece_ns: durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then.
     """
 
     label: Label
@@ -54,6 +55,7 @@ class BlockOp:
     op: str = ""
     wait_once: int | None = None
     is_weight: bool = False
+    piece_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@
 The compiler merges equal operators only where a policy sets the same on them, so they stay apart until then.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from mindswap.config.step import StepSettings
@@ -20,6 +20,7 @@ from mindswap.graph.ranks.gather import gather_weights
 from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
+from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
@@ -44,6 +45,7 @@ class CompiledLayers:
         labels: what to call an operator: its path, or several where `plain` has one operator for them.
         gathers: communication that makes weights whole, by name of the node that it belongs to.
         once: operators that run once in a step, for all micro-batches.
+        reads_caches: operators of forward that pieces of a sequence cannot run again.
     """
 
     def __init__(self, source: CapturedStep, settings: StepSettings):
@@ -52,6 +54,7 @@ class CompiledLayers:
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
+        self.reads_caches = cache_readers(self.graph)
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
             self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
@@ -68,9 +71,19 @@ class CompiledLayers:
         key = signature(policy, layer_index)
         if self._last is None or self._last[0] != key:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
+            self._refuse_caches(settings.recomputed)
             tag = self.source.tag if self.source.has_all_tags else None
             self._last = key, rewrite_graph(self.graph, settings, tag)
         return self._last[1]
+
+    def _refuse_caches(self, recomputed: Iterable[str]) -> None:
+        again = sorted(self.reads_caches.intersection(recomputed))
+        if again:
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.forward_nodes[name])) for name in again))
+            raise SimulationError(
+                f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
+                "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
+            )
 
     def in_turns(self, graph: Graph) -> Graph:
         """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""

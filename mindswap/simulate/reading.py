@@ -1,12 +1,12 @@
 """A compiled step read operator by operator: what runs in each section, which tensors it makes and reads. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.names import Label, Names
-from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import Work
@@ -188,8 +188,10 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, None, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            duration_ns, wait_op = self.operator_ns(node, work), max(waits, default=None)
-            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight))
+            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
+            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+            wait_op = max(waits, default=None)
+            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces))
         outputs = self._make_outputs(node, label, place, position)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, None, is_weight)
@@ -201,7 +203,7 @@ class StepReader:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
             StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
-            for known in node.outputs
+            for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
         made = [tensor for tensor in outputs if tensor is not None]

@@ -104,7 +104,9 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
+        layout = lay_out_stages(
+            settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
+        )
         self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
         self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
         self._collectives = {**captured.collectives, **self.layers.gathers}
@@ -254,7 +256,7 @@ class StepModel:
                 if classify(node.op).unit is Unit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
-        return total * self.settings.num_micro_batches * per_stage_rank
+        return total * self.settings.num_turns * per_stage_rank
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""

@@ -138,7 +138,7 @@ def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Momen
         time_ns=peak_ns,
         phase=OpKind(ops.kind[op]).name.lower(),
         layer=int(ops.layer[op]),
-        micro_batch=int(ops.micro_batch[op]),
+        micro_batch=int(ops.micro_batch[op]) // timeline.program.num_sequences,
         label=str(timeline.program.labels[ops.label[op]]),
     )
 

@@ -54,6 +54,14 @@ def test_sections():
     assert labels(blocks.prologue.backward) == ["embedding.UnsortedSegmentSum"]
 
 
+def test_what_hands_values_over_to_backward_is_in_no_layer():
+    # ChatGLM2: the compiler gave it the scope of an operator of the last layer.
+    handed = node("handed", "Partial", "loss", 0, layer=2)
+    blocks = cut(replace(GRAPH, forward=(*GRAPH.forward, handed)))
+    assert labels(blocks.prologue.forward) == ["embedding.Gather", "mask.Less"]
+    assert labels(blocks.epilogue.forward) == ["loss.ReduceSum"]
+
+
 def test_tensors_of_a_layer():
     tensors = {(str(tensor.label), tensor.is_forward): tensor for tensor in cut().layers[1].tensors}
     assert {label for label, is_forward in tensors if is_forward} == {"mlp.matmul", "mlp.gelu", "mul", "add"}

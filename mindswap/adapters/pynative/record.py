@@ -39,12 +39,11 @@ class _Dispatch(ms.MsDispatchMode):
 class _Storage:
     """A saved storage while it is recorded; the tensor keeps its address from being used again."""
 
-    def __init__(self, tensor, maker: int | None, protection: str, layer_index: int):
+    def __init__(self, tensor, maker: int | None, protection: str):
         self.tensor = tensor
         self.size_bytes = tensor.untyped_storage().size()
         self.maker = maker
         self.protection = protection
-        self.layer_index = layer_index
         self.last_use = -1
 
 
@@ -78,6 +77,7 @@ class Recorder:
         self.makers: dict[int, int] = {}  # address -> operator that made what is there
         self.held: list[object] = []  # what operators gave since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
+        self.num_before = 0  # storages that were saved before the layer at hand
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
         self.layer_index: int | None = None
@@ -88,10 +88,16 @@ class Recorder:
     # -- what the watch tells -------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass. It ends the one before; one that had no backward pass is forgotten."""
+        """A new pass, or one more forward of this one: micro-batches that have one backward pass together.
+
+        A new one ends the one before. What had no backward pass is forgotten if it saved nothing, or broke off.
+        """
         self.finish()
-        self._clear()
-        self.foreign = {_address(tensor) for tensor in (*_tensors(inputs), *_held_tensors(self.network))}
+        if self.is_forward or not self.saves:
+            self._clear()
+            self.foreign = {_address(tensor) for tensor in _held_tensors(self.network)}
+        self.is_forward = True
+        self.foreign |= {_address(tensor) for tensor in _tensors(inputs)}
 
     def end_forward(self, outputs) -> None:
         """What the network returns is the caller's, and must not leave the device."""
@@ -108,10 +114,11 @@ class Recorder:
         at_border = {_address(tensor) for tensor in _tensors(tensors)}
         if kind is EventKind.FORWARD_BEGIN:
             self.viewed = at_border
+            self.num_before = len(self.storages)
         elif kind is EventKind.FORWARD_END:
             for address, index in self.by_address.items():
                 storage = self.storages[index]
-                own = storage.maker is None and storage.layer_index == layer_index
+                own = storage.maker is None and index >= self.num_before
                 if own or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
@@ -132,7 +139,7 @@ class Recorder:
             protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
             if maker is None and address in self.foreign:
                 protection = protection or "input"
-            self.storages.append(_Storage(tensor, maker, protection, layer_index))
+            self.storages.append(_Storage(tensor, maker, protection))
             self.by_address[address] = index
         number = len(self.saves)
         last = len(self.operators) - 1
