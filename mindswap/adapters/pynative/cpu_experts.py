@@ -108,7 +108,7 @@ def _select_rows(x, axis, index):
 
 
 def _grouped_product(rows, weights, *nothing_and_ends):
-    """Each row times the weight of its expert: (rows, in), (experts, in, out), and behind which row each expert ends."""
+    """Each row times the weight of its expert: (rows, in), (experts, in, out), and the row each expert ends at."""
     (x,), (weight,), ends = rows, weights, nothing_and_ends[-1]
     num_rows, (num_experts, width, out_width) = x.shape[0], weight.shape
     places = ops.cast(ops.arange(num_rows).reshape((-1, 1)) >= ends.reshape((1, -1)), ms.int32)

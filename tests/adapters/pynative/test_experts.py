@@ -38,7 +38,7 @@ def train(folder, data, is_swap_on):
 def test_the_losses_are_those_without_swap(runs):
     off, on = runs
     assert len(on.losses) == NUM_STEPS and on.losses == off.losses
-    assert not [loss for loss in on.losses if not float(loss) < 8]  # two losses of log(260) = 5.56, one of them times 0.3
+    assert not [loss for loss in on.losses if not float(loss) < 8]  # log(260) = 5.56, and 0.3 times another
 
 
 def test_activations_leave_and_come_back(runs):
