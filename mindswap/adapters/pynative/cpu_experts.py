@@ -17,11 +17,11 @@ __all__ = ["CpuOneHot", "replace_expert_cells"]
 class _Standing(nn.Cell):
     """Where a primitive was: what a model sets on that one has no meaning here."""
 
-    def recompute(self, mode=True, **options):  # type: ignore[override]
+    def recompute(self, mode=True, **options):
         """As `Primitive.recompute`, which takes a mode; a cell is recomputed with the cell around it."""
         return self
 
-    def shard(self, *_, **__):  # type: ignore[override]
+    def shard(self, *_, **__):
         """One rank only."""
         return self
 
@@ -33,7 +33,7 @@ class CpuOneHot(_Standing):
         super().__init__()
         self.one_hot = ops.OneHot(axis)
 
-    def construct(self, labels, num_classes, on_value, off_value):  # type: ignore[override]
+    def construct(self, labels, num_classes, on_value, off_value):
         """Labels of any shape."""
         return self.one_hot(labels, num_classes, on_value, off_value)
 
@@ -45,7 +45,7 @@ class CpuTopK(_Standing):
         super().__init__()
         self.topk = ops.TopK(sorted=True)
 
-    def construct(self, x, k):  # type: ignore[override]
+    def construct(self, x, k):
         """Indices are int64, as an NPU gives them."""
         values, indices = self.topk(x, k)
         return values, ops.cast(indices, ms.int64)
@@ -59,7 +59,7 @@ class CpuSwiglu(_Standing):
         self.silu = ops.auto_generate.SiLU()
         self.mul = ops.Mul()
 
-    def construct(self, x, dim):  # type: ignore[override]
+    def construct(self, x, dim):
         """The halves are those of the last axis."""
         half = x.shape[dim] // 2
         return self.mul(self.silu(x[..., :half]), x[..., half:])
