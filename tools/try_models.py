@@ -217,12 +217,16 @@ def read_rows() -> dict[str, dict[str, str]]:
 
 
 def table(rows: dict[str, dict[str, str]]) -> list[str]:
-    """The rows as lines of Markdown."""
+    """The rows as lines of Markdown; a reason stands once in a row."""
     header = ["configuration", *COMMANDS, "tried"]
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for name, cells in sorted(rows.items()):
-        shown = [cells.get(column, "not tried") for column in header[1:]]
-        lines.append("| " + " | ".join([f"`{name}`", *shown]) + " |")
+        shown: dict[str, str] = {}
+        for column in header[1:]:
+            cell = cells.get(column, "not tried")
+            same = next((other for other in shown if shown[other] == cell), None)
+            shown[column] = f"as `{same}`" if same is not None and cell.startswith("refused") else cell
+        lines.append("| " + " | ".join([f"`{name}`", *shown.values()]) + " |")
     return lines
 
 
