@@ -21,7 +21,9 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
 from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
-from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
+from mindswap.graph.ranks.sharding import Sharding
+from mindswap.graph.ranks.split_forward import name_communication
+from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
 from mindswap.graph.ranks.splits import num_parts
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
