@@ -73,6 +73,12 @@ def test_faults(code, output, errors, says):
     assert says in found.cell
 
 
+def test_a_reason_stands_once_in_a_row():
+    (row,) = TRY.table({"a.yaml": {"check": "right", "explain": "refused: x", "plan": "refused: x"}})[2:]
+    assert row.count("refused: x") == 1
+    assert row.endswith("| as `explain` | not tried |")
+
+
 def wheel():
     try:
         return Path(distribution("mindformers").locate_file(""))

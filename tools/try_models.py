@@ -3,10 +3,10 @@
     make models FOLDER=~/mindformers                        # all of them: an hour on two cores
     python tools/try_models.py ~/mindformers --only qwen3_moe --commands inspect,simulate
 
-FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. A configuration
-without `swap_config` gets the default one for `verify`. A file that takes its model from a folder of Hugging Face is
-tried as it is, and once more with a folder, whose `config.json` is the model of a file for pre-training.
-A cell says what came out, with CPU time and memory of the command, or "refused" and the reason that the command gives.
+FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. "verify swap" is
+`verify` of a copy with the default swap in place of its recompute. A file whose model is in a folder of Hugging Face is
+tried as it is, and once more with a folder, whose `config.json` is the model of a file for pre-training. A cell says
+what came out, with CPU time and memory of the command, or "refused" and the reason that the command gives.
 The exit code is 1 after a bug, a traceback, or a command that took too long. Every row is kept in
 ~/.cache/mindswap-models, so that one can be tried alone; `--write` puts all of them into the page.
 """
@@ -25,6 +25,9 @@ from typing import Any
 
 import yaml
 
+from mindswap.convert.swap_on import rewrite_for_swap
+from mindswap.document.parse import parse_document
+from mindswap.document.sections import rewrite_section
 from mindswap.units import SIZE_UNITS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,13 +35,12 @@ PLACE = Path(os.environ.get("MINDSWAP_MODELS") or Path.home() / ".cache" / "mind
 PAGES = [ROOT / "docs" / "models.md", ROOT / "docs" / "models_CN.md"]
 BEGIN, END = "<!-- models -->", "<!-- end of models -->"
 # Plan comes after simulate, so that its time is without the capture.
-COMMANDS = ("check", "explain", "inspect", "verify", "simulate", "plan")
-COMPILING = ("inspect", "verify", "simulate", "plan")
+COMMANDS = ("check", "explain", "inspect", "verify", "verify swap", "simulate", "plan")
+COMPILING = ("inspect", "verify", "verify swap", "simulate", "plan")
 # Of `timeout`, and of a process that took more CPU than it may (SIGKILL, SIGXCPU).
 STOPPED = (124, 128 + 9, 128 + 24, -9, -24)
 OPTION = "--pretrained_model_dir"
 NOT_FOR_TRAINING = ("predict", "eval", "infer", "convert_config")
-SWAP = "\nswap_config:\n  swap: True\n"
 GIB = SIZE_UNITS["GiB"]
 # Files whose model is in a folder, and the file whose model stands in for it.
 WITHOUT_MODEL = {
@@ -107,20 +109,19 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
         seconds: after which it is stopped.
         cache: where captures are kept.
     """
+    variables = {**environment(config), "MINDSWAP_CACHE": str(cache)}
     with tempfile.TemporaryDirectory() as folder:
-        if command == "verify" and "swap_config:" not in config.read_text("utf-8"):
-            copy = Path(folder) / config.name
-            copy.write_text(config.read_text("utf-8") + SWAP, "utf-8")
-            config = copy
+        if command == "verify swap":
+            config = write_with_swap(config, Path(folder))
         words = [*options, "--output", str(Path(folder) / "planned.yaml")] if command == "plan" else options
         printed, errors = Path(folder) / "stdout", Path(folder) / "stderr"
         # The limit is for CPU: what else runs on the machine decides only where nothing moves any more.
         limited = ["timeout", str(6 * seconds), "sh", "-c", f'ulimit -t {seconds}; exec "$@"', "sh"]
         with printed.open("w") as out, errors.open("w") as err:
             process = subprocess.Popen(
-                [*limited, sys.executable, "-m", "mindswap", command, "--json", str(config), *words],
+                [*limited, sys.executable, "-m", "mindswap", command.split()[0], "--json", str(config), *words],
                 stdout=out, stderr=err, cwd=folder,
-                env={"PYTHONPATH": str(ROOT), **os.environ, "MINDSWAP_CACHE": str(cache)},
+                env=variables,
             )  # fmt: skip
             _, status, used = os.wait4(process.pid, 0)
             process.returncode = os.waitstatus_to_exitcode(status)
@@ -129,6 +130,32 @@ def run(command: str, config: Path, options: list[str], seconds: int, cache: Pat
         )
         texts = [path.read_text("utf-8", "replace") for path in (printed, errors)]
         return judge(command, process.returncode, *texts, effort)
+
+
+def write_with_swap(config: Path, folder: Path) -> Path:
+    """A copy that swaps by default and recomputes nothing: what is recomputed cannot be swapped."""
+    text = config.read_text("utf-8")
+    document = parse_document(text.encode(), str(config))
+    text = rewrite_for_swap(text, document, document)
+    for section, value in (("recompute_config", {}), ("swap_config", {"swap": True})):
+        text = rewrite_section(text, section, value, file=str(config))
+    copy = folder / config.name
+    copy.write_text(text, "utf-8")
+    return copy
+
+
+def environment(config: Path) -> dict[str, str]:
+    """Variables of the command; a model that is no part of MindFormers has its code in a folder above its files."""
+    found = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for above in config.parents:
+        if above.parent.name == "research" and list(above.glob("*.py")):
+            found["REGISTER_PATH"] = str(above)
+            found["PYTHONPATH"] += f":{above.parent.parent}:{PLACE / 'stand_ins'}"
+            # MindFormers wants every package that such code names; TeleChat2 needs this one for 8-bit weights only.
+            stand_in = PLACE / "stand_ins" / "mindspore_gs" / "__init__.py"
+            stand_in.parent.mkdir(parents=True, exist_ok=True)
+            stand_in.touch()
+    return found
 
 
 def judge(command: str, code: int, output: str, errors: str, effort: str) -> Outcome:
@@ -165,7 +192,7 @@ def reason(answer: dict[str, Any]) -> str:
 
 def figures(command: str, answer: dict[str, Any]) -> str:
     """What is worth saying of an answer."""
-    if command == "verify" and not answer["ok"]:
+    if command.startswith("verify") and not answer["ok"]:
         wrong = [layer["layer"] for layer in answer["layers"] if not layer["ok"]]
         return f"NOT as asked in {len(wrong)} of {len(answer['layers'])} layers"
     if command == "simulate":
@@ -190,12 +217,16 @@ def read_rows() -> dict[str, dict[str, str]]:
 
 
 def table(rows: dict[str, dict[str, str]]) -> list[str]:
-    """The rows as lines of Markdown."""
+    """The rows as lines of Markdown; a reason stands once in a row."""
     header = ["configuration", *COMMANDS, "tried"]
     lines = ["| " + " | ".join(header) + " |", "|" + " --- |" * len(header)]
     for name, cells in sorted(rows.items()):
-        shown = [cells.get(column, "not tried") for column in header[1:]]
-        lines.append("| " + " | ".join([f"`{name}`", *shown]) + " |")
+        shown: dict[str, str] = {}
+        for column in header[1:]:
+            cell = cells.get(column, "not tried")
+            same = next((other for other in shown if shown[other] == cell), None)
+            shown[column] = f"as `{same}`" if same is not None and cell.startswith("refused") else cell
+        lines.append("| " + " | ".join([f"`{name}`", *shown.values()]) + " |")
     return lines
 
 

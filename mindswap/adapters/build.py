@@ -31,6 +31,9 @@ __all__ = ["NOTES_KEY", "build_network", "example_inputs"]
 
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
+# Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one
+# token more and cut it into inputs and labels (models/llama/llama.py, construct), or are told not to: input_sliced_sig.
+TAKES_COLUMNS = ("ChatGLM2Config",)
 
 
 def build_network(
@@ -85,6 +88,11 @@ def _build(config_path, policy, layers, placement):
                 "moe_config": config.moe_config,
                 "dataset_config": config.train_dataset,
             },
+        )
+    if config.parallel_config.seq_split_num > 1 and not hasattr(network, "clear_kv_cache"):
+        raise GraphError(
+            f"parallel_config.seq_split_num: {type(network).__name__} has no caches of keys and values, which pieces "
+            "of sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
         )
     if is_cut:
         _set_exchange(network, config, placement)
@@ -147,7 +155,9 @@ def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
     is_legacy = config.get("use_legacy", True)
     default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
     seq_length = config.model.model_config.get("seq_length") or default_length
-    if is_legacy and not config.model.model_config.get("input_sliced_sig"):
+    seq_length //= config.parallel_config.seq_split_num  # a piece, as modules/seq_pipe.py cuts it
+    takes_columns = config.model.model_config.get("type") in TAKES_COLUMNS or not is_legacy
+    if not takes_columns and not config.model.model_config.get("input_sliced_sig"):
         return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
     data = config.train_dataset or {}
     columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]

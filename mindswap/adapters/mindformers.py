@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
 
-from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
+from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
 from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.experts import compiled_experts
 from mindswap.adapters.interleave import place_in_model
@@ -67,6 +67,8 @@ def set_policy(
         indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
+    if indices is None:
+        check_layers(policy, len(layers))
     indices = list(indices or range(len(layers)))
     mtp = getattr(getattr(network, "model", None), "mtp", None)
     mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
@@ -146,11 +148,11 @@ def _survey(
     trees = [read_tree(layer) for layer in layers]
     places = [place_in_model(layer) for layer in layers]
     indices = placement.layers if placement else tuple(range(len(trees)))
+    check_layers(policy, len(layers))
     if not policy.is_swap_enabled:
         own = read_own_recompute(network, layers)
-        if len(indices) < len(trees):
-            raise GraphError("one rank of several pipeline stages can only be inspected with swap_config.swap: True")
         if own.setting is None:
+            _require_all_layers(indices, trees, "MindFormers cannot be asked what it recomputes in single layers")
             return LayerSample(indices, indices), own
         as_set = [(trees[index], places[index], set_on_layer(layers[index], trees[index])) for index in indices]
         return _of_model(sample_layers(as_set), indices), own
@@ -161,6 +163,19 @@ def _survey(
         for index in indices
     ]
     return _of_model(sample_layers(asked), indices), None
+
+
+def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
+    """Refuse one of several pipeline stages.
+
+    Raises:
+        GraphError: these are not all layers of the model.
+    """
+    if len(indices) < len(trees):
+        raise GraphError(
+            f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"
+            "    fix: leave out --rank, or swap: True with op_swap: []"
+        )
 
 
 def _of_model(sample: LayerSample, indices: Sequence[int]) -> LayerSample:
@@ -201,6 +216,8 @@ def capture(
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
     if own is not None and not own.has_kinds_of(sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(own.trees))
+        _require_all_layers(stage, own.trees, "the kind of a layer depends on its number")
         everything = tuple(range(len(own.trees)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)

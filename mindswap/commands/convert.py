@@ -28,6 +28,7 @@ EXAMPLES = """\
   mindswap convert old.yaml --to index -o new.yaml      counts per stage (swap off) -> layer indices (swap on)
   mindswap convert new.yaml --to stage                  and back, where that can be said; to the terminal
   mindswap convert old.yaml --to 2.x -o new.yaml        swap and recompute in the sections of MindFormers 2.x
+  mindswap convert old.yaml --to 2.x --trace step.json  the same, by the tensors of a recorded step
   mindswap convert --from megatron --num-layers 32 --recompute-activations
   mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
       --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
@@ -49,6 +50,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         metavar="N",
         help="operators of a layer in backward, for distances between versions; default is a table of the model",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
@@ -78,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     """
     request = _read_request(args)
     require_folders(Path(args.output) if args.output else None)
+    if args.trace and args.to not in VERSIONS:
+        raise LaunchError("--trace: is for --to 2.x and --to 1.9")
     if args.to in VERSIONS:
         return convert_versions(args, request)
     refuse_pynative(request.document)

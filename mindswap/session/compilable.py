@@ -29,6 +29,6 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
             f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "
             f"reads the compiled graph\n    fix:     {instead}; or mode: 0, to see what graph mode makes of the network"
         )
-    missing = missing_model(document)
+    missing = missing_model(document) if document.root is not None else None  # what cannot be read has problems
     if missing:
         raise GraphError(missing)

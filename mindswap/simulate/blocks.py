@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
 from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import Work, measure_work
@@ -34,7 +35,7 @@ class StepBlocks:
 def cut_blocks(
     graph: Graph,
     operator_ns: Callable[[Node, Work], int],
-    label: Callable[[Node], str],
+    label: Callable[[Node], Names],
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
     collective_ns: Callable[[Collective], int] | None = None,
     is_fused: bool = False,
@@ -64,7 +65,7 @@ def cut_blocks(
     works = measure_work(graph)
     if is_fused:
         works = fuse_work(graph, works)
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once)
+    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
     step.read(works)
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]

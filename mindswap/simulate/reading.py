@@ -1,16 +1,19 @@
 """A compiled step read operator by operator: what runs in each section, which tensors it makes and reads. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, is_kernel
+from mindswap.graph.names import Label, Names
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.ranks.ring import RING, list_rounds
 from mindswap.graph.work import Work
 from mindswap.simulate.block_parts import BlockOp, Uses
 from mindswap.simulate.program import OpKind
+from mindswap.simulate.ring import ring_buffers, ring_ops
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 
 __all__ = ["Place", "StepReader", "StepTensor"]
@@ -43,7 +46,7 @@ class StepTensor:
         is_gradient: backward hands it out.
     """
 
-    label: str
+    label: Label
     type: TensorType
     place: Place
     made_at: int
@@ -93,6 +96,7 @@ class StepReader:
         collectives: communication that belongs to a node, by its name.
         collective_ns: time of one.
         once: names of forward operators that run once in a step.
+        is_fused: element-wise operators that follow each other are one kernel.
 
     Attributes:
         num_layers: compiled layers.
@@ -107,12 +111,14 @@ class StepReader:
         self,
         graph: Graph,
         operator_ns: Callable[[Node, Work], int],
-        label: Callable[[Node], str],
+        label: Callable[[Node], Names],
         collectives: Mapping[str, tuple[Collective, ...]],
         collective_ns: Callable[[Collective], int],
         once: Set[str],
+        is_fused: bool = False,
     ):
         self.graph = graph
+        self.is_fused = is_fused
         self.operator_ns = operator_ns
         self.label = label
         self.collectives = collectives
@@ -172,7 +178,7 @@ class StepReader:
         waits = [
             _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
         ]
-        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before]
+        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_once = None
         for tensor in self._tensors_of(node.inputs):
@@ -187,8 +193,12 @@ class StepReader:
             _communicate(ops, label, node.op, duration_ns, None, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
-            duration_ns, wait_op = self.operator_ns(node, work), max(waits, default=None)
-            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight))
+            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
+            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+            wait_op = max(waits, default=None)
+            own = BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces)
+            exchange = next((c for c in known if c.kind == RING), None)
+            ops += [own] if exchange is None else self._run_ring(own, node, place, position, work, exchange)
         outputs = self._make_outputs(node, label, place, position)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, None, is_weight)
@@ -196,11 +206,30 @@ class StepReader:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
 
-    def _make_outputs(self, node: Node, label: str, place: Place, position: int) -> list[StepTensor]:
+    def _run_ring(
+        self, own: BlockOp, node: Node, place: Place, begin: int, work: Work, exchange: Collective
+    ) -> list[BlockOp]:
+        """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
+        statistic = self.graph.forward_nodes.get(node.origin, node).outputs[0].size_bytes
+        rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
+
+        def time_ns(kernel: Work, op: str) -> int:
+            return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
+
+        ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
+        size_bytes = ring_buffers(operands, is_forward)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False, False)
+        self.tensors.append(buffers)
+        for tensor in (buffers, *self._tensors_of(node.inputs)):
+            tensor.note_use(place, begin + len(ops) - 1, False)
+        return ops
+
+    def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
             StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
-            for known in node.outputs
+            for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
         made = [tensor for tensor in outputs if tensor is not None]
@@ -216,13 +245,13 @@ class StepReader:
         is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
         return max(tensor.made_at for tensor in known) if known and is_here else None
 
-    def _label(self, node: Node, place: Place) -> str:
+    def _label(self, node: Node, place: Place) -> Label:
         if place.is_forward:
             return self.label(node)
         origin = self.graph.forward_nodes.get(node.origin)
         if origin is not None:
             return self.label(origin)
-        return f"{node.cell_path}.{node.op}".strip(".")
+        return Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
     def _note_copies(self) -> None:
         read_in_backward = {name for node in self.graph.backward for name in node.inputs}
@@ -246,7 +275,7 @@ class StepReader:
 
 
 def _communicate(
-    ops: list[BlockOp], label: str, kind: str, duration_ns: int, begin: int | None, is_weight: bool
+    ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int | None, is_weight: bool
 ) -> int:
     """Appends communication; its position.
 

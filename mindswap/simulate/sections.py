@@ -41,7 +41,8 @@ def forward_sections(graph: Graph, num_layers: int) -> list[int]:
             reads.add(node.name)
     feeds: set[str] = set()  # read by a layer
     for node in reversed(nodes):
-        if node.layer_index is not None or node.name in feeds:
+        # What hands forward's values over to backward is no operator, in whatever scope the compiler made it.
+        if (node.layer_index is not None and is_kernel(node.op)) or node.name in feeds:
             feeds.update(node.inputs)
     ends = reads - feeds
     is_end = (node.layer_index is None and is_kernel(node.op) and node.name in ends for node in nodes)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import Role, Uses
 from mindswap.simulate.links import links_of
@@ -35,7 +36,7 @@ class TensorTable:
     sections: tuple[int, ...]
     turns: Turns
     label_maps: Mapping[int, np.ndarray]
-    label: Callable[[str], int]
+    label: Callable[[Label], int]
     layer_of: Callable[[int], int]
 
     def own(self) -> dict[str, np.ndarray]:
@@ -169,7 +170,7 @@ class TensorTable:
         }
 
     def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: str, layer: int
+        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: Label, layer: int
     ) -> tuple[int, ...]:
         return (size_bytes, is_forward, begin, *uses, MemoryKind.TRANSIENT, self.label(label), layer, 0, 0, 0, False)
 

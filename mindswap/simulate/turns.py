@@ -36,8 +36,8 @@ class Turns:
         places: where the operators of the whole backward are in the halves; None where it is not cut.
         own: tensors that only one block reads.
         others: what blocks hand on and share.
-        begins: for each (micro-batch, piece of the sequence) where its forward, its backward (the first half), and
-            the half of its weight gradients begin.
+        begins: for each micro-batch, or piece of a sequence counted over all of them, where its forward,
+            its backward (the first half), and the half of its weight gradients begin.
     """
 
     forward: StagePass
@@ -46,7 +46,7 @@ class Turns:
     places: np.ndarray | None
     own: dict[str, np.ndarray] = field(default_factory=dict)
     others: dict[str, np.ndarray] = field(default_factory=dict)
-    begins: dict[tuple[int, int], list[int]] = field(default_factory=dict)
+    begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:
         """Where forward (0), backward (1) and weight gradients (2) begin; shape (num_turns, 1)."""
@@ -72,7 +72,7 @@ class Turns:
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)
         is_final = tensors.get("is_final", np.zeros_like(is_forward))
-        micro_batches = np.array([micro_batch for micro_batch, _ in self.begins])
+        micro_batches = np.array(list(self.begins))
         placed = {
             "begin": np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"])),
             "last_forward": shift(tensors["last_forward"], forward),

@@ -45,7 +45,7 @@ def test_another_key_is_not_trusted(file):
 
 
 def test_every_damage_is_noticed(file):
-    """Bytes of the file changed, and the file cut at them: never another state, never another error. Each one nightly."""
+    """Bytes of the file changed, and the file cut at them (nightly: each): never another state, never another error."""
     file.save(STATE, "key")
     content = file.path.read_bytes()
     for index in range(0, len(content), examples(5, 1)):

@@ -32,10 +32,10 @@ def primitives_of(layers: Sequence[nn.Cell]) -> Iterator[tuple[tuple[str, ...], 
                     yield path, name, primitive
 
 
-def names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], str]:
-    """(layer, cell path, primitive name) -> under which names the cell holds it, `|` between several."""
+def names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], list[str]]:
+    """(layer, cell path, primitive name) -> under which names the cell holds it."""
     found: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
     for index, layer in enumerate(layers):
         for path, name, primitive in primitives_of([layer]):
             found.setdefault((index, path, primitive.name), []).append(name)
-    return {key: "|".join(names) for key, names in found.items()}
+    return found

@@ -40,12 +40,11 @@ class _Dispatch(ms.MsDispatchMode):
 class _Storage:
     """A saved storage while it is recorded; the tensor keeps its address from being used again."""
 
-    def __init__(self, tensor, maker: int | None, protection: str, layer_index: int):
+    def __init__(self, tensor, maker: int | None, protection: str):
         self.tensor = tensor
         self.size_bytes = tensor.untyped_storage().size()
         self.maker = maker
         self.protection = protection
-        self.layer_index = layer_index
         self.last_use = -1
 
 
@@ -79,6 +78,7 @@ class Recorder:
         self.makers: dict[int, int] = {}  # address -> operator that made what is there
         self.held: list[object] = []  # what operators gave since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
+        self.num_before = 0  # storages that were saved before the layer at hand
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
         self.layer_index: int | None = None
@@ -87,10 +87,16 @@ class Recorder:
     # -- what the watch tells -------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass. It ends the one before; one that had no backward pass is forgotten."""
+        """A new pass, or one more forward of this one: micro-batches that have one backward pass together.
+
+        A new one ends the one before. What had no backward pass is forgotten if it saved nothing, or broke off.
+        """
         self.finish()
-        self._clear()
-        self.foreign = {address_of(tensor) for tensor in (*tensors_in(inputs), *_held_tensors(self.network))}
+        if self.is_forward or not self.saves:
+            self._clear()
+            self.foreign = {address_of(tensor) for tensor in _held_tensors(self.network)}
+        self.is_forward = True
+        self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
     def end_forward(self, outputs) -> None:
         """What the network returns is the caller's, and must not leave the device."""
@@ -107,10 +113,11 @@ class Recorder:
         at_border = {address_of(tensor) for tensor in tensors_in(tensors)}
         if kind is EventKind.FORWARD_BEGIN:
             self.viewed = at_border
+            self.num_before = len(self.storages)
         elif kind is EventKind.FORWARD_END:
             for address, index in self.by_address.items():
                 storage = self.storages[index]
-                own = storage.maker is None and storage.layer_index == layer_index
+                own = storage.maker is None and index >= self.num_before
                 if own or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
@@ -131,7 +138,7 @@ class Recorder:
             protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
             if maker is None and address in self.foreign:
                 protection = protection or "input"
-            self.storages.append(_Storage(tensor, maker, protection, layer_index))
+            self.storages.append(_Storage(tensor, maker, protection))
             self.by_address[address] = index
         number = len(self.saves)
         last = len(self.operators) - 1
@@ -151,16 +158,17 @@ class Recorder:
     def begin_operator(self, name: str, args) -> None:
         """An operator is about to run."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
-        path = self.paths.get(id(primitive)) if primitive is not None else None
+        path, also = self.paths.get(id(primitive)) if primitive is not None else None, []
         if path is None:
             cell = self.cells[-1][1] if self.cells and self.is_forward else ()
-            path = (*cell, self.names.get((self.layer_index, cell, name), name))
+            held, *also = self.names.get((self.layer_index, cell, name), (name,))
+            path = (*cell, held)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
         inputs = self.values.of(args) if self.with_values else ()
-        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs))
+        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs, also=tuple(also)))
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""

@@ -69,9 +69,9 @@ class _Solver:
         self.search.max_evaluations = min(MAX_EVALUATIONS, max(limit, 40))
         if score.fits:
             return  # nothing is faster than to keep everything
-        self.far = num_ops // max(1, self.space.layout.num_micro_batches)  # a distance beyond every use
+        self.far = num_ops // max(1, self.space.layout.num_turns)  # a distance beyond every use
         ops = timeline.program.ops
-        micro_batches = self.space.layout.num_micro_batches
+        micro_batches = self.space.layout.num_turns
         self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         if any(self.search.score(choice).fits for choice in given):
