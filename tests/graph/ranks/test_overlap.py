@@ -41,6 +41,7 @@ def test_without_communication_or_halves_all_stays():
 
 
 def test_what_no_half_needs_runs_when_nothing_else_can():
-    with_mask = replace(step(), forward=(node("m", "Cast", "mask"), *step().forward))
+    first, *others = step().forward
+    with_mask = replace(step(), forward=(first, node("m", "Cast", "mask"), *others))
     ordered = order_halves(with_mask, set(), {"y0", "y1"})
     assert names(ordered.forward) == "x0 w y0 x1 y1 g0 v z0 g1 z1 z m"
