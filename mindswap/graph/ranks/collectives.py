@@ -22,7 +22,9 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel, products_of_attention
 from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
 from mindswap.graph.ranks.ring import RING, ring_axes
-from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
+from mindswap.graph.ranks.sharding import Sharding
+from mindswap.graph.ranks.split_forward import name_communication
+from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
 from mindswap.graph.ranks.splits import num_parts
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
