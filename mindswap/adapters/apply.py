@@ -42,6 +42,7 @@ def apply_policy(
     if not policy.is_swap_enabled:
         return ()
     logger = logger or logging.getLogger(__name__)
+    _give_own_primitives(layers)
     trees = [read_tree(layer) for layer in layers]
     if indices is None:
         indices = range(len(layers))
@@ -78,6 +79,22 @@ def read_tree(cell, name: str = "") -> CellNode:
         read_tree(child, key) for key, child in cell._cells.items() if child is not None and key != RECOMPUTE_CELL
     ]
     return CellNode(name, type(cell).__name__, children=tuple(children))
+
+
+def _give_own_primitives(layers: Sequence[Any]) -> None:
+    """Of a primitive that several layers share, a copy for each: what is set on one would act in all of them.
+
+    MindFormers 1.9.0 has one for the gating of all its routers (`GATING_ACTIVATION` of moe/router.py).
+    """
+    seen: set[int] = set()
+    for layer in layers:
+        own = set()
+        for _, cell in layer.cells_and_names():
+            for name, primitive in list(cell._primitives.items()):
+                if primitive is not None and id(primitive) in seen:
+                    setattr(cell, name, primitive._clone())
+                own.add(id(cell._primitives[name]))
+        seen |= own
 
 
 def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:
