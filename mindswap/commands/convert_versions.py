@@ -4,20 +4,19 @@ By name; with `--trace`, by the tensors of a recorded step.
 """
 
 import argparse
-import sys
 from dataclasses import replace
 from functools import partial
 
 from mindswap.check.check import check_document, check_shape
 from mindswap.commands.convert_megatron import Request, known_trees
 from mindswap.commands.convert_tensors import Tensors, read_tensors
+from mindswap.commands.converted import hand_over, target_of
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.files import write_new
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
 from mindswap.mindformers_2x.form import Form, find_form
@@ -29,8 +28,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import escape, format_problems, problems_to_data
+from mindswap.report.problems import escape
 
 __all__ = ["VERSIONS", "convert_versions"]
 
@@ -66,23 +64,9 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     )
     lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
-    target = args.output or (args.config if args.in_place else None)
-    problems = [*_losses(document, source, converted, args.to), *_read_back(args, text, target, converted, num_layers)]
-    if target:
-        write_new(target, text, overwrite=args.overwrite or args.in_place)
-    has_errors = any(problem.level is Level.ERROR for problem in problems)
-    if args.json:
-        data = {"written": target, "text": text, "sections": converted.sections}
-        data |= {"lost": list(converted.lost), **problems_to_data(problems)}
-        print(answer_text("convert", data, not has_errors))
-    else:
-        if not target:
-            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
-        if problems:
-            print(format_problems(problems), file=sys.stderr)
-        if target:
-            print(f"written: {target}; next: mindswap check {target}")
-    return 1 if has_errors else 0
+    read_back = _read_back(args, text, target_of(args), converted, num_layers)
+    problems = [*_losses(document, source, converted, args.to), *read_back]
+    return hand_over(args, text, problems, {"sections": converted.sections, "lost": list(converted.lost)})
 
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mindswap.document.nodes import Document, Node
 
-__all__ = ["SEQUENCE_KEY", "SequenceFault", "find_sequence_faults"]
+__all__ = ["SEQUENCE_KEY", "SequenceFault", "find_ring_faults", "find_sequence_faults"]
 
 SEQUENCE_KEY = "seq_split_num"
 PATH = f"parallel_config.{SEQUENCE_KEY}"
@@ -70,6 +70,17 @@ def find_sequence_faults(document: Document) -> Iterator[SequenceFault]:
         if excluded is not None and _is_on(excluded):
             message = f"{'.'.join(path)}: MindFormers refuses it beside {SEQUENCE_KEY} {num_pieces} ({source})"
             yield SequenceFault(excluded, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
+
+
+def find_ring_faults(document: Document) -> Iterator[SequenceFault]:
+    """Why a configuration with `use_ring_attention` over several ranks does not train."""
+    ring = document.get("model", "model_config", "use_ring_attention")
+    halves = document.get("model", "model_config", "fine_grain_interleave")
+    if ring is None or ring.value is not True or document.count("parallel_config", "context_parallel") == 1:
+        return
+    if halves is not None and document.count("model", "model_config", "fine_grain_interleave") > 1:
+        message = "model.model_config.use_ring_attention: MindSpore refuses it beside halves of layers (flash_sp.cc)"
+        yield SequenceFault(halves, message, "fine_grain_interleave: 1", "fine_grain_interleave: 1")
 
 
 def _is_on(node: Node) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, products_of_attention
+from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
 __all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
@@ -18,7 +19,7 @@ __all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
 # Last inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
-NUM_ATTENTION_INTEGERS = 5
+NUM_ATTENTION_INTEGERS, LAYOUT = 5, 3
 MASK_DTYPES = ("bool", "uint8")
 # Last inputs of a product: whether its first and its second operand are transposed.
 NUM_TRANSPOSES = 2
@@ -92,6 +93,11 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     work = count_work(node.op, inputs, node.outputs, constants if products_of_attention(node.op) else ())
+    num_ranks, _ = ring_axes(graph, node) if products_of_attention(node.op) else (1, 1)
+    if num_ranks > 1:
+        layout = constants[LAYOUT]
+        num_queries = inputs[0].shape[SEQUENCE_AXIS[BNSD if layout is None else layout]]
+        return replace(work, flops=ring_flops(work.flops, num_queries, num_ranks))
     if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
         return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
     return work

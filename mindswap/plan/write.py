@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.config.device_memory import read_device_memory
-from mindswap.convert.stage_form import policy_sections
+from mindswap.convert.sections import policy_sections
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.sections import rewrite_section
 from mindswap.plan.result import Plan

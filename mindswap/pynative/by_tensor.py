@@ -19,6 +19,10 @@ from mindswap.units import format_bytes
 __all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
 
 
+# A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
+RIM = 0.1
+
+
 @dataclass(frozen=True)
 class TensorFate:
     """What settings do with the saved storages of a step: numbers of those that move, and that are computed again."""
@@ -113,7 +117,7 @@ def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], b
 
 
 def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what: str, where: str) -> list[str]:
-    """Storages of one set that another lacks, in words; equal ones of several layers in one line.
+    """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
 
     Args:
         trace: the step.
@@ -121,18 +125,24 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
         what: is done to those of `before`, e.g. "moves".
         where: what `after` is called, e.g. "2.x".
     """
-    lines = []
+    lines, known = [], _activations(trace)
     for found, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
-        groups: dict[tuple[str, int], list[int]] = {}
+        by_cell: dict[tuple[int, str], list[int]] = {}
         for index in sorted(found):
-            maker, savers = _activations(trace)[index]
-            label = _path(maker) if maker.layer_index is not None else f"the input of {_path(savers[0])}"
-            layer = maker.layer_index if maker.layer_index is not None else savers[0].layer_index
-            groups.setdefault((label, trace.storages[index].size_bytes), []).append(layer or 0)
-        lines += [
-            f"{where} {verb} {what} {label}, {format_bytes(size)}, {layers_in_words(layers)}"
-            for (label, size), layers in groups.items()
-        ]
+            maker, savers = known[index]
+            layer = savers[0].layer_index if maker.layer_index is None else maker.layer_index
+            cell = "the input of the layer" if maker.layer_index is None else maker.path[0]
+            by_cell.setdefault((layer or 0, cell), []).append(index)
+        groups: dict[str, list[int]] = {}
+        for (layer, cell), indices in by_cell.items():
+            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
+            label = cell
+            if len(indices) > 1:
+                label = f"{len(indices)} tensors of {cell}"
+            elif cell != "the input of the layer":
+                label = _path(known[indices[0]][0])
+            groups.setdefault(f"{label}, {size}", []).append(layer)
+        lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
     return lines
 
 
@@ -141,39 +151,60 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
 
 def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
     """Storages that may move, each with its maker and the operators of forward that save it."""
+    views = _makers_of_copies(trace)
     found: dict[int, tuple[Operator, list[Operator]]] = {}
     for save in trace.saves:
         storage = trace.storages[save.storage]
         saver = trace.operators[save.operator]
         if storage.protection or not storage.size_bytes or not saver.is_forward:
             continue
-        maker = saver if storage.maker is None else trace.operators[storage.maker]
-        found.setdefault(save.storage, (maker, []))[1].append(saver)
+        maker = views.get(save.storage, save.operator) if storage.maker is None else storage.maker
+        found.setdefault(save.storage, (trace.operators[maker], []))[1].append(saver)
+    return found
+
+
+def _makers_of_copies(trace: Trace) -> dict[int, int]:
+    """Saved copies that a kernel of a CPU makes of views -> the operator that made what is viewed.
+
+    The copy stands for the first input of its shape that no other save of the operator stands for.
+    """
+    made: dict[int, int] = {}
+    for index, operator in enumerate(trace.operators):
+        sources = {value.memory for value in operator.inputs}
+        made.update({value.memory: index for value in operator.outputs if value.memory not in sources})
+    inputs = {index: list(operator.inputs) for index, operator in enumerate(trace.operators)}
+    found: dict[int, int] = {}
+    for save in trace.saves:
+        storage, given = trace.storages[save.storage], inputs[save.operator]
+        own = [value for value in given if value.memory == storage.memory]
+        value = next((value for value in (*own, *given) if value.shape == save.shape and not value.weight), None)
+        if value is None:
+            continue
+        given.remove(value)
+        memory = value.memory if value.copy_of is None else value.copy_of
+        if storage.maker is None and memory in made:
+            found[save.storage] = made[memory]
     return found
 
 
 def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str], set[int]]) -> Swapped:
-    """Offers until none moves more that is wanted than what is not, the one with the largest gain first.
+    """For each layer the largest cells that move nearly nothing but what is wanted, else what is in them."""
 
-    Of equal ones a cell goes before what is in it, and before the whole layer.
-    """
-    left, chosen = set(wanted), []
-    order = sorted(offers, key=lambda offer: (not offer[1], offer[1].count("."), offer))
-    size = {index: trace.storages[index].size_bytes for index in range(len(trace.storages))}
+    def size(storages: Iterable[int]) -> int:
+        return sum(trace.storages[index].size_bytes for index in storages)
 
-    def gain(offer: tuple[int, str]) -> int:
-        return sum(size[i] if i in left else -size[i] * (i not in wanted) for i in offers[offer])
+    def chosen(layer: int, path: str) -> list[str]:
+        found = offers[layer, path]
+        good, bad = size(found & wanted), size(found - wanted)
+        if bad <= RIM * good:
+            return [path] if good else []
+        inner = [name for other, name in offers if other == layer and name and name.rpartition(".")[0] == path != name]
+        parts = [part for name in inner for part in chosen(layer, name)]
+        return parts or ([path] if good > bad else [])
 
-    while order:
-        best = max(order, key=gain)
-        if gain(best) <= 0:
-            break
-        chosen.append(best)
-        left -= offers[best]
-        order.remove(best)
     paths: dict[str, list[int]] = {}
-    for layer, path in sorted(chosen):
-        if not any(layer == other and path and _is_below(path, parent) for other, parent in chosen):
+    for layer in sorted({layer for layer, _ in offers}):
+        for path in chosen(layer, ""):
             paths.setdefault(path, []).append(layer)
     return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
 

@@ -65,7 +65,7 @@ def cut_blocks(
     works = measure_work(graph)
     if is_fused:
         works = fuse_work(graph, works)
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once)
+    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
     step.read(works)
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]

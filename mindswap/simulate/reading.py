@@ -9,9 +9,11 @@ from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.ranks.ring import RING, list_rounds
 from mindswap.graph.work import Work
 from mindswap.simulate.block_parts import BlockOp, Uses
 from mindswap.simulate.program import OpKind
+from mindswap.simulate.ring import ring_buffers, ring_ops
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 
 __all__ = ["Place", "StepReader", "StepTensor"]
@@ -94,6 +96,7 @@ class StepReader:
         collectives: communication that belongs to a node, by its name.
         collective_ns: time of one.
         once: names of forward operators that run once in a step.
+        is_fused: element-wise operators that follow each other are one kernel.
 
     Attributes:
         num_layers: compiled layers.
@@ -112,8 +115,10 @@ class StepReader:
         collectives: Mapping[str, tuple[Collective, ...]],
         collective_ns: Callable[[Collective], int],
         once: Set[str],
+        is_fused: bool = False,
     ):
         self.graph = graph
+        self.is_fused = is_fused
         self.operator_ns = operator_ns
         self.label = label
         self.collectives = collectives
@@ -173,7 +178,7 @@ class StepReader:
         waits = [
             _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
         ]
-        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before]
+        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
         wait_once = None
         for tensor in self._tensors_of(node.inputs):
@@ -191,13 +196,34 @@ class StepReader:
             pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
             duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
             wait_op = max(waits, default=None)
-            ops.append(BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces))
+            own = BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces)
+            exchange = next((c for c in known if c.kind == RING), None)
+            ops += [own] if exchange is None else self._run_ring(own, node, place, position, work, exchange)
         outputs = self._make_outputs(node, label, place, position)
         for name, duration_ns in after:
             _communicate(ops, label, name, duration_ns, None, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
+
+    def _run_ring(
+        self, own: BlockOp, node: Node, place: Place, begin: int, work: Work, exchange: Collective
+    ) -> list[BlockOp]:
+        """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
+        statistic = self.graph.forward_nodes.get(node.origin, node).outputs[0].size_bytes
+        rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
+
+        def time_ns(kernel: Work, op: str) -> int:
+            return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
+
+        ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
+        size_bytes = ring_buffers(operands, is_forward)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False, False)
+        self.tensors.append(buffers)
+        for tensor in (buffers, *self._tensors_of(node.inputs)):
+            tensor.note_use(place, begin + len(ops) - 1, False)
+        return ops
 
     def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward

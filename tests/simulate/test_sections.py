@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.errors import SimulationError
+from mindswap.graph.model import Saved
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 from tests.graph.builders import node
 from tests.simulate.steps import hand_graph
@@ -41,3 +42,11 @@ def test_a_gradient_behind_the_layers_stays_there_wherever_it_is_listed():
 def test_a_step_without_layers():
     with pytest.raises(SimulationError, match="no transformer layers"):
         count_layers(replace(STEP, forward=STEP.forward[:3]))
+
+
+def test_what_reads_a_value_from_behind_the_layers_is_behind_them_too():
+    # It also reads a gradient of layer 1, and the compiler left it without operator of forward.
+    step = replace(STEP, saved=(*STEP.saved, Saved("loss", "loss_b")))
+    late = node("late", "Mul", f"loss_b {STEP.backward[2].name}", layer=None)
+    step = replace(step, backward=(*step.backward, late))
+    assert backward_sections(step, 2, {"loss"})[-2:] == [-1, 2]

@@ -8,9 +8,10 @@ FAIL (there is no pipeline):
 """
 
 from collections.abc import Iterator
+from itertools import chain
 
 from mindswap.check.context import Context
-from mindswap.config.sequences import find_sequence_faults
+from mindswap.config.sequences import find_ring_faults, find_sequence_faults
 from mindswap.document.problem import Level, Problem
 
 ID = "sequence-pieces"
@@ -21,5 +22,5 @@ def check(context: Context) -> Iterator[Problem]:
     """What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on."""
     # With swap off the run is MindFormers' own affair: nothing here may stop it.
     level = LEVEL if context.settings.is_swap_enabled else Level.WARNING
-    for fault in find_sequence_faults(context.document):
+    for fault in chain(find_sequence_faults(context.document), find_ring_faults(context.document)):
         yield Problem(fault.node.location, ID, level, fault.message, fault.allowed, fault.fix)
