@@ -60,7 +60,8 @@ FAMILIES = {
             "model_config": {
                 "type": "ChatGLM2Config", "num_layers": 2, "padded_vocab_size": 260, "hidden_size": 64,
                 "ffn_hidden_size": 128, "kv_channels": 16, "num_attention_heads": 4, "seq_length": 64, "rmsnorm": True,
-                "multi_query_attention": True, "multi_query_group_num": 2, "add_qkv_bias": True, "post_layer_norm": True,
+                "multi_query_attention": True, "multi_query_group_num": 2, "add_qkv_bias": True,
+                "post_layer_norm": True,
                 "apply_query_key_layer_scaling": True, "compute_dtype": "float32", "layernorm_compute_type": "float32",
                 "param_init_type": "float32", "rotary_dtype": "float32", "eos_token_id": 1, "pad_token_id": 0,
             },
@@ -112,7 +113,8 @@ FAMILIES = {
         "yaml": DEEPSEEK_YAML,
         "model": {
             "model_config": {
-                "model_type": "telechat3_moe", "architectures": ["TeleChat3MoeForCausalLM"], "n_group": 0, "topk_group": 0,
+                "model_type": "telechat3_moe", "architectures": ["TeleChat3MoeForCausalLM"], "n_group": 0,
+                "topk_group": 0,
             },
         },
         "architectures": ["TeleChat3MoeForCausalLM"],
@@ -134,7 +136,9 @@ def make_table(family: str) -> dict:
     for key, section in spec.get("model", {}).items():
         is_other = "type" in section  # another class: nothing of the old one holds
         config["model"][key] = section if is_other else {**config["model"][key], **section}
-    combinations = [dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())]
+    combinations = [
+        dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
+    ]
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for index, when in enumerate(combinations):

@@ -88,9 +88,7 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
     return LayerTrees(trees, uses={}, source="the real network")
 
 
-def read_operator_uses(
-    config_path: str, layer_indices: Sequence[int]
-) -> tuple[list[CellNode], dict[str, list[str]]]:
+def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[list[CellNode], dict[str, list[str]]]:
     """Trees of some layers, and which primitives read the output of which in the same layer.
 
     Every primitive carries its path into the compile as an attribute. That keeps the compiler from

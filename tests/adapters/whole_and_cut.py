@@ -1,4 +1,4 @@
-"""A model compiled whole, and as the few layers that stand for all: what each layer is, and the simulated step, as JSON.
+"""A model compiled whole, and as the few layers that stand for all: each layer, and the simulated step, as JSON.
 
 python -m tests.adapters.whole_and_cut CONFIG NUM_LAYERS
 """

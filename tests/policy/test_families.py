@@ -64,7 +64,11 @@ def test_the_configuration_picks_the_variant(table):
 
 def test_the_first_layers_may_be_without_experts(table, monkeypatch):
     """Three by default; a switch is on from a least number on, and by the default of its class."""
-    variant = {"when": {"groups": True}, "tree": {"name": "", "type": "Moe"}, "dense_tree": {"name": "", "type": "Dense"}}
+    variant = {
+        "when": {"groups": True},
+        "tree": {"name": "", "type": "Moe"},
+        "dense_tree": {"name": "", "type": "Dense"},
+    }
     with_experts = {**TABLE, "dense": ["first_k", 3], "switches": {"groups": [2, 8]}, "variants": [variant]}
     monkeypatch.setattr(families, "_tables", lambda: (with_experts,))
 
