@@ -24,7 +24,7 @@ LATENT_ATTENTION = [
     ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
     ("self_attention.core_attention TupleGetItem", 20, 4),  # an output that holds nothing
     ("self_attention.core_attention TupleGetItem", 20, 2 * 4 * 64 * 16 * 4),  # what it attended to
-    ("self_attention.core_attention Reshape", 20, 128 * 64 * 4),  # the same by token, which linear_proj reads
+    ("self_attention.linear_proj Reshape", 20, 128 * 64 * 4),  # the same by token
 ]
 # 4 heads of queries and 2 of keys and values, 16 wide, float16: the kernel has no float32 here.
 GROUPED_ATTENTION = [
