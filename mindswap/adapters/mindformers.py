@@ -106,10 +106,10 @@ def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[
     enable_lazy_inline(find_lazy_inline_cell(network))
     uses: dict[str, set[str]] = {}
     for name, users in graph_uses(_compile(network, config), PATH_TAG).items():
-        index, _, path = name.partition(".")
-        own = [user.partition(".")[2] for user in users if user.startswith(f"{index}.")]
+        layer, _, name_in_layer = name.partition(".")
+        own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
-            uses.setdefault(path, set()).update(own)
+            uses.setdefault(name_in_layer, set()).update(own)
     return trees, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
