@@ -1,7 +1,7 @@
 """Layer and cell of operators to which the compiler gives no place, or that of another call of the same code. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from mindswap.graph.model import Node, Saved
@@ -59,19 +59,27 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
 def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
     """Of products that have no cell, and of views without one that they read: the cell of the weight."""
     by_name = {node.name: node for node in nodes}
+    bare = {node.name for node in nodes if node.layer_index is None and not node.cell_path}
     cells: dict[str, str] = {}
     for node in nodes:
-        if node.op not in MATMUL_OPS or node.cell_path or node.layer_index is not None:
+        if node.op not in MATMUL_OPS or node.name not in bare:
             continue
-        operands = [by_name[name] for name in node.inputs if name in by_name]
-        for operand in operands:
-            while operand.op in WEIGHT_OPS and operand.inputs[0] in by_name:
-                operand = by_name[operand.inputs[0]]
-            match = WEIGHT_LAYER.search(operand.inputs[0]) if operand.op == "Load" else None
-            if match is not None:
-                views = [view.name for view in operands if view.op in VIEW_OPS and not view.cell_path]
-                cells |= dict.fromkeys((node.name, *views), match["cell"])
+        names = [_behind(name, WEIGHT_OPS, by_name) for name in node.inputs]
+        match = next(filter(None, map(WEIGHT_LAYER.search, names)), None)
+        if match is not None:
+            cells[node.name] = match["cell"]
+            for name in node.inputs:
+                while name in bare and by_name[name].op in VIEW_OPS:
+                    cells[name] = match["cell"]
+                    name = by_name[name].inputs[0]
     return cells
+
+
+def _behind(name: str, ops: Set[str], by_name: Mapping[str, Node]) -> str:
+    """The value that operators of these kinds pass on."""
+    while name in by_name and by_name[name].op in ops:
+        name = by_name[name].inputs[0]
+    return name
 
 
 def _with_its_weight(node: Node) -> Node:
