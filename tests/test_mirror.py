@@ -75,7 +75,6 @@ ELSEWHERE = {
     "execute/dtypes": ["execute/test_run.py"],
     "execute/memory": ["execute/test_run.py"],
     "graph/codec": ["graph/test_cache.py"],
-    "graph/layer_places": ["graph/test_load.py"],
     "graph/load_code": ["adapters/test_executions.py"],
     "graph/places": ["report/test_effect.py"],
     "graph/ranks/split_*": ["graph/ranks/test_sharding.py"],
