@@ -24,7 +24,7 @@ LATENT_ATTENTION = [
     ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
     ("self_attention.core_attention TupleGetItem", 20, 4),  # an output that holds nothing
     ("self_attention.core_attention TupleGetItem", 20, 2 * 4 * 64 * 16 * 4),  # what it attended to
-    ("self_attention.core_attention Reshape", 20, 128 * 64 * 4),  # the same by token, which linear_proj reads
+    ("self_attention.linear_proj Reshape", 20, 128 * 64 * 4),  # the same by token
 ]
 # 4 heads of queries and 2 of keys and values, 16 wide, float16: the kernel has no float32 here.
 GROUPED_ATTENTION = [
@@ -61,6 +61,60 @@ SWAPPED_BYTES = {
     "deepseek3": [229_380 + 65_536, 229_380, 229_380 + 32_768 + 16_384, 0],
     "qwen3_moe": [81_922 + 32_768, 81_922, 81_922 + 32_768, 0],
 }
+# What a layer keeps without swap, by tensor. A row is a token, or one of the two experts of a token; float32 but int64
+# for order and choice. All layers read cosines and sines of positions, which layer 0 makes. A layer's input is the sum
+# that the layer before ends with.
+TOKENS_BYTES = 128 * 64 * 4
+ROW_SCALE = 128 * 4  # of a norm
+EXPERTS = (
+    TOKENS_BYTES  # by sample
+    + 4 * 256 * 8  # order of rows: out, by expert, and both ways back
+    + 8 * 8  # rows of each expert
+    + 256 * 64 * 4  # rows
+    + 256 * 2 * 32 * 4  # gate and value; their product runs again
+    + 256 * 64 * 4  # what came back
+)
+LATENT = (
+    (TOKENS_BYTES + ROW_SCALE)  # norm
+    + (128 * 32 * 4 * 2 + ROW_SCALE)  # what queries are made of, and its norm
+    + (128 * 16 * 4 * 2 + ROW_SCALE)  # the same for keys and values
+    + 229_380  # attention, as above
+    + TOKENS_BYTES  # sum
+    + (TOKENS_BYTES + ROW_SCALE)  # norm
+)
+DENSE = LATENT + 4 * 128 * 128 * 4 + TOKENS_BYTES  # gate, value, SiLU, product; sum
+GROUPED_CHOICE = (
+    128 * 8 * 4  # probabilities
+    + 128 * 2 * 2 * 8  # two best experts of each of two groups
+    + 128 * 8  # the best group
+    + 128 * 8  # which experts are not in it, bool
+    + 128 * 2 * (8 + 4)  # the experts of a token, int64 and int32
+    + 128 * 4 + 2 * 128 * 2 * 4  # sum of both weights, weights by it, and scaled
+    + 128 * 4 + 128 * 8 * 4 + 8 * 4  # loss of balance: sums of probabilities, probabilities by them, share of experts
+)  # fmt: skip
+LATENT_EXPERTS = LATENT + EXPERTS + GROUPED_CHOICE + 4 * 128 * 32 * 4 + TOKENS_BYTES  # as dense, of the shared expert
+GROUPED_EXPERTS = (
+    (TOKENS_BYTES + ROW_SCALE)  # norm
+    + 128 * (4 + 2) * (16 + 1) * 4  # queries and keys before their norms, and those
+    + 81_922  # attention, as above
+    + TOKENS_BYTES  # its output, float32
+    + TOKENS_BYTES  # sum
+    + ROW_SCALE  # norm; the experts read it by sample
+    + EXPERTS
+    + 128 * 8 * 4 + 128 * 2 * (4 + 8) + 8 * 4  # probabilities, two best and which, share of experts
+    + TOKENS_BYTES  # sum
+)  # fmt: skip
+KEPT_BYTES = {
+    "deepseek3": [DENSE + 2 * 64 * 8 * 4, LATENT_EXPERTS, LATENT_EXPERTS, LATENT_EXPERTS],
+    "qwen3_moe": [GROUPED_EXPERTS + 2 * 64 * 16 * 4, GROUPED_EXPERTS, GROUPED_EXPERTS, GROUPED_EXPERTS],
+}
+
+
+def test_sums_by_hand():
+    assert KEPT_BYTES == {
+        "deepseek3": [677_892, 735_332, 735_332, 735_332],
+        "qwen3_moe": [519_266, 511_074, 511_074, 511_074],
+    }
 
 
 @pytest.mark.parametrize("family", PAIRS)
@@ -75,6 +129,7 @@ def test_what_is_named_moves_and_nothing_else(family):
     assert found == [sorted(pairs) for pairs in PAIRS[family]]
     assert [layer["swapped_bytes"] for layer in report["layers"]] == SWAPPED_BYTES[family]
     assert [layer["one_way"] for layer in report["layers"]] == [[]] * 4
+    assert [layer["kept_before_bytes"] for layer in report["layers"]] == KEPT_BYTES[family]
     # All that moves is off the device between forward and backward.
     kept = [layer["kept_before_bytes"] - layer["kept_bytes"] for layer in report["layers"]]
     assert kept == SWAPPED_BYTES[family]

@@ -13,8 +13,8 @@ from tests.adapters.graphs import ROOT
 pytestmark = pytest.mark.mindspore
 
 # Layers of the model; of equal layers in a row the first, the second and the last are compiled. The first layer of
-# DeepSeek-V3 is dense, so it and three of the five others.
-FAMILIES = {"deepseek3": (6, 4), "qwen3_moe": (5, 3)}
+# DeepSeek-V3 is dense, so it and three of the four others.
+FAMILIES = {"deepseek3": (5, 4), "qwen3_moe": (4, 3)}
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -26,7 +26,7 @@ def test_the_cut_model_is_the_whole_one(family, tmp_path):
     command = [sys.executable, "-m", "tests.adapters.whole_and_cut", str(config), str(num_layers)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
-    whole, cut = json.loads(result.stdout)
+    whole, cut = json.loads(result.stdout.splitlines()[-1])  # MindFormers logs before it
     assert (whole.pop("num_compiled"), cut.pop("num_compiled")) == (num_layers, num_compiled)
     assert cut == whole
     times, peaks = zip(*whole["steps"], strict=True)

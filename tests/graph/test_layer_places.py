@@ -41,6 +41,25 @@ def test_a_function_that_layers_call_is_where_it_reads():
     assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1, 1, None]
 
 
+def test_a_product_without_a_cell_is_in_that_of_its_weight():
+    """`Morph` functions have no scope: what attention made, by token, times the weight of `linear_proj`."""
+    nodes = [
+        node("made", "Transpose", "x", layer=1, cell_path="attention.core"),
+        node("tokens", "Reshape", "made", layer=None, cell_path=""),
+        node("out", "MoveTo", "tokens", layer=None, cell_path=""),
+        node("tied", "Depend", "tokens out", layer=None, cell_path=""),
+        node("load", "Load", "▸model.layers.1.attention.linear_proj.weight ▸u", layer=1, cell_path="attention"),
+        node("weight", "TensorMove", "load", layer=None, cell_path=""),
+        node("product", "MatMul", "tied weight", layer=None, cell_path=""),
+        node("back", "Reshape", "product", layer=None, cell_path=""),
+        node("sum", "Add", "made back", layer=1, cell_path=""),
+    ]
+    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    assert {cells[name] for name in ("tokens", "out", "tied", "product", "back")} == {"attention.linear_proj"}
+    assert (cells["made"], cells["sum"]) == ("attention.core", "")
+    assert {placed.layer_index for placed in place_forward(nodes)} == {1}
+
+
 def gradients(*backward):
     """Of `mul0` and `mul1`, which are of one function and so of one origin for the compiler."""
     forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1)]
