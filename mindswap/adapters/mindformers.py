@@ -58,7 +58,8 @@ def set_policy(
 ) -> tuple[LayerActions, ...]:
     """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
 
-    MindFormers gives the layers of multi-token prediction the index of the last transformer layer.
+    MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
+    around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
 
     Args:
         network: a network of MindFormers.
@@ -71,7 +72,7 @@ def set_policy(
         check_layers(policy, len(layers))
     indices = list(indices or range(len(layers)))
     mtp = getattr(getattr(network, "model", None), "mtp", None)
-    mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
+    mtp_layers = list(getattr(mtp, "layers", ()))
     return apply_policy(layers + mtp_layers, policy, logger, indices + indices[-1:] * len(mtp_layers))
 
 
