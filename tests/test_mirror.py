@@ -147,7 +147,6 @@ ELSEWHERE = {
     "report/simulation/words": ["report/simulation/test_text.py"],
     "report/swap_run": ["pynative/test_report.py"],
     "report/tradeoff_plots": ["report/simulation/test_plots.py"],
-    "session/cache": ["graph/test_cache.py", "session/test_step.py"],
     "session/execute": ["commands/test_verify.py"],
     "session/gathered": ["session/test_step.py"],
     "session/inspect": ["commands/test_inspect.py"],
