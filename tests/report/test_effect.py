@@ -29,6 +29,13 @@ def test_swap_with_equal_layers_once():
     ]
 
 
+def test_what_is_copied_for_nothing_has_its_bytes():
+    step = swap.graph([*swap.forward(), swap.copy_out("out", "gelu", prefetch=5)], saved="matmul gelu")
+    text = format_effect([swap.compare(step, swap.policy(r"mlp\.gelu"))], False).splitlines()
+    assert "    copied out and never read back: 1.0 KiB float32[256] of mlp, for nothing" in text
+    assert text[-1].endswith("0 MoveTo pairs, 0 B swapped per micro-batch, 1.0 KiB more copied out and never read back")
+
+
 def test_recompute():
     """The cell runs again and keeps nothing; without recompute it keeps 2 KiB."""
     marked = recompute.step(recompute.MLP, recompute.MLP, saved="")
