@@ -4,8 +4,8 @@
 
 A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`) and those that
 `tests/test_mirror.py` names for it, what is left the rest of their folder, what is still left the tests of `--then`.
-Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes on
-where the last one stopped.
+Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes
+on where the last one stopped.
 A survivor is a missing test, or a change without a meaning.
 """
 
