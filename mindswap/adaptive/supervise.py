@@ -69,6 +69,7 @@ class AdaptiveRun:
         settings: of the user.
         checkpoints: where the training saves them.
         saves_checkpoints: the configuration says that it does.
+        is_parallel: MindFormers takes its processes for parts of one training.
         environment: of the workers.
         num_measured_steps: steps after which a plan is judged.
         poll_s: pause between two looks at the logs.
@@ -81,6 +82,7 @@ class AdaptiveRun:
     settings: Settings
     checkpoints: Path
     saves_checkpoints: bool
+    is_parallel: bool
     environment: Mapping[str, str]
     num_measured_steps: int = 10
     poll_s: float = POLL_S
@@ -225,8 +227,8 @@ class _Supervisor:
         port = self._choose_port()
         checkpoint = self._checkpoints().newest() if self.state.attempts else None
         folder = attempt_folder(self.run.run_dir, number)
-        is_parallel = command.msrun_options is not None
-        config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=is_parallel)
+        parallel = self.run.is_parallel
+        config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=parallel)
         logs = attempt_folder(self.run.plain_dir, number)
         self.next_words = command.words(config, logs, port, is_resumed=checkpoint is not None)
         step = checkpoint.saved.step if checkpoint else 0
