@@ -78,3 +78,8 @@ def test_a_copy_is_where_its_own_scope_says():
     """It reads what the layer before made."""
     copy = replace(node("again", "Mul", "mul0_b", layer=1), is_duplicate=True)
     assert gradients(copy) == [(1, "mul1")]
+
+
+def test_a_copy_that_has_a_layer_and_no_cell_stays_there_too():
+    copy = replace(node("again", "Mul", "mul0_b", layer=1, cell_path=""), is_duplicate=True)
+    assert gradients(copy) == [(1, "mul1")]
