@@ -39,6 +39,7 @@ ELSEWHERE = {
     "adapters/step_report": ["adapters/test_training.py"],
     "adapters/versions/*": ["adapters/test_installed.py"],  # `make matrix` runs each with its own MindFormers
     "adaptive/attempt_files": ["adaptive/test_command.py"],
+    "adaptive/events": ["adaptive/test_decide.py"],
     "adaptive/model": ["adaptive/test_state.py", "adaptive/test_decide.py"],
     "adaptive/planner_child": ["adaptive/test_planner.py"],
     "adaptive/saved_steps": ["adaptive/test_checkpoints.py"],

@@ -7,9 +7,8 @@ started again, nor one that needs as much; a faster plan is tried only if it was
 from dataclasses import replace
 
 from mindswap.adaptive.correct import correct
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     Action,
-    Attempt,
     End,
     Event,
     Failed,
@@ -18,19 +17,22 @@ from mindswap.adaptive.model import (
     Killed,
     Measured,
     NewCheckpoint,
-    NothingFits,
     Opened,
-    Outcome,
     OutOfMemory,
-    Plan,
     Planned,
     RunPlanner,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
     Wait,
+)
+from mindswap.adaptive.model import (
+    Attempt,
+    NothingFits,
+    Outcome,
+    Plan,
+    State,
 )
 from mindswap.units import format_bytes, format_time
 

@@ -15,7 +15,7 @@ from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     Action,
     End,
     Event,
@@ -25,17 +25,19 @@ from mindswap.adaptive.model import (
     Measured,
     NewCheckpoint,
     Opened,
-    Outcome,
-    Plan,
     Planned,
-    Planner,
     RunPlanner,
-    Settings,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
+)
+from mindswap.adaptive.model import (
+    Outcome,
+    Plan,
+    Planner,
+    Settings,
+    State,
 )
 from mindswap.adaptive.state import StateFile, StateProblem, state_path
 from mindswap.adaptive.watch import RunWatch, Seen

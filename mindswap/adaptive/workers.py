@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mindswap.adaptive.model import Event, Failed, Finished, Killed, OutOfMemory
+from mindswap.adaptive.events import (
+    Event,
+    Failed,
+    Finished,
+    Killed,
+    OutOfMemory,
+)
 from mindswap.adaptive.watch import LogFollower, Seen, read_worker_exits
 from mindswap.errors import LaunchError
 from mindswap.launch.lifeline import tie_to_parent

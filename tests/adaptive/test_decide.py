@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     End,
     Failed,
     Finished,
@@ -12,20 +12,22 @@ from mindswap.adaptive.model import (
     Killed,
     Measured,
     NewCheckpoint,
-    NothingFits,
     Opened,
-    Outcome,
     OutOfMemory,
-    Plan,
     Planned,
     RunPlanner,
-    Settings,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
     Wait,
+)
+from mindswap.adaptive.model import (
+    NothingFits,
+    Outcome,
+    Plan,
+    Settings,
+    State,
 )
 
 MEMORY = 6400
