@@ -66,3 +66,9 @@ def _without_copy_marks(operators):
         replace(operator, inputs=tuple(replace(value, copy_of=None) for value in operator.inputs))
         for operator in operators
     )
+
+
+def test_nothing_of_a_trace_is_recomputed_or_a_copy_of_an_operator():
+    graph = graph_of_trace(squares())
+    nodes = [*graph.forward, *graph.backward]
+    assert [(node.is_recomputed, node.is_duplicate) for node in nodes] == [(False, False)] * len(nodes)

@@ -167,3 +167,9 @@ def test_a_product_whose_first_operand_is_transposed_is_a_gradient_of_a_weight(f
     assert forward_work(step, "c").is_weight_gradient is expected
     bare = replace(step.forward[2], inputs=("first", "second"))
     assert forward_work(replace(step, forward=(bare,)), "c").is_weight_gradient is expected
+
+
+def test_an_operator_that_reads_a_part_of_its_first_operand_reads_the_others_whole():
+    """100 rows, of which 4 elements are taken by 16 indices."""
+    operands = [shaped("table", "Mul", "x", (100,)), shaped("which", "Mul", "y", (16,))]
+    assert forward_work(graph([*operands, shaped("taken", "Gather", "table which", (4,))]), "taken").flops == 16
