@@ -142,7 +142,8 @@ def _locked(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         os.close(descriptor)
         raise LaunchError(
-            f"{run_dir}: an adaptive run is at work here\n    fix:     another --log_dir; mindswap status {run_dir}"
+            f"{run_dir}: an adaptive run is already running here\n"
+            f"    fix:     another --log_dir; mindswap status {run_dir}"
         ) from error
     try:
         yield

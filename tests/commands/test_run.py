@@ -39,8 +39,9 @@ def test_without_a_configuration_it_says_how(run):
     )
 
 
-def test_another_spelling_of_the_adaptive_flag_is_named(run):
-    assert run("--adaptive-memory-optimisation", "--memory", "54GiB", "--", "msrun") == (
+@pytest.mark.parametrize("words", [("--memory", "54GiB", "--", "msrun"), ("--config", "x.yaml")])
+def test_another_spelling_of_the_adaptive_flag_is_named(run, words):
+    assert run("--adaptive-memory-optimisation", *words) == (
         1,
         "mindswap: error: --adaptive-memory-optimisation: no such option\n    fix: --adaptive-memory-optimization\n",
     )
