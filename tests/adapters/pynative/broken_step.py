@@ -1,4 +1,4 @@
-"""A step that breaks off in the last layer; behind it a forward pass, the same as MindSpore has it again, and a step."""
+"""A step that breaks off in the last layer; behind it forward passes alone, and a step."""
 
 import mindspore as ms
 
