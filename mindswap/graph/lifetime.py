@@ -108,9 +108,10 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
 
 
 def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
-    """What the layers keep that the sample leaves out, while an operator runs for the last one that its layer stands for.
+    """What the layers keep that the sample leaves out, at each operator.
 
-    At that time all layers before that one wait for backward, and of the sample those before the compiled one.
+    It runs for the last layer of the model that its own stands for: then all layers before that one wait for
+    backward, and of the sample those before its own.
     """
     kept = [0] * len(sample.indices)
     for entry in classify_saved(graph):
