@@ -44,7 +44,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    closest = closest_names(text, list_devices(), max_distance=6)
+    closest = closest_names(text, list_devices(), max_distance=min(len(text) // 2, 6))
     hint = f"; did you mean {closest[0]}?" if closest else ""
     raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
 
@@ -89,10 +89,18 @@ class _Reader:
         for problem in self.document.problems:
             self.wrong.append(f"{problem.location}: {problem.message}")
         for duplicate in self.document.duplicates:
-            self.wrong.append(f"{duplicate.location}: {duplicate.path}: stands twice")
+            self.wrong.append(f"{duplicate.location}: {duplicate.path}: appears twice")
         if self.document.root is None:
             return
-        for entry in self.document.root.unique_entries():
+        entries = tuple(self.document.root.unique_entries())
+        if entries and not any(entry.key == "title" or entry.key in self._figure_of for entry in entries):
+            self._complain(
+                self.document.root,
+                f"this is no device file\n    allowed: {', '.join(list_devices())}, or a "
+                f"file like {FOLDER / 'generic.yaml'}",
+            )
+            return
+        for entry in entries:
             self._read_entry(entry)
         for figure in FIGURES.values():
             if figure.name not in self.sources and figure.default is not None:

@@ -82,6 +82,18 @@ def test_an_unknown_name_lists_the_known_ones():
     assert all(name in str(caught.value) for name in list_devices())
 
 
+def test_a_name_that_is_far_from_all_has_no_hint():
+    for name in ("foo", "adir"):
+        with pytest.raises(CostError, match=f"^device '{name}': no such device\n    known: "):
+            load_device(name)
+
+
+def test_a_configuration_is_no_device_file(tmp_path):
+    (tmp_path / "x.yaml").write_text("seed: 0\nmodel: {}\n")
+    assert len(wrong(tmp_path / "x.yaml")) == 2  # the message, and what is allowed
+    assert wrong(tmp_path / "x.yaml")[0] == "x.yaml:1:1: this is no device file"
+
+
 def test_a_missing_file_is_an_error(tmp_path):
     assert wrong(tmp_path / "none.yaml")[0] == "none.yaml: the file does not exist"
 
