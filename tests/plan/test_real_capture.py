@@ -15,7 +15,7 @@ from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
-NUM_ITEMS = 3  # of each layer; with 2 layers some thousand choices, nightly ten thousand
+NUM_ITEMS = 3 if is_nightly() else 2  # of each layer; with 2 layers some hundred choices, nightly ten thousand
 DISTANCES = (2, 16, 40) if is_nightly() else (2, 40)  # of 45 operators that a layer has in forward
 
 
