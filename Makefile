@@ -3,6 +3,8 @@ PYTHON ?= python3.11
 VENV ?= .venv
 CHECK_VENV ?= .venv-check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Hundreds of processes import the package: each would compile it again where this is set.
+export PYTHONDONTWRITEBYTECODE =
 
 .PHONY: help demo test test-nightly test-ms210 matrix models wheel-test check dev bench tables clean
 help:  ## this list
