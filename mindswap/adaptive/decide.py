@@ -66,7 +66,7 @@ def decide(state: State, event: Event) -> tuple[State, Action]:
             return _killed(state, step, text)
         case Failed(step, text, exit_code):
             state = _close(state, Outcome.FAILED, step, text)
-            return _end(state, exit_code, f"the training failed, and not for want of memory: {text}")
+            return _end(state, exit_code, f"the training failed, and not for want of memory:\n{text}")
         case Finished(step):
             return _end(_close(state, Outcome.FINISHED, step), 0, "the training finished")
         case Interrupted(step):

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory
+from mindswap.graph.memory import CAPTURE_PREFIX, LayerMemory, OperatorMemory
+from mindswap.graph.model import Node
 from mindswap.report.tables import format_layers, format_table
 from mindswap.units import common_unit, format_bytes
 
@@ -72,10 +73,16 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
         f"step: {format_bytes(report.kept_bytes)} kept, {format_bytes(report.swapped_bytes)} swapped, "
         f"{format_bytes(report.recomputed_bytes)} recomputed",
         f"peak of activations by lifetime: {format_bytes(peak.size_bytes)}, in "
-        f"{'forward' if peak.is_forward else 'backward'} at {peak.node.scope}",
+        f"{'forward' if peak.is_forward else 'backward'} at {_place(peak.node)}",
         *(f"note: {note}" for note in report.notes),
     ]
     return "\n".join(lines)
+
+
+def _place(node: Node) -> str:
+    """An operator as `simulate` names it."""
+    path = f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
+    return path if node.layer_index is None else f"layer {node.layer_index}, {path}"
 
 
 def memory_to_json(report: MemoryReport) -> dict[str, Any]:

@@ -168,8 +168,8 @@ def test_three_kills_without_getting_further_are_enough():
 
 
 def test_a_failure_of_the_training_is_its_own():
-    _, action = play(state(), *RUNNING, Failed(3, "ValueError: x", 7))
-    assert action.exit_code == 7 and "ValueError: x" in action.reason
+    _, action = play(state(), *RUNNING, Failed(3, "    worker_0.log: ValueError: x", 7))
+    assert action == End(7, "the training failed, and not for want of memory:\n    worker_0.log: ValueError: x")
 
 
 def test_restarts_have_a_limit():

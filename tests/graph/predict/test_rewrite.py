@@ -70,7 +70,7 @@ TWO = graph(
 
 
 def settings(step, tree=TREE, **policy):
-    num_layers = 1 + max(n.layer_index for n in step.forward)
+    num_layers = 1 + max(n.layer_index or 0 for n in step.forward)
     names = OperatorNames([tree] * num_layers, step, "tag")
     actions = [resolve_layer(Policy(True, **policy), index, tree) for index in range(num_layers)]
     return settings_of_policy(step, names, actions)
@@ -331,3 +331,27 @@ def test_an_operator_that_runs_again_does_the_same_work():
     of_forward, of_backward = measure_work(again)
     assert of_backward[0] == of_forward[1]
     assert (of_backward[0].read_bytes, of_backward[0].written_bytes) == (KIB, KIB)
+
+
+def test_what_hands_on_communication_that_runs_again_runs_again():
+    """The path goes up through views to the operator whose communication is recomputed; `add` in between ends it."""
+    behind = [op("view", "Reshape", "matmul0"), op("whole", "AllGather", "view")]
+    step = graph([*ONE.forward[:1], *behind], layer_backward(), saved="x")
+    recomputed = {"select_comm_recompute": (OpRecompute(r"mlp\.matmul", ALL_LAYERS),)}
+    assert settings(step, **recomputed).recomputed == {"whole"}
+    assert settings(step).recomputed == set()
+    apart = [op("add0", "Add", "matmul0 x"), op("whole", "AllGather", "add0")]
+    assert settings(graph([*ONE.forward[:1], *apart], []), **recomputed).recomputed == set()
+    before = [replace(op("first", "Matmul", "x"), layer_index=None), op("whole", "AllGather", "first")]
+    assert settings(graph(before[:1] + [ONE.forward[0], before[1]], []), **recomputed).recomputed == set()
+
+
+def test_equal_operators_of_a_tagged_step_are_merged_first():
+    tagged = graph(
+        [node("a", "Cast", "x", tag="a.cast"), node("b", "Cast", "x", tag="b.cast")],
+        [node("grads", "Grad", "a_b b_b")],
+        saved="a b",
+    )
+    nothing = NodeSettings(frozenset(), {})
+    assert [n.name for n in rewrite_graph(tagged, nothing, "tag").forward] == ["a"]
+    assert [n.name for n in rewrite_graph(tagged, nothing).forward] == ["a", "b"]

@@ -275,3 +275,20 @@ def test_a_stage_without_head_has_no_loss():
     assert [node.name for node in stage.forward] == ["embed", "a", "stat"]
     assert [node.name for node in stage.backward] == ["da"]
     assert [entry.forward_name for entry in stage.saved] == ["stat"]
+
+
+def test_further_outputs_of_an_operator_whose_rule_is_not_known_are_whole():
+    step = graph(
+        op("two", "Unknown", "x", (8, 4), (8, 2), in_strategy=((2, 1),), out_strategy=((2, 1),)), types={"x": (8, 4)}
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[0].outputs] == [(4, 4), (8, 2)]
+
+
+def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
+    """Its operands are one, its outputs two: which is which is not known."""
+    step = graph(
+        op("cut", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("both", "MakeTuple", "cut number", (8, 4), (1,)),
+        types={"x": (8, 4)},
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[1].outputs] == [(8, 4), (1,)]
