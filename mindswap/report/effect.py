@@ -56,7 +56,8 @@ def _format(
     groups = group_equal(effects, describe, [effect.layer_index for effect in effects])
     lines = [format_table(header, [(name, *row(effect)) for name, effect in groups]), ""]
     for name, effect in groups:
-        lines += [f"{name}:", *(f"    {line}" for line in describe(effect)[1:])]
+        if described := describe(effect)[1:]:
+            lines += [f"{name}:", *(f"    {line}" for line in described)]
     return "\n".join([*lines, "", *(f"note: {note}" for note in notes), verdict])
 
 

@@ -29,6 +29,17 @@ def test_swap_with_equal_layers_once():
     ]
 
 
+def test_layers_of_which_there_is_nothing_to_say_have_no_heading():
+    kept = replace(swap.compare(swap.BASELINE, swap.policy()), layer_index=1)
+    swapped = replace(swap.compare(swap.gelu_swapped(), swap.policy(r"mlp\.gelu")), layer_index=0)
+    assert format_effect([swapped, kept], True).splitlines()[4:7] == [
+        "",
+        "layer 0:",
+        "    swapped mlp Gelu: 1.0 KiB float32[256], prefetch 5",
+    ]
+    assert "layer 1:" not in format_effect([swapped, kept], True)
+
+
 def test_recompute():
     """The cell runs again and keeps nothing; without recompute it keeps 2 KiB."""
     marked = recompute.step(recompute.MLP, recompute.MLP, saved="")
