@@ -1,12 +1,11 @@
 """The graph that MindSpore compiles, run operator by operator: four cases of Llama, Qwen3, swap and recompute mixed."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import CPU_CASES, QWEN3, ROOT, op_swap
 
@@ -29,8 +28,8 @@ COPIED = {
 
 
 def execute(*configs):
-    command = [sys.executable, "-m", "tests.adapters.executions", *map(str, configs)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["-m", "tests.adapters.executions", *map(str, configs)]
+    result = forked.run(command, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout)
 
