@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.plan.solvers.distances import MAX_GROUPS, grouped
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.space import KEEP, Figures, Score
 
@@ -90,16 +91,15 @@ def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
 
 
 def _retune(search: Search, start: _Start) -> _Start:
-    """The distances that the timeline of a choice asks for: one for each item, or a few."""
+    """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
     choice = start[0]
     is_swapped = choice > KEEP
     if not is_swapped.any():
         return start
     needed = search.space.smallest_distances(search.space.timeline(choice))
-    largest = np.broadcast_to(needed.max(axis=0), choice.shape)
-    doubling = 1 << np.ceil(np.log2(np.maximum(needed, 1))).astype(np.int64)
-    for distances in (largest, np.minimum(doubling, largest)):
-        for permille in (1000, 700, 500, 1400):
+    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
+    for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
+        for permille in (1000, 700, 1400):
             scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
             start = min(start, (scaled, search.score(scaled)), key=_score_of)
     return start
