@@ -30,6 +30,8 @@ NUM_BETWEEN = 2
 # Last layers that swap nothing, tried with the best of these.
 STILL_LAYERS = (1, 3)
 NUM_CORRECTIONS = 5
+# Distances with which the least memory is looked for.
+CLOSE_DISTANCES = (1, 2, 4, 16)
 # A correction that changes no more than this part of what is to be freed is left out.
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
@@ -92,6 +94,8 @@ class _Solver:
         self._try_loads()
         self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
+        if not self.found[0][0].fits:
+            self._squeeze()
         improve(self.search, self.forward_ns, [entry[3] for entry in self.found[:NUM_STARTS]])
 
     def _try_loads(self) -> None:
@@ -142,6 +146,20 @@ class _Solver:
                 needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
                 if high is not None:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
+
+    def _squeeze(self) -> None:
+        """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
+        freed = self.figures.freed_bytes
+        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
+        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
+        again = np.where(can_again, -way, KEEP)
+        again[:, 0] = KEEP
+        whole = np.zeros_like(again)
+        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
+        for distance in CLOSE_DISTANCES:
+            swapped = np.where(can_swap, distance, KEEP)
+            for base in (again, whole, np.zeros_like(again)):
+                self.search.score(np.where(base == KEEP, swapped, base))
 
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
         """A choice with distances of about a layer, or with those that its timeline then asks for.
