@@ -31,7 +31,7 @@ NUM_BETWEEN = 2
 STILL_LAYERS = (1, 3)
 NUM_CORRECTIONS = 5
 # Distances with which the least memory is looked for.
-CLOSE_DISTANCES = (1, 2, 4, 16)
+CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 # A correction that changes no more than this part of what is to be freed is left out.
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
@@ -156,9 +156,10 @@ class _Solver:
         again[:, 0] = KEEP
         whole = np.zeros_like(again)
         whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
+        self.search.score(whole)
         for distance in CLOSE_DISTANCES:
             swapped = np.where(can_swap, distance, KEEP)
-            for base in (again, whole, np.zeros_like(again)):
+            for base in (again, np.zeros_like(again)):
                 self.search.score(np.where(base == KEEP, swapped, base))
 
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:

@@ -113,13 +113,13 @@ class Mixture:
         ]
         yield np.array([KEEP, *(values[0] for values in ranked)])
         best, worth = min(self.rows[kind].values(), key=lambda entry: _price(entry[1], prices))
+        if best[0] < KEEP:
+            return  # a layer that is recomputed whole swaps nothing
         for item, values in enumerate(ranked, 1):
             # Other rows are new blocks, which take time to make: only the two values that promise most are tried.
             for value in values[:NUM_VALUES]:
                 changed = best.copy()
                 changed[item] = value
-                if value < KEEP and best[0] < KEEP:
-                    continue
                 if value != best[item] and _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
                     yield changed
 
