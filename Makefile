@@ -4,7 +4,7 @@ VENV ?= .venv
 CHECK_VENV ?= .venv-check
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
-.PHONY: help demo test test-nightly test-ms210 matrix wheel-test check dev bench tables clean
+.PHONY: help demo test test-nightly test-ms210 matrix models wheel-test check dev bench tables clean
 help:  ## this list
 	@grep -E '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## */\t/' | expand -t 14
 
@@ -43,6 +43,9 @@ test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 mi
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write
+
+models: $(VENV)/.installed  ## every command on the training configurations of MindFormers, FOLDER=its checkout (an hour)
+	$(VENV)/bin/python tools/try_models.py $(FOLDER) --write
 
 wheel-test:  ## build wheel and sdist, install the wheel in a clean environment, train with it (4 min)
 	$(PYTHON) tools/wheel_test.py

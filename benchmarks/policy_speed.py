@@ -72,7 +72,8 @@ def measure(path: Path) -> dict[str, float]:
     """Seconds of each stage, in the order in which the plugin runs them, on a network of its own."""
     with quiet():
         from mindswap.adapters.apply import read_tree
-        from mindswap.adapters.mindformers import build_network, set_policy
+        from mindswap.adapters.build import build_network
+        from mindswap.adapters.mindformers import set_policy
         from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
         from mindswap.policy.model import Policy
 

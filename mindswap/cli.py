@@ -89,7 +89,7 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     module.add_arguments(command)
-    if any(action.dest == "config" for action in command._actions):
+    if any(action.dest in ("config", "configs") for action in command._actions):
         command.add_argument(
             "--pretrained_model_dir", metavar="DIR", help="folder with the model's config.json, in place of CONFIG's"
         )

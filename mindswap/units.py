@@ -15,10 +15,8 @@ __all__ = [
     "format_bandwidth",
     "format_bytes",
     "format_time",
-    "parse_bandwidth",
     "parse_bytes",
     "parse_quantity",
-    "parse_time",
 ]
 
 # Unit -> bytes, smallest first.
@@ -76,24 +74,6 @@ def parse_bytes(text: str) -> int:
         ValueError: if it is none; the text says what may be written.
     """
     return parse_quantity(text, SIZE_UNITS, "54GiB")
-
-
-def parse_bandwidth(text: str) -> int:
-    """Bytes per second of `20GB/s`, `1.6TiB/s`.
-
-    Raises:
-        ValueError: if it is none; the text says what may be written.
-    """
-    return parse_quantity(text, BANDWIDTH_UNITS, "20GB/s")
-
-
-def parse_time(text: str) -> int:
-    """Nanoseconds of `20us`, `1.5 ms`.
-
-    Raises:
-        ValueError: if it is none; the text says what may be written.
-    """
-    return parse_quantity(text, TIME_UNITS, "20us")
 
 
 def parse_quantity(text: str, units: dict[str, int], example: str) -> int:

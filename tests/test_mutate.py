@@ -15,7 +15,8 @@ def load():
 
 
 def test_one_change_at_a_time():
-    found = [ast.unparse(tree) for _, tree in load().mutants(ast.parse("x = a < 1 and max(b, c) is None"))]
+    tool, tree = load(), ast.parse("x = a < 1 and max(b, c) is None")
+    found = [ast.unparse(tool.mutate(tree, index, number)) for index, number, _ in tool.mutants(tree)]
     assert sorted(found) == sorted(
         [
             "x = a <= 1 and max(b, c) is None",
@@ -28,4 +29,23 @@ def test_one_change_at_a_time():
 
 
 def test_what_cannot_be_changed_is_left_alone():
-    assert list(load().mutants(ast.parse("def f(x: str = 'a') -> None:\n    '''1'''\n    return g(x)"))) == []
+    text = "if TYPE_CHECKING:\n    import a\n@dataclass(frozen=True)\nclass C:\n    '1'\n    x: str = g('a')"
+    assert list(load().mutants(ast.parse(text))) == []
+
+
+def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatch):
+    """Also for a package that imports it, which a module put into `sys.modules` later would not reach."""
+    (tmp_path / "mutated").mkdir()
+    (tmp_path / "mutated" / "__init__.py").write_text("from mutated.one import VALUE\n")
+    (tmp_path / "mutated" / "one.py").write_text("VALUE = 1\n")
+    (tmp_path / "test_one.py").write_text("import mutated\n\ndef test_one():\n    assert mutated.VALUE == 1\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    tool, path = load(), Path("mutated/one.py")
+    tree = ast.parse(path.read_text())
+    [(index, number, _)] = tool.mutants(tree)
+    assert tool.is_killed(path, tool.mutate(tree, index, number), ["test_one.py"], "")
+    assert not tool.is_killed(path, tree, ["test_one.py"], "")
+    assert not tool.is_killed(path, tool.mutate(tree, index, number), ["test_one.py"], "mindspore"), (
+        "no test, no answer"
+    )

@@ -3,13 +3,14 @@
 import pytest
 
 from mindswap.units import (
+    BANDWIDTH_UNITS,
+    TIME_UNITS,
     common_unit,
     format_bandwidth,
     format_bytes,
     format_time,
-    parse_bandwidth,
     parse_bytes,
-    parse_time,
+    parse_quantity,
 )
 
 MIB = 2**20
@@ -62,17 +63,18 @@ def test_what_is_no_size(text):
 
 
 def test_rates():
-    assert parse_bandwidth("20GB/s") == 20 * 10**9
-    assert parse_bandwidth("1.6TiB/s") == int(1.6 * 2**40)
+    assert parse_quantity("20GB/s", BANDWIDTH_UNITS, "20GB/s") == 20 * 10**9
+    assert parse_quantity("1.6TiB/s", BANDWIDTH_UNITS, "20GB/s") == int(1.6 * 2**40)
     for text in ("20Gb/s", "20GB", "160Gbit/s"):
         with pytest.raises(ValueError):
-            parse_bandwidth(text)
+            parse_quantity(text, BANDWIDTH_UNITS, "20GB/s")
 
 
 def test_times():
-    assert [parse_time(text) for text in ("20us", "1.5 ms", "2s", "7ns")] == [20_000, 1_500_000, 2 * 10**9, 7]
+    found = [parse_quantity(text, TIME_UNITS, "20us") for text in ("20us", "1.5 ms", "2s", "7ns")]
+    assert found == [20_000, 1_500_000, 2 * 10**9, 7]
     with pytest.raises(ValueError):
-        parse_time("20")
+        parse_quantity("20", TIME_UNITS, "20us")
 
 
 @pytest.mark.parametrize(

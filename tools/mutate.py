@@ -1,28 +1,36 @@
-"""Changes one thing at a time in a module and says which changes no test notices.
+"""Changes one thing at a time in the code and says which changes no test notices.
 
-    python tools/mutate.py mindswap/adaptive/decide.py tests/adaptive/test_decide.py --sample 50
+    python tools/mutate.py mindswap/policy mindswap/adaptive/decide.py --sample 200 --results /tmp/mutants.json
 
-Each mutant runs in a fork of its own, which has the changed module before any test imports it. Use it on a module whose
-tests are quick; a survivor is a missing test, or a change without a meaning.
+A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`), what is left
+their folder, what is still left the folders of `--then`. Each runs in a fork of its own, which imports the changed
+module wherever it is asked for. With `--results` a run goes on where the last one stopped.
+A survivor is a missing test, or a change without a meaning.
 """
 
 import argparse
 import ast
 import contextlib
 import copy
-import importlib
+import importlib.abc
+import importlib.machinery
 import importlib.util
 import io
+import json
 import os
 import random
+import resource
 import signal
 import sys
+import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-LIMIT_S = 60
+CPU_LIMIT_S, LIMIT_S = 120, 400  # a loop without end is noticed too
+PASSED, NOTHING_COLLECTED = 0, 5  # exit codes of pytest
 COMPARISONS: dict[type, type] = {
     ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
     ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In,
@@ -33,6 +41,8 @@ OPERATORS: dict[type, type] = {
 }  # fmt: skip
 NAMES = {"min": "max", "max": "min", "any": "all", "all": "any"}
 Change = Callable[[ast.AST], None]
+# A module, the number of the node in it, and which of its changes.
+Place = tuple[Path, int, int]
 
 
 def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
@@ -56,63 +66,127 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
         yield f"{node.value + 1}", lambda n: setattr(n, "value", n.value + 1)
 
 
-def mutants(tree: ast.Module) -> Iterator[tuple[str, ast.Module]]:
-    """Every tree that differs in one place, with line and change."""
+def mutants(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
+    """Every change of one place, as number of the node, number of the change, and both in words.
+
+    What no test can notice is left out: options of decorators, and what only types are imported for.
+    """
+    left_out = {id(part) for node in ast.walk(tree) for part in _without_effect(node)}
     for index, node in enumerate(ast.walk(tree)):
-        for number, (name, _) in enumerate(changes(node)):
-            changed = copy.deepcopy(tree)
-            target = next(one for place, one in enumerate(ast.walk(changed)) if place == index)
-            list(changes(target))[number][1](target)
+        for number, (name, _) in enumerate(changes(node) if id(node) not in left_out else ()):
             line = getattr(node, "lineno", 0)
-            yield f"line {line}: {ast.unparse(node).splitlines()[0][:70]} -> {name}", ast.fix_missing_locations(changed)
+            yield index, number, f"line {line}: {ast.unparse(node).splitlines()[0][:70]} -> {name}"
 
 
-def is_killed(module: str, path: Path, tree: ast.Module, tests: list[str]) -> bool:
-    """Whether a test fails with this tree in place of the module."""
+def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
+    for decorator in getattr(node, "decorator_list", ()):
+        yield from ast.walk(decorator)
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
+        yield node
+
+
+def mutate(tree: ast.Module, index: int, number: int) -> ast.Module:
+    """The tree with that change."""
+    changed = copy.deepcopy(tree)
+    target = next(one for place, one in enumerate(ast.walk(changed)) if place == index)
+    list(changes(target))[number][1](target)
+    return ast.fix_missing_locations(changed)
+
+
+class Changed(importlib.abc.MetaPathFinder, importlib.machinery.SourceFileLoader):
+    """Gives a tree in place of one module, whoever imports it."""
+
+    def __init__(self, path: Path, tree: ast.Module) -> None:
+        parts = path.with_suffix("").parts
+        super().__init__(".".join(parts[:-1] if parts[-1] == "__init__" else parts), str(path.resolve()))
+        self.tree = tree
+
+    def find_spec(self, fullname, path=None, target=None):
+        """The module, if it is the one."""
+        if fullname != self.name:
+            return None
+        return importlib.util.spec_from_file_location(fullname, self.path, loader=self)
+
+    def get_code(self, fullname):
+        """Of the tree, not of the file or its cache."""
+        return compile(self.tree, self.path, "exec")
+
+
+def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bool:
+    """Whether a test fails with this tree in place of the module; no if there is no test."""
+    compiled = tempfile.TemporaryDirectory() if "simulate.jit" in path.read_text("utf-8") else None
     child = os.fork()
     if child == 0:
-        signal.alarm(LIMIT_S)  # a loop without end is noticed too
+        if compiled is not None:  # machine code of a caller has what it calls in it, and is kept by the caller
+            os.environ["NUMBA_CACHE_DIR"] = compiled.name
+        resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT_S, CPU_LIMIT_S + 5))
+        signal.alarm(LIMIT_S)
         code = 1
         with contextlib.suppress(BaseException):
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             os.dup2(null, 2)
-            spec = importlib.util.spec_from_file_location(module, path)
-            assert spec is not None
-            made = importlib.util.module_from_spec(spec)
-            sys.modules[module] = made
-            parent, _, name = module.rpartition(".")
-            setattr(importlib.import_module(parent), name, made)
-            exec(compile(tree, str(path), "exec"), made.__dict__)
+            sys.meta_path.insert(0, Changed(path, tree))
             with contextlib.redirect_stdout(io.StringIO()):
-                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]))
+                code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", marker, *tests]))
         os._exit(code)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if compiled is not None:
+        compiled.cleanup()
+    return code not in (PASSED, NOTHING_COLLECTED)
+
+
+def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
+    """The tests that a mutant of a module meets, the nearest first."""
+    folder = Path("tests", *path.parent.parts[1:])
+    own = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
+    if own:
+        yield "its own tests", own
+    if folder.is_dir():
+        yield "its folder", [str(folder)]
+    if then:
+        yield "the others", then
+
+
+def find_killer(place: Place, then: list[str], marker: str) -> str | None:
+    """Which round notices the change."""
+    path, index, number = place
+    tree = mutate(ast.parse(path.read_text("utf-8")), index, number)
+    return next((name for name, tests in rounds(path, then) if is_killed(path, tree, tests, marker)), None)
 
 
 def main() -> int:
     """Print the survivors and the share that was killed."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("module", type=Path)
-    parser.add_argument("tests", nargs="+")
+    parser.add_argument("modules", type=Path, nargs="+", help="files, or folders of them, from the repository's root")
+    parser.add_argument("--then", nargs="*", default=[], help="tests for what the mirrored folder does not notice")
+    parser.add_argument("--marker", default="not mindspore and not ascend", help="tests to run, as -m of pytest")
     parser.add_argument("--sample", type=int, help="only so many, chosen with a fixed seed")
+    parser.add_argument("--results", type=Path, help="JSON file to go on from")
+    parser.add_argument("--again", action="store_true", help="try those that survived again")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="begin no mutant after that")
     args = parser.parse_args()
-    module = ".".join(args.module.with_suffix("").parts)
-    importlib.import_module(module)  # what it imports is there for every fork
-    tree = ast.parse(args.module.read_text("utf-8"))
-    found = list(mutants(tree))
-    if args.sample and args.sample < len(found):
-        found = random.Random(0).sample(found, args.sample)
-    if is_killed(module, args.module, tree, args.tests):
-        print("the tests fail without any change", file=sys.stderr)
-        return 1
-    killed = 0
-    for name, mutant in found:
-        if is_killed(module, args.module, mutant, args.tests):
-            killed += 1
-        else:
-            print(f"survived: {args.module} {name}", flush=True)
-    print(f"{args.module}: {killed} of {len(found)} killed, {100 * killed // max(len(found), 1)} %")
+    end = time.monotonic() + args.seconds
+    for name in ("numpy", "scipy.optimize", "hypothesis", "yaml", "regex", "mindspore"):  # once, not in every fork
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    paths = [path for each in args.modules for path in (sorted(each.rglob("*.py")) if each.is_dir() else [each])]
+    found = {(path, i, n): name for path in paths for i, n, name in mutants(ast.parse(path.read_text("utf-8")))}
+    chosen = list(found)
+    if args.sample and args.sample < len(chosen):
+        chosen = random.Random(0).sample(chosen, args.sample)
+    results = json.loads(args.results.read_text("utf-8")) if args.results and args.results.exists() else {}
+    for place in chosen:
+        key = f"{place[0]} {found[place]} ({place[1]}.{place[2]})"
+        is_open = key not in results or (args.again and results[key] is None)
+        if is_open and time.monotonic() < end:
+            results[key] = find_killer(place, args.then, args.marker)
+            if results[key] is None:
+                print(f"survived: {key}", flush=True)
+            if args.results:
+                args.results.write_text(json.dumps(results, indent=1), encoding="utf-8")
+    killed = sum(killer is not None for killer in results.values())
+    print(f"{killed} of {len(results)} killed, of {len(chosen)} chosen and {len(found)} possible")
     return 0
 
 

@@ -31,6 +31,7 @@ CHINESE = {
     "repeated-layer": "同一用途中一层写了两次；第二次不起作用。",
     "section-of-2x": "MindFormers 2.x 的 `swap`、`recompute` 或 `recompute_comm` 写在 1.9 的文件中：没有程序读取。",
     "select-in-recomputed-layer": "在整层重计算的层中又选择了算子：不起作用。",
+    "sequence-pieces": "在 MindFormers 不支持的情况下切分序列（`seq_split_num`），或与整层重计算同时使用。",
     "stage-count-form": "重计算选项按每个 stage 的层数书写，而 SWAP 打开时应写层索引；两者皆可的列表给出警告。",
     "stage-recompute": "SWAP 关闭时，MindFormers 会在 recompute_config 处停止，或做得比写的少。",
     "swap-not-bool": "`swap` 既不是 True 也不是 False。",

@@ -62,7 +62,7 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
         held = entries.pop(0).keepers if entries else ()
         keepers = [graph.owner(node) for node in held]
         if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
-            paths = dict.fromkeys(path for node in keepers for path in names(node).split("|"))
+            paths = dict.fromkeys(path for node in keepers for path in names(node))
             assert uses.last_forward is not None and uses.first_backward is not None
             found.append(
                 SavedTensor(

@@ -14,7 +14,7 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "iterate_primitives", "read_tree"]
+__all__ = ["apply_policy", "check_layers", "iterate_primitives", "read_tree"]
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -29,7 +29,8 @@ def apply_policy(
         layers: the layers in order (`CellList` or any sequence of cells).
         policy: normalised policy; one with swap disabled changes nothing.
         logger: gets the lines of the specification; default is this module's logger.
-        indices: layer index of each layer; default 0, 1, 2, ...
+        indices: layer index of each layer, where they are some of a model that `check_layers` has seen; default
+            0, 1, 2, ... of all layers.
 
     Returns:
         What was set, one entry per layer.
@@ -41,9 +42,11 @@ def apply_policy(
     if not policy.is_swap_enabled:
         return ()
     logger = logger or logging.getLogger(__name__)
-    indices = range(len(layers)) if indices is None else indices
+    _give_own_primitives(layers)
     trees = [read_tree(layer) for layer in layers]
-    _check_layers(policy, max(indices, default=-1))
+    if indices is None:
+        indices = range(len(layers))
+        check_layers(policy, len(layers))
     _check_patterns(policy, indices, trees, logger)
     actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
     for layer, layer_actions in zip(layers, actions, strict=True):
@@ -51,6 +54,20 @@ def apply_policy(
         for line in format_log_lines(layer_actions):
             logger.info(line)
     return actions
+
+
+def check_layers(policy: Policy, num_layers: int) -> None:
+    """Refuse layers that the network does not have: what is asked of them would have no effect.
+
+    Raises:
+        ApplyError: there are such.
+    """
+    layers = [policy.layer_recompute, policy.output_recompute]
+    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
+        layers += [entry.layers for entry in entries]
+    beyond = sorted({index for entry in layers for index in entry.indices or () if index >= num_layers})
+    if beyond:
+        raise ApplyError(f"the network has layers 0 to {num_layers - 1}, the policy names {beyond}")
 
 
 def read_tree(cell, name: str = "") -> CellNode:
@@ -64,14 +81,20 @@ def read_tree(cell, name: str = "") -> CellNode:
     return CellNode(name, type(cell).__name__, children=tuple(children))
 
 
-def _check_layers(policy: Policy, last_index: int) -> None:
-    """Refuse layers that the network does not have: what is asked of them would have no effect."""
-    layers = [policy.layer_recompute, policy.output_recompute]
-    for entries in (policy.layer_swap, policy.op_swap, policy.select_recompute, policy.select_comm_recompute):
-        layers += [entry.layers for entry in entries]
-    beyond = sorted({index for entry in layers for index in entry.indices or () if index > last_index})
-    if beyond:
-        raise ApplyError(f"the network has layers 0 to {last_index}, the policy names {beyond}")
+def _give_own_primitives(layers: Sequence[Any]) -> None:
+    """Of a primitive that several layers share, a copy for each: what is set on one would act in all of them.
+
+    MindFormers 1.9.0 has one for the gating of all its routers (`GATING_ACTIVATION` of moe/router.py).
+    """
+    seen: set[int] = set()
+    for layer in layers:
+        own = set()
+        for _, cell in layer.cells_and_names():
+            for name, primitive in list(cell._primitives.items()):
+                if primitive is not None and id(primitive) in seen:
+                    setattr(cell, name, primitive._clone())
+                own.add(id(cell._primitives[name]))
+        seen |= own
 
 
 def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[CellNode], logger: logging.Logger) -> None:

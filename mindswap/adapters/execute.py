@@ -8,7 +8,8 @@ import mindspore as ms
 import numpy as np
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 
-from mindswap.adapters.mindformers import build_network, example_inputs, set_policy
+from mindswap.adapters.build import build_network, example_inputs
+from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
 from mindswap.execute.dtypes import dtype_of
 from mindswap.graph.load import load_graph

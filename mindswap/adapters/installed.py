@@ -30,8 +30,8 @@ def require_mindformers() -> None:
     missing = [name for name in ("mindspore", "mindformers") if importlib.util.find_spec(name) is None]
     if missing:
         raise LaunchError(
-            f"not installed: {', '.join(missing)}\n    fix: pip install 'mindswap[cpu]' (on Ascend, install the "
-            "MindSpore that matches your CANN, then mindformers==1.9.0)"
+            f"not installed: {', '.join(missing)}\n    fix: pip install mindspore==2.9.0 mindformers==1.9.0 (on "
+            "Ascend, install the MindSpore that matches your CANN, then mindformers==1.9.0)"
         )
     mindformers, mindspore = installed_version("mindformers"), installed_version("mindspore")
     is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version

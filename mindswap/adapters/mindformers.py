@@ -1,28 +1,17 @@
-"""MindFormers: its networks, built from a YAML file without weights, without device, without workers."""
+"""Networks of MindFormers under a policy: compiled without weights, without device, without workers."""
 
 import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-import mindspore as ms
-from mindformers.core.context import build_context
-from mindformers.core.parallel_config import build_parallel_config
-from mindformers.models.build_config import merge_model_config
-from mindformers.models.build_model import build_network as build_model_network
-from mindformers.tools.register import MindFormerConfig
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
-from mindspore.common.initializer import Zero
-from mindspore.nn.utils import no_init_parameters
 
-from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
-from mindswap.adapters.communication import on_rank
-from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.config_file import leave_out_checkpoint
-from mindswap.adapters.experts import compiled_experts, set_exchange
-from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
-from mindswap.adapters.interleave import layers_as_in_model, place_in_model
+from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
+from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
+from mindswap.adapters.experts import compiled_experts
+from mindswap.adapters.interleave import place_in_model
 from mindswap.adapters.mindspore import (
     PATH_TAG,
     compile_training_graph,
@@ -38,39 +27,30 @@ from mindswap.adapters.own_recompute import (
     set_on_layer,
 )
 from mindswap.adapters.quiet import tell
-from mindswap.adapters.rank_code import use_whole_tensors
-from mindswap.adapters.versions.chosen import builds_form
 from mindswap.config.rank import RankPlacement
-from mindswap.config.step import DEFAULT_SEQ_LENGTHS
-from mindswap.document.model_folder import given_folder
 from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
 from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES, restore_names
-from mindswap.graph.ranks.sharding import Unresolved, shard_graph
+from mindswap.graph.ranks.sharding import shard_graph
+from mindswap.graph.ranks.split_table import Unresolved
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.graph.uses import graph_uses
 from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
-from mindswap.policy.read import NUM_LAYERS_KEYS
 
 __all__ = [
     "PATH_TAG",
     "Capture",
-    "build_network",
     "capture",
     "choose_layers",
-    "example_inputs",
     "read_layer_trees",
     "read_operator_uses",
     "set_policy",
 ]
-
-# Where `_build` leaves its notes in the configuration.
-NOTES_KEY = "mindswap_notes"
 
 
 def set_policy(
@@ -87,6 +67,8 @@ def set_policy(
         indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
+    if indices is None:
+        check_layers(policy, len(layers))
     indices = list(indices or range(len(layers)))
     mtp = getattr(getattr(network, "model", None), "mtp", None)
     mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
@@ -166,11 +148,11 @@ def _survey(
     trees = [read_tree(layer) for layer in layers]
     places = [place_in_model(layer) for layer in layers]
     indices = placement.layers if placement else tuple(range(len(trees)))
+    check_layers(policy, len(layers))
     if not policy.is_swap_enabled:
         own = read_own_recompute(network, layers)
-        if len(indices) < len(trees):
-            raise GraphError("one rank of several pipeline stages can only be inspected with swap_config.swap: True")
         if own.setting is None:
+            _require_all_layers(indices, trees, "MindFormers cannot be asked what it recomputes in single layers")
             return LayerSample(indices, indices), own
         as_set = [(trees[index], places[index], set_on_layer(layers[index], trees[index])) for index in indices]
         return _of_model(sample_layers(as_set), indices), own
@@ -181,6 +163,19 @@ def _survey(
         for index in indices
     ]
     return _of_model(sample_layers(asked), indices), None
+
+
+def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
+    """Refuse one of several pipeline stages.
+
+    Raises:
+        GraphError: these are not all layers of the model.
+    """
+    if len(indices) < len(trees):
+        raise GraphError(
+            f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"
+            "    fix: leave out --rank, or swap: True with op_swap: []"
+        )
 
 
 def _of_model(sample: LayerSample, indices: Sequence[int]) -> LayerSample:
@@ -221,6 +216,8 @@ def capture(
     layers = find_layers(network)
     trees = tuple(read_tree(layer) for layer in layers)
     if own is not None and not own.has_kinds_of(sample.indices, trees):
+        stage = placement.layers if placement is not None else range(len(own.trees))
+        _require_all_layers(stage, own.trees, "the kind of a layer depends on its number")
         everything = tuple(range(len(own.trees)))
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
@@ -276,138 +273,8 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
     return notes
 
 
-def build_network(
-    config_path: str, policy: Policy, layers: Sequence[int] | None = None, placement: RankPlacement | None = None
-):
-    """The training network of a YAML file without weights, and the configuration as MindFormers completed it.
-
-    Args:
-        config_path: MindFormers YAML.
-        policy: when it has swap enabled, MindFormers' own swap and recompute stay off.
-        layers: build only these layers of the model, on one pipeline stage; default all.
-        placement: let the model set its strategies, as on this rank; default is one rank without splits.
-
-    Raises:
-        GraphError: if MindFormers refuses the configuration; the text is its own.
-    """
-    try:
-        return _build(config_path, policy, layers, placement)
-    except (KeyError, ValueError, TypeError, AttributeError, IndexError, RuntimeError, OSError, ImportError) as error:
-        raise GraphError(f"MindFormers could not build the network of {config_path}: {error}") from error
-
-
-def _build(config_path, policy, layers, placement):
-    keep_swap_sections()
-    config = MindFormerConfig(config_path, run_mode="train")
-    _read_model_folder(config)
-    leave_out_checkpoint(config)
-    replace_swap_sections(config, policy)
-    install_stand_ins(config)
-    num_layers = _cut_layers(config, len(layers)) if layers is not None else 0
-    is_cut = placement is not None and placement.has_strategies and placement.num_stage_ranks > 1
-    if not is_cut and not config.get("use_legacy", True):
-        _use_one_rank(config)
-    # One process without workers: the newer models start communication in any other mode.
-    config.use_parallel = False
-    config.context.device_target = "CPU"
-    config.context.mode = ms.GRAPH_MODE  # in PyNative the newer models ask for hyper_parallel; the cells are the same
-    config.context.pop("ascend_config", None)
-    config.context.pop("max_device_memory", None)
-    build_context(config)
-    if not builds_form(bool(config.get("use_legacy", True))):
-        raise GraphError("MindFormers builds legacy and newer models only in different processes")
-    build_parallel_config(config)
-    _set_pipeline(config, is_whole=layers is None)
-    one_of_many = on_rank(placement.rank, placement.num_stage_ranks) if is_cut else contextlib.nullcontext()
-    keep_places = layers_as_in_model(layers, num_layers) if layers is not None else contextlib.nullcontext()
-    with one_of_many, no_init_parameters(), masks_without_values(), keep_places:
-        network = build_model_network(
-            config.model,
-            default_args={
-                "parallel_config": config.parallel_config,
-                "moe_config": config.moe_config,
-                "dataset_config": config.train_dataset,
-            },
-        )
-    if is_cut:
-        _set_exchange(network, config, placement)
-        use_whole_tensors(network)
-    config[NOTES_KEY] = use_rope_slices(network)
-    return network, config
-
-
-def _read_model_folder(config) -> None:
-    """Lay the model of the YAML over the `config.json` of `pretrained_model_dir`, as its trainer does."""
-    folder = given_folder() or config.get("pretrained_model_dir")
-    if folder:
-        model = config.get("model") or MindFormerConfig()
-        model.model_config = MindFormerConfig(**merge_model_config(folder, model.get("model_config")))
-        config.model = model
-
-
-def _set_pipeline(config, is_whole: bool) -> None:
-    """Let MindFormers spread the layers over stages and chunks as in the training, if they are all there."""
-    settings = (config.get("parallel") or {}).get("pipeline_config") if is_whole else None
-    ms.set_auto_parallel_context(
-        pipeline_config=dict(settings or {"pipeline_interleave": False, "pipeline_scheduler": "1f1b"})
-    )
-
-
-def _cut_layers(config, num_layers: int) -> int:
-    """Layers that the model has without the cut."""
-    model = config.model.model_config
-    keys = [key for key in NUM_LAYERS_KEYS if key in model]
-    before = max((model[key] for key in keys), default=num_layers)
-    model.update(dict.fromkeys(keys, num_layers))
-    model.offset = 0
-    config.parallel_config.pipeline_stage = 1
-    return before
-
-
-def _set_exchange(network, config, placement) -> None:
-    """How many tokens the rank has and exchanges; nothing without experts."""
-    layer = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
-    if layer is not None:
-        batch, length = config.runner_config.batch_size or 1, layer.config.seq_length
-        num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
-        set_exchange(layer.config, layer.ep, num_tokens, placement.expert_skew_permille)
-
-
-def _use_one_rank(config) -> None:
-    """The newer models ask for communication groups in any mode as soon as they are cut."""
-    for key in ("data_parallel", "model_parallel", "context_parallel", "expert_parallel"):
-        if key in config.parallel_config:
-            config.parallel_config[key] = 1
-    if "use_seq_parallel" in config.parallel_config:
-        config.parallel_config.use_seq_parallel = False
-    if "moe_token_dispatcher_type" in config.model.model_config:  # tokens stay where they are; the only one it takes
-        config.model.model_config.moe_token_dispatcher_type = "alltoall"
-
-
 def _compile(network, config, data_parallel: int = 1) -> Graph:
     inputs = example_inputs(config, data_parallel)
     with compiled_experts():
         graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))
     return restore_names(graph)
-
-
-def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
-    """The columns of the data set as the network takes them, without values; one micro-batch of all ranks."""
-    batch = (config.runner_config.batch_size or 1) * data_parallel
-    is_legacy = config.get("use_legacy", True)
-    default_length = DEFAULT_SEQ_LENGTHS["legacy" if is_legacy else "newer"]
-    seq_length = config.model.model_config.get("seq_length") or default_length
-    if is_legacy and not config.model.model_config.get("input_sliced_sig"):
-        return {"input_ids": _empty((batch, seq_length + 1), ms.int32)}
-    data = config.train_dataset or {}
-    columns = data.get("construct_args_key") or data.get("input_columns") or ["input_ids", "labels"]
-    columns = list(dict.fromkeys([*columns, "labels"]))
-    shapes = {
-        "attention_mask": ((batch, 1, seq_length, seq_length), ms.uint8),
-        "loss_mask": ((batch, seq_length), ms.float32),
-    }
-    return {name: _empty(*shapes.get(name, ((batch, seq_length), ms.int32))) for name in columns}
-
-
-def _empty(shape, dtype):
-    return ms.Tensor(shape=shape, dtype=dtype, init=Zero())

@@ -42,7 +42,7 @@ def require_mindspore() -> None:
     if importlib.util.find_spec("mindspore") is None:
         raise DataError(
             "writing a MindRecord needs MindSpore, which is not installed\n"
-            "    fix:     pip install 'mindswap[cpu]', or on Ascend the MindSpore that matches your CANN"
+            "    fix:     pip install mindspore==2.9.0, or on Ascend the MindSpore that matches your CANN"
         )
 
 

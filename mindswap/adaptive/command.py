@@ -15,7 +15,6 @@ __all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "parse_command", "sav
 
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
-_PYTHON = ("python", "python3")
 # What a restart sets in the YAML; on the command line it would go before that.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mindswap.check.rules import Context, run_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
-from mindswap.document.model_folder import FOLDER_RULE
+from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.source import load_document
@@ -23,12 +23,14 @@ from mindswap.policy.settings import Settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
-           "load_policy", "policy_of_document", "require_num_layers"]  # fmt: skip
+           "load_policy", "missing_model", "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
 # What these rules find by the table of a model family may not hold for the real network.
 MODEL_RULES = frozenset({"plain-dot", "unmatched-pattern"})
+# Keys of `model.model_config` by which MindFormers finds the class (models/build_config.py, get_model_config).
+CLASS_KEYS = ("type", "model_type", "architectures")
 # These say why a value could not be read.
 SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool", "unknown-key", "wrong-type")
 
@@ -177,11 +179,24 @@ def require_num_layers(document: Document, num_layers: int | None, asked_by: str
     """
     if num_layers is not None:
         return num_layers
+    missing = missing_model(document)
     text = f"{asked_by}the configuration does not say how many layers the model has"
+    raise GraphError(f"{text}\n{missing}" if missing else text)
+
+
+def missing_model(document: Document) -> str | None:
+    """Where a model should have come from, and how to name one; None if there is one."""
     for problem in document.problems:
         if problem.rule == FOLDER_RULE:
-            text += f"\n{problem.location}: {problem.message}\n    fix: {problem.fix}"
-    raise GraphError(text)
+            return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"
+    model = document.get("model", "model_config")
+    has_class = model is not None and any(model.get(key) is not None for key in CLASS_KEYS)
+    if has_class or read_num_layers(document, None) is not None:
+        return None
+    return (
+        f"{model.location if model is not None else document.file}: model.model_config: it describes no model\n"
+        f"    fix:     write the model there, or name a folder with its config.json, {FOLDER_KEY}"
+    )
 
 
 def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:

@@ -1,12 +1,12 @@
 """`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
 
 import argparse
-import sys
 from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
+from mindswap.commands.converted import hand_over, target_of
 from mindswap.commands.options import add_common, positive_int
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
@@ -16,18 +16,17 @@ from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.files import require_folders, write_new
+from mindswap.files import require_folders
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\
   mindswap convert old.yaml --to index -o new.yaml      counts per stage (swap off) -> layer indices (swap on)
   mindswap convert new.yaml --to stage                  and back, where that can be said; to the terminal
   mindswap convert old.yaml --to 2.x -o new.yaml        swap and recompute in the sections of MindFormers 2.x
+  mindswap convert old.yaml --to 2.x --trace step.json  the same, by the tensors of a recorded step
   mindswap convert --from megatron --num-layers 32 --recompute-activations
   mindswap convert --from megatron --recompute-granularity full --recompute-method block --recompute-num-layers 2 \\
       --pipeline-model-parallel-size 4 llama2_7b.yaml -o new.yaml
@@ -49,6 +48,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=positive_int,
         metavar="N",
         help="operators of a layer in backward, for distances between versions; default is a table of the model",
+    )
+    parser.add_argument(
+        "--trace",
+        metavar="FILE",
+        help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
     )
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
@@ -78,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """
     request = _read_request(args)
     require_folders(Path(args.output) if args.output else None)
+    if args.trace and args.to not in VERSIONS:
+        raise LaunchError("--trace: is for --to 2.x and --to 1.9")
     if args.to in VERSIONS:
         return convert_versions(args, request)
     refuse_pynative(request.document)
@@ -88,22 +94,8 @@ def run(args: argparse.Namespace) -> int:
         text = rewrite_for_swap(text, own, request.document)
     for name, value in result.sections.items():
         text = rewrite_section(text, name, value, result.comments.get(name), request.file)
-    target = args.output or (args.config if args.in_place else None)
-    problems = sort_problems((*result.problems, *_check_result(text, target or "the result", request, result)))
-    if target:
-        write_new(target, text, overwrite=args.overwrite or args.in_place)
-    has_errors = any(problem.level is Level.ERROR for problem in problems)
-    if args.json:
-        data = {"written": target, "text": text, "sections": result.sections}
-        print(answer_text("convert", {**data, **problems_to_data(problems)}, not has_errors))
-    else:
-        if not target:
-            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
-        if problems:
-            print(format_problems(problems), file=sys.stderr)
-        if target:
-            print(f"written: {target}; next: mindswap check {target}")
-    return 1 if has_errors else 0
+    checked = _check_result(text, target_of(args) or "the result", request, result)
+    return hand_over(args, text, sort_problems((*result.problems, *checked)), {"sections": result.sections})
 
 
 def _read_request(args: argparse.Namespace) -> Request:

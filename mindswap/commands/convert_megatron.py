@@ -8,7 +8,8 @@ from typing import Any
 
 from mindswap.check.check import CheckResult
 from mindswap.config.pipeline import LayoutError, read_pipeline
-from mindswap.convert.stage_form import policy_sections, to_index_form
+from mindswap.convert.sections import policy_sections
+from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.errors import LaunchError, PolicyError

@@ -1,18 +1,22 @@
-"""`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other, by name."""
+"""`mindswap convert --to 2.x | 1.9`: the sections of one version of MindFormers in those of the other.
+
+By name; with `--trace`, by the tensors of a recorded step.
+"""
 
 import argparse
-import sys
 from dataclasses import replace
+from functools import partial
 
 from mindswap.check.check import check_document, check_shape
 from mindswap.commands.convert_megatron import Request, known_trees
+from mindswap.commands.convert_tensors import Tensors, read_tensors
+from mindswap.commands.converted import hand_over, target_of
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.files import write_new
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
 from mindswap.mindformers_2x.form import Form, find_form
@@ -24,8 +28,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import escape, format_problems, problems_to_data
+from mindswap.report.problems import escape
 
 __all__ = ["VERSIONS", "convert_versions"]
 
@@ -52,28 +55,18 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
     num_layers = _num_layers(args, document)
-    converted = _to_2x(args, document, num_layers) if args.to == "2.x" else _to_1_9(args, document, num_layers)
+    tensors = read_tensors(args.trace, num_layers) if args.trace else None
+    converted = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
     _refuse_double(document, source, converted)
-    comment = (f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, by name (mindswap convert --to {args.to})",)
+    comment = (
+        f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, {escape(converted.by)} "
+        f"(mindswap convert --to {args.to})",
+    )
     lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
     text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
-    target = args.output or (args.config if args.in_place else None)
-    problems = [*_losses(document, source, converted, args.to), *_read_back(args, text, target, converted, num_layers)]
-    if target:
-        write_new(target, text, overwrite=args.overwrite or args.in_place)
-    has_errors = any(problem.level is Level.ERROR for problem in problems)
-    if args.json:
-        data = {"written": target, "text": text, "sections": converted.sections}
-        data |= {"lost": list(converted.lost), **problems_to_data(problems)}
-        print(answer_text("convert", data, not has_errors))
-    else:
-        if not target:
-            print(text, end="" if text.endswith(("\n", "\r")) else "\n")
-        if problems:
-            print(format_problems(problems), file=sys.stderr)
-        if target:
-            print(f"written: {target}; next: mindswap check {target}")
-    return 1 if has_errors else 0
+    read_back = _read_back(args, text, target_of(args), converted, num_layers)
+    problems = [*_losses(document, source, converted, args.to), *read_back]
+    return hand_over(args, text, problems, {"sections": converted.sections, "lost": list(converted.lost)})
 
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
@@ -95,14 +88,17 @@ def _num_layers(args: argparse.Namespace, document: Document) -> int:
     return found
 
 
-def _layer_ops(args: argparse.Namespace, document: Document) -> int:
-    """Operators of a layer in backward: as given, else assumed to be as many as in forward, by table."""
+def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | None) -> tuple[int, str]:
+    """Operators of a layer in backward, and where the number is from.
+
+    As given, of a trace, else assumed to be as many as in forward, by table.
+    """
     if args.ops_per_layer:
-        return args.ops_per_layer
+        return args.ops_per_layer, "assumed"
+    if tensors is not None:
+        return tensors.num_layer_ops, f"in {tensors.file}"
     layer = _layer_1_9(document)
-    if layer is None:
-        return ASSUMED_LAYER_OPS
-    return sum(cell.is_primitive for _, cell in layer.walk())
+    return sum(cell.is_primitive for _, cell in layer.walk()) if layer is not None else ASSUMED_LAYER_OPS, "assumed"
 
 
 def _layer_1_9(document: Document) -> CellNode | None:
@@ -113,7 +109,7 @@ def _layer_1_9(document: Document) -> CellNode | None:
     return trees.layers[0] if trees is not None else None
 
 
-def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
+def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> Converted:
     result = check_shape(document, num_layers)
     if result.policy is None:
         raise PolicyError(result.problems)
@@ -131,20 +127,39 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int) -> Con
     )
     layer, known = _layer_1_9(document), dense_layer()
     names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
-    converted = to_2x(policy, num_layers, stages, _layer_ops(args, document), names)
+    ops, told = _layer_ops(args, document, tensors)
+    before = tensors.of_policy(policy) if tensors is not None else None
+    chosen = partial(tensors.choose_2x, before.moved) if tensors is not None and before is not None else None
+    converted = to_2x(policy, num_layers, stages, ops, names, chosen, told)
     # What the file does not speak of, the result leaves alone.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
-    return replace(converted, sections=sections)
+    converted = replace(converted, sections=sections)
+    if tensors is None or before is None:
+        return converted
+    effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
+    return tensors.compared(converted, before, tensors.of_effect(effect), args.to)
 
 
-def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int) -> Converted:
+def _sections_alone(converted: Converted) -> Document:
+    return parse_document("\n".join(block_lines(converted.sections, 0, 2)).encode(), "the result")
+
+
+def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> Converted:
     stated = find_num_layers_2x(document)
-    checked = check_pynative(document, num_layers if stated is None else None)
+    model = tensors.model if tensors is not None else None
+    checked = check_pynative(document, num_layers if stated is None else None, model)
     if checked.errors:
         raise PolicyError(checked.problems)
     use_legacy = find_form(document) is Form.GRAPH and document.is_legacy
-    return to_1_9(checked.effect, _layer_ops(args, document), use_legacy)
+    ops, told = _layer_ops(args, document, tensors)
+    if tensors is None:
+        return to_1_9(checked.effect, ops, use_legacy, source=told)
+    before = tensors.of_effect(checked.effect)
+    use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
+    converted = to_1_9(checked.effect, ops, use_legacy, tensors.choose_1_9(before.moved), told)
+    policy = check_shape(_sections_alone(converted), num_layers).policy
+    return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), args.to)
 
 
 def _losses(document: Document, source: tuple[str, ...], converted: Converted, version: str) -> list[Problem]:
@@ -168,6 +183,5 @@ def _read_back(
     name = target or "the result"
     if args.to == "2.x":
         return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems
-    lines = "\n".join(block_lines(converted.sections, 0, 2))
-    problems = check_document(parse_document(lines.encode(), name), num_layers).errors
+    problems = check_document(_sections_alone(converted), num_layers).errors
     return tuple(Problem(Location(name), p.rule, p.level, p.message, p.allowed, p.fix) for p in problems)

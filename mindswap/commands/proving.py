@@ -11,7 +11,7 @@ from mindswap.commands.proof_data import has_own_data, with_absolute_paths, writ
 from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
 from mindswap.config.step import read_step_settings
-from mindswap.convert.stage_form import policy_sections
+from mindswap.convert.sections import policy_sections
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.plain_data import document_from_data

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from mindswap.config.pipeline import Pipeline, read_pipeline
+from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
@@ -21,7 +22,7 @@ class StepSettings:
     Attributes:
         batch_size: samples of one micro-batch on one data parallel rank.
         seq_length: tokens of a sample.
-        num_micro_batches: forward and backward passes per step.
+        num_micro_batches: samples, or groups of them, that go through forward and backward in a step.
         data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
         pipeline: stages and chunks.
         optimizer: `optimizer.type`.
@@ -35,6 +36,7 @@ class StepSettings:
         shares_casts: micro-batches share casts of weights (`graph.share_casts`).
         expert_parallel: ranks that share the experts of a layer.
         is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
+        num_sequences: pieces that each sequence is cut into; each goes through forward and backward by itself.
     """
 
     batch_size: int
@@ -55,6 +57,12 @@ class StepSettings:
     shares_casts: bool = False
     is_inlined: bool = False
     expert_parallel: int = 1
+    num_sequences: int = 1
+
+    @property
+    def num_turns(self) -> int:
+        """Forward and backward passes per step."""
+        return self.num_micro_batches * self.num_sequences
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -111,6 +119,7 @@ def read_step_settings(document: Document) -> StepSettings:
         context_parallel=document.count("parallel_config", "context_parallel"),
         expert_parallel=document.count("parallel_config", "expert_parallel"),
         pipeline=pipeline,
+        num_sequences=document.count("parallel_config", SEQUENCE_KEY) if pipeline.num_stages > 1 else 1,
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
         sharding=sharding,
         is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),

@@ -3,19 +3,20 @@
 Both directions are judged by reading the result back: in every layer the same operators must be recomputed.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any
 
 from mindswap.check.check import check_document, check_shape
 from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
-from mindswap.convert.compare import first_difference
+from mindswap.convert.compare import first_difference, resolve_policy
+from mindswap.convert.sections import policy_sections
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.policy.settings import Settings, Statement
 from mindswap.policy.words import format_layers
@@ -23,7 +24,7 @@ from mindswap.stage.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.stage.expand import RULE as STAGE_RULE
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["Converted", "policy_sections", "resolve_policy", "to_index_form", "to_stage_form"]
+__all__ = ["Converted", "to_index_form", "to_stage_form"]
 
 RULE = "convert"
 ONLY_OPERATORS = "MindFormers excludes operators only"
@@ -42,52 +43,6 @@ class Converted:
     sections: dict[str, dict[str, Any]] | None
     problems: tuple[Problem, ...]
     policy: Policy | None = None
-
-
-def resolve_policy(policy: Policy, num_layers: int) -> Policy:
-    """The policy with every set of layers written out and the operators sorted: equal ones do the same."""
-
-    def resolve(layers: Layers) -> Layers:
-        return Layers(layers.resolve(num_layers))
-
-    def resolve_all(entries: tuple[OpRecompute, ...]) -> tuple[OpRecompute, ...]:
-        return tuple(OpRecompute(e.pattern, resolve(e.layers)) for e in sorted(entries, key=lambda e: e.pattern))
-
-    return replace(
-        policy,
-        layer_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.layer_swap),
-        op_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.op_swap),
-        layer_recompute=resolve(policy.layer_recompute),
-        select_recompute=resolve_all(policy.select_recompute),
-        select_comm_recompute=resolve_all(policy.select_comm_recompute),
-        select_recompute_exclude=resolve_all(policy.select_recompute_exclude),
-        select_comm_recompute_exclude=resolve_all(policy.select_comm_recompute_exclude),
-        output_recompute=resolve(policy.output_recompute),
-    )
-
-
-def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
-    """The sections of a policy with swap enabled, as they are written into a configuration.
-
-    Keys of recompute_config that say what is the default anyway are left out where the file has none.
-
-    Args:
-        policy: what the configuration shall ask for.
-        data: the configuration it is written into.
-        num_layers: layers of the model; a list of all of them becomes True.
-    """
-    config = _with_true(policy, num_layers).to_config()
-    sections = {"swap_config": config["swap_config"]}
-    present = data.get("recompute_config") or {}
-    defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
-    sections["recompute_config"] = {
-        key: value for key, value in config["recompute_config"].items() if key in present or value != defaults[key]
-    }
-    own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
-    own |= config.get("mindswap", {})
-    if own or data.get("mindswap"):
-        sections["mindswap"] = own
-    return sections
 
 
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
@@ -299,21 +254,6 @@ def _attention_problem(document: Document, policy: Policy, other: str) -> list[P
     names = "apply_rotary_emb|tile_kv|batch_matmul_q_k|mul|add|cast_attn|softmax|batch_matmul"
     fix = rf"to have it: 'attention\.(?:{names})': True"
     return [Problem(node.location, RULE, Level.WARNING, message, fix=fix)]
-
-
-def _with_true(policy: Policy, num_layers: int) -> Policy:
-    """Every set of all layers as True."""
-
-    def short(layers: Layers) -> Layers:
-        return Layers(None) if layers.resolve(num_layers) == tuple(range(num_layers)) else layers
-
-    selects = {
-        option: tuple(replace(entry, layers=short(entry.layers)) for entry in getattr(policy, option))
-        for option in SELECT_OPTIONS
-    }
-    output = short(policy.output_recompute)
-    whole = short(policy.layer_recompute)
-    return replace(policy, layer_recompute=whole, output_recompute=output, **selects)  # type: ignore[arg-type]
 
 
 def _data(document: Document) -> dict[str, Any]:

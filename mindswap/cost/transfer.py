@@ -8,7 +8,7 @@ from mindswap.units import NS_PER_S
 __all__ = ["COLLECTIVES", "collective_ns", "copy_in_ns", "copy_out_ns", "send_ns"]
 
 # Shares of the message that each card sends, in rounds of num_ranks - 1 parts: ring algorithms.
-COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1}
+COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1, "SendReceive": 2}
 
 
 def copy_out_ns(size_bytes: int, device: Device) -> int:
@@ -77,6 +77,8 @@ def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, st
         raise ValueError(f"size_bytes is {size_bytes}, num_ranks is {num_ranks}, stride is {stride}")
     if num_ranks == 1 or size_bytes == 0:
         return 0
+    if kind == "SendReceive":  # to the next rank of a ring, then from the one before: the slowest link counts
+        return 2 * send_ns(size_bytes, num_ranks * stride <= device.num_cards_per_node, device)
     num_local = min(num_ranks, max(device.num_cards_per_node // stride, 1))
     num_nodes = _ceil_div(num_ranks, num_local)
     if kind == "AllToAll":

@@ -43,7 +43,8 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
             Severity.ERROR,
             f"not installed: {', '.join(absent)}",
             "check, explain and convert work without; run, verify, inspect, simulate and plan do not",
-            "pip install 'mindswap[cpu]'; on Ascend the MindSpore that matches your CANN, then mindformers 1.9.0",
+            "pip install mindspore==2.9.0 mindformers==1.9.0; on Ascend the MindSpore that matches your CANN, then "
+            "mindformers 1.9.0",
         )
     elif not is_known_pair(mindformers, mindspore):
         yield Finding(

@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.report.problems import escape
 from mindswap.units import format_bytes
 from mindswap.version import __version__
 
@@ -31,7 +32,7 @@ def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
     num_warnings = len(findings) - num_errors
     counts = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
     lines += ["", counts if findings else "nothing found"]
-    return "\n".join(lines)
+    return "\n".join(map(escape, lines))
 
 
 def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:

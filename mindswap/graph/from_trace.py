@@ -9,6 +9,7 @@ seen to make.
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.names import Names
 from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.pynative.trace import EventKind, Operator, Trace, Value
 
@@ -132,7 +133,8 @@ class _Builder:
         scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
         origin = "" if operator.is_forward else self._origin(index)
         types = tuple(TensorType(value.shape, value.dtype, value.size_bytes) for value in outputs)
-        attributes = {TAG: ".".join(operator.path)} if operator.is_forward and layer is not None else {}
+        is_named = operator.is_forward and layer is not None
+        attributes = {TAG: Names(".".join(path) for path in operator.paths)} if is_named else {}
         return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
 
     def _origin(self, index: int) -> str:

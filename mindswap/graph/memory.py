@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
@@ -17,8 +18,8 @@ class OperatorMemory:
     """What one operator makes that backward needs.
 
     Attributes:
-        path: operator path below the layer as `op_swap` names it, `|` between names that the graph cannot
-            tell apart; for what is made outside the layers, the cell path from the root.
+        path: operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root.
+            Text: several names that the graph cannot tell apart have `|` between them.
         op: primitive name.
         kept_bytes: stays on the device from forward to backward.
         swapped_bytes: crosses the link, each way; what is copied for nothing included.
@@ -87,7 +88,7 @@ class OperatorNames:
                 if node.is_primitive and not has_all_tags:
                     keys.setdefault((".".join(path[:-1]), node.type_name), []).append(".".join(path))
             self._by_key.append(keys)
-        self._tags = {node.scope: str(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
+        self._tags = {node.scope: Names.of(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
 
     def can_name(self, node: Node) -> bool:
         """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
@@ -99,15 +100,15 @@ class OperatorNames:
         """Whether an operator carries its path."""
         return node.scope.removeprefix("recompute_") in self._tags
 
-    def __call__(self, node: Node) -> str:
-        """Path of an operator; its cell and type where the model has no attribute for it."""
+    def __call__(self, node: Node) -> Names:
+        """Paths of an operator; its cell and type where the model has no attribute for it."""
         if node.layer_index is None:
-            return f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
+            return Names.of(f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip("."))
         scope = node.scope.removeprefix("recompute_")
         if scope in self._tags:
             return self._tags[scope]
         names = self._by_key[node.layer_index].get((node.cell_path, node.op))
-        return "|".join(names) if names else f"{node.cell_path}.{node.op}".strip(".")
+        return Names(names) if names else Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
 def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
@@ -177,6 +178,6 @@ class _Table:
     def add(self, entry: SavedStorage, node: Node, **sizes: int) -> None:
         """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
         layer = self.rows.setdefault(entry.storage.layer_index, {})
-        path = self.names(node)
+        path = str(self.names(node))
         known = layer.get(path, OperatorMemory(path, node.op))
         layer[path] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})

@@ -38,6 +38,7 @@ __all__ = [
     "VALUE_PASSING_OPS",
     "VIEW_OPS",
     "WEIGHT_OPS",
+    "WRITING_OPS",
     "Cut",
     "OpClass",
     "Operators",
@@ -144,6 +145,8 @@ class Trait(Flag):
     # `jit_level: O1` makes it part of a larger kernel (backend/common/graph_kernel, `dvm`): of the operators that dvm
     # clusters take, those that the models here use.
     FUSED = auto()
+    # Writes into its first input, a parameter: no memory of its own.
+    WRITES = auto()
     # As a kernel in a profile its work follows from its shapes: each input once, the output once. Not so where it only
     # writes (ZerosLike), for reductions, convolutions, sorts, and optimizers, which write into their inputs.
     COUNTED = auto()
@@ -232,6 +235,7 @@ TABLE = (
     _ops("BroadcastTo Tile", _C.MOVE, cut=Cut.BROADCAST),
     _ops("Transpose", _C.MOVE, cut=Cut.TRANSPOSE),
     _ops("Contiguous Pad Stack", _C.MOVE),
+    _ops("Assign AssignAdd", _C.MOVE, _T.WRITES, cut=Cut.ELEMENTWISE),
     # Vector units: element-wise, and what counts as such.
     _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
@@ -306,6 +310,7 @@ RANDOM_OPS = _having(Trait.RANDOM)
 PARTIAL_READ_OPS = _having(Trait.READS_PART)
 FUSED_OPS = _having(Trait.FUSED)
 COUNTED_OPS = _having(Trait.COUNTED)
+WRITING_OPS = _having(Trait.WRITES)
 
 # Behind these something is what it was before them. What that something is decides which they are:
 # the value itself,

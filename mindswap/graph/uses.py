@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
 from mindswap.graph.ops import UNNAMED_OPS
 
 __all__ = ["graph_uses", "operator_uses"]
@@ -20,12 +21,13 @@ def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
     """
     uses: dict[str, set[str]] = {}
     for node in graph.forward:
-        user = node.attributes.get(tag)
-        if user is None:
+        if node.attributes.get(tag) is None:
             continue
+        users = Names.of(node.attributes[tag])
         for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, UNNAMED_OPS):
-            uses.setdefault(str(producer.attributes[tag]), set()).add(str(user))
-    return {producer: sorted(users) for producer, users in sorted(uses.items())}
+            for path in Names.of(producer.attributes[tag]):
+                uses.setdefault(path, set()).update(users)
+    return {producer: sorted(found) for producer, found in sorted(uses.items())}
 
 
 def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], frozenset[tuple[int, str]]]:
@@ -41,10 +43,10 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
     for node in graph.forward:
         if node.layer_index is None or node.op in UNNAMED_OPS:
             continue
-        users = {(node.layer_index, path) for path in names(node).split("|")}
+        users = {(node.layer_index, path) for path in names(node)}
         for producer in _producers(graph, node, names.can_name, None):
             assert producer.layer_index is not None
-            for path in names(producer).split("|"):
+            for path in names(producer):
                 uses.setdefault((producer.layer_index, path), set()).update(users)
     return {producer: frozenset(users) for producer, users in uses.items()}
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, products_of_attention
+from mindswap.graph.ranks.ring import ring_axes, ring_flops
+from mindswap.graph.sequences import cache_readers
 
 __all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
 
@@ -17,7 +19,7 @@ __all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
 # Last inputs of both attention operators: tokens before, tokens after, inner precision, layout, sparse mode.
-NUM_ATTENTION_INTEGERS = 5
+NUM_ATTENTION_INTEGERS, LAYOUT = 5, 3
 MASK_DTYPES = ("bool", "uint8")
 # Last inputs of a product: whether its first and its second operand are transposed.
 NUM_TRANSPOSES = 2
@@ -36,6 +38,7 @@ class Work:
         inputs: types of the tensors it reads, members of tuples one by one.
         is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
         is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
+        piece_flops: of attention of cut sequences, `flops` of each piece, whose mean `flops` is then.
     """
 
     flops: int
@@ -44,6 +47,7 @@ class Work:
     inputs: tuple[TensorType, ...] = ()
     is_fused: bool = False
     is_weight_gradient: bool = False
+    piece_flops: tuple[int, ...] = ()
 
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
@@ -53,10 +57,32 @@ def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
     # Operators that `graph.rewrite` lets run again read weights under their names in forward.
     backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
-    return (
+    works = (
         tuple(_measure(graph, node, forward_types) for node in graph.forward),
         tuple(_measure(graph, node, backward_types) for node in graph.backward),
     )
+    if not cache_readers(graph):
+        return works
+    forward, backward = (
+        tuple(_with_pieces(node, work) for node, work in zip(nodes, found, strict=True))
+        for nodes, found in zip((graph.forward, graph.backward), works, strict=True)
+    )
+    return forward, backward
+
+
+def _with_pieces(node: Node, work: Work) -> Work:
+    """Attention of pieces of a sequence: the first sees its own keys, the last one those of all.
+
+    Piece i of n with q queries each has i q q + q (q + 1) / 2 pairs of n q q: MindSpore moves the band of the mask by
+    i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
+    `ComputeSparseInfoForFlashAttentionScore`). What is counted without pieces is the last one.
+    """
+    if products_of_attention(node.op) is None or len(work.inputs) < 2:
+        return work
+    num_queries, num_keys = (known.shape[SEQUENCE_AXIS[BNSD]] for known in work.inputs[:2])
+    pairs = [i * num_queries**2 + num_queries * (num_queries + 1) // 2 for i in range(num_keys // num_queries)]
+    flops = tuple(work.flops * own // pairs[-1] for own in pairs)
+    return replace(work, flops=sum(flops) // len(flops), piece_flops=flops)
 
 
 def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]:
@@ -67,6 +93,11 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     work = count_work(node.op, inputs, node.outputs, constants if products_of_attention(node.op) else ())
+    num_ranks, _ = ring_axes(graph, node) if products_of_attention(node.op) else (1, 1)
+    if num_ranks > 1:
+        layout = constants[LAYOUT]
+        num_queries = inputs[0].shape[SEQUENCE_AXIS[BNSD if layout is None else layout]]
+        return replace(work, flops=ring_flops(work.flops, num_queries, num_ranks))
     if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
         return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
     return work

@@ -67,7 +67,7 @@ def find_msrun() -> list[str]:
     if importlib.util.find_spec("mindspore") is None:
         raise LaunchError(
             f"MindSpore is not installed for {sys.executable}\n"
-            "    fix:     pip install 'mindswap[cpu]', or on Ascend the MindSpore that matches your CANN"
+            "    fix:     pip install mindspore==2.9.0, or on Ascend the MindSpore that matches your CANN"
         )
     beside = Path(sys.executable).with_name("msrun")
     return [str(beside)] if beside.exists() else [sys.executable, "-P", "-m", "mindspore.parallel.cluster.run"]

@@ -82,8 +82,7 @@ class WorkerLog:
         is_lazy_inline_on: mindswap said that lazy_inline is on.
         is_cpu_run: mindswap said that this run is on CPU, where nothing is offloaded.
         has_upstream_swap: MindFormers logged a swap_config of its own (`Formative layer swap`).
-        offload_warning: first warning of the compiler that an offload has no effect; "" for none.
-        num_offload_warnings: how many.
+        num_offload_warnings: warnings of the compiler that an offload has no effect.
         oom_events: distinct ones in order.
         memory: memory statistics.
         is_finished: the training ended by itself (`Training Over!`).
@@ -101,7 +100,6 @@ class WorkerLog:
     is_lazy_inline_on: bool = False
     is_cpu_run: bool = False
     has_upstream_swap: bool = False
-    offload_warning: str = ""
     num_offload_warnings: int = 0
     oom_events: tuple[OomEvent, ...] = ()
     memory: MemoryStatistics = field(default_factory=MemoryStatistics)

@@ -54,7 +54,6 @@ class LogScanner:
         self._broken: dict[str, None] = {}
         self._oom: dict[tuple[str, int | None], OomEvent] = {}
         self._memory = MemoryStatistics()
-        self._offload_warning = ""
         self._num_offload_warnings = 0
         self._num_left_out = 0
         self._is_lazy_inline_on = False
@@ -93,7 +92,6 @@ class LogScanner:
             set_lines=tuple(self._set_lines.values()),
             num_lines_left_out=self._num_left_out,
             broken_lines=tuple(self._broken),
-            offload_warning=self._offload_warning,
             num_offload_warnings=self._num_offload_warnings,
             oom_events=tuple(self._oom.values()),
             memory=self._memory,
@@ -166,7 +164,6 @@ class LogScanner:
                 self._is_cpu_run = True
             elif _OFFLOAD_WARNING in message:
                 self._num_offload_warnings += 1
-                self._offload_warning = self._offload_warning or message.strip()[:_MAX_TEXT]
         if " - Formative layer swap: " in message:
             self._has_upstream_swap = True
         if "Training Over!" in message:

@@ -1,10 +1,11 @@
-"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, by name, with a list of what is lost. Pure.
+"""Swap and recompute settings of MindFormers 1.9 <-> 2.x, with a list of what is lost. Pure.
 
 A name converts, its meaning not always: for a single operator graph mode moves its outputs, PyNative mode what it saves
-for backward (its inputs, mostly). Whole cells agree but for their rim.
+for backward (its inputs, mostly). Whole cells agree but for their rim. Where a recorded step says which names move the
+same tensors (`pynative.by_tensor`), those names are taken.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +14,20 @@ from mindswap.mindformers_2x.layers import layers_in_words, to_specs
 from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 
-__all__ = ["Converted", "to_1_9", "to_2x"]
+__all__ = ["Converted", "Swapped", "to_1_9", "to_2x"]
+
+
+@dataclass(frozen=True)
+class Swapped:
+    """What the other form shall swap.
+
+    Attributes:
+        whole: layers that are swapped as a whole.
+        paths: dotted path -> layers in which it is named.
+    """
+
+    whole: tuple[int, ...]
+    paths: Mapping[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -23,13 +37,18 @@ class Converted:
     Attributes:
         sections: top-level sections as plain data.
         lost: what the other form cannot say, or says in another way, in words.
+        by: how it was found, in words.
     """
 
     sections: dict[str, dict[str, Any]]
     lost: tuple[str, ...]
+    by: str = "by name"
 
 
-def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names = Names()) -> Converted:  # noqa: B008 frozen
+def to_2x(
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names = Names(),  # noqa: B008 frozen
+    by_tensor: Callable[[int], Swapped] | None = None, source: str = "assumed",
+) -> Converted:  # fmt: skip
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
@@ -38,16 +57,20 @@ def to_2x(policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, 
         num_stages: pipeline stages.
         num_layer_ops: operators of a layer in backward, for the distance.
         names: what is known of the layers of both versions.
+        by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
+        source: where `num_layer_ops` is from, in words.
     """
     lost: list[str] = []
-    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost)}
+    told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
+    sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, told)}
     sections |= _recompute_2x(policy, num_layers, names, lost)
     return Converted(sections, tuple(lost))
 
 
 def _swap_2x(
-    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str]
-) -> dict[str, Any]:
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str],
+    by_tensor: Callable[[int], Swapped] | None, told: str,
+) -> dict[str, Any]:  # fmt: skip
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     if not policy.is_swap_enabled or not entries:
         return {"enable": False}
@@ -61,10 +84,7 @@ def _swap_2x(
         lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
     if prefetch > num_layers - 1:
         prefetch = max(num_layers - 1, 1)
-    lost.append(
-        f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) "
-        f"(assumed: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
-    )
+    lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {told}")
     # What is recomputed is not swapped in graph mode; in 2.x its input would be.
     recomputed = set(policy.layer_recompute.resolve(num_layers))
     beyond: set[int] = set()
@@ -77,8 +97,13 @@ def _swap_2x(
     whole = sorted({index for entry in policy.layer_swap for index in layers(entry.layers)})
     by_pattern: dict[str, set[int]] = {}
     for entry in policy.op_swap:
-        for pattern in patterns_to_2x(entry.pattern, names, lost):
-            by_pattern.setdefault(pattern, set()).update(layers(entry.layers))
+        found = layers(entry.layers)
+        for pattern in patterns_to_2x(entry.pattern, names, lost) if by_tensor is None else ():
+            by_pattern.setdefault(pattern, set()).update(found)
+    if by_tensor is not None:
+        chosen = by_tensor(num_layers - prefetch)
+        whole = list(chosen.whole)
+        by_pattern = {path.replace(".", r"\."): set(found) for path, found in chosen.paths.items()}
     swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
     if whole:
         swap["layer_swap"] = [{"layers": to_specs(whole)}]
@@ -134,13 +159,17 @@ def _modules_2x(
     return {pattern: to_specs(layers) for pattern, layers in found.items() if layers}
 
 
-def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
+def to_1_9(
+    effect: Effect, num_layer_ops: int, use_legacy: bool, by_tensor: Swapped | None = None, source: str = "assumed"
+) -> Converted:
     """Settings of MindFormers 2.x in the sections of 1.9.
 
     Args:
         effect: what 2.x makes of them; what it drops is not converted.
         num_layer_ops: operators of a layer in backward, for the distance.
         use_legacy: names of the legacy models, such as `feed_forward`.
+        by_tensor: what moves the tensors that 2.x moves.
+        source: where `num_layer_ops` is from, in words.
     """
     settings, lost = effect.settings, []
     prefetch = (settings.prefetch or 1) * num_layer_ops
@@ -148,16 +177,20 @@ def to_1_9(effect: Effect, num_layer_ops: int, use_legacy: bool) -> Converted:
     swap: dict[str, Any] = {"swap": settings.is_swap_enabled or has_recompute}
     if settings.is_swap_enabled:
         lost.append(
-            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators (assumed: "
+            f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators ({source}: "
             f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
         )
         whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
+        whole = whole if by_tensor is None else list(by_tensor.whole)
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
             lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
         if whole:
             swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
-        named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
+        if by_tensor is None:
+            named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
+        else:
+            named = {path.replace(".", r"\."): list(found) for path, found in by_tensor.paths.items()}
         if named:
             swap["op_swap"] = [
                 {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}

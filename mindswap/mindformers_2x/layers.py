@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindswap.document.nodes import Node, is_huge
 from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.words import format_layers
+from mindswap.policy.words import format_layers, index_runs
 
 __all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec", "to_specs"]
 
@@ -59,10 +59,4 @@ def layers_in_words(indices: Iterable[int]) -> str:
 
 def to_specs(indices: Iterable[int]) -> list[str]:
     """Layers as a list for YAML, runs joined: `['0-2', '5']`."""
-    runs: list[list[int]] = []
-    for index in sorted(set(indices)):
-        if runs and index == runs[-1][1] + 1:
-            runs[-1][1] = index
-        else:
-            runs.append([index, index])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
+    return index_runs(indices)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.ranks.handed import find_handed_on
+from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
 
 __all__ = ["Item", "find_items"]
@@ -26,7 +28,7 @@ class Item:
     """Activations of a layer about which one decision is made.
 
     Attributes:
-        label: operator that makes the first of them, for people.
+        label: operator that makes the first of them.
         producers: labels of the tensors, as the simulator has them.
         sizes_bytes: of the tensors.
         swap_names: operators that hold the tensors or make them, of which `op_swap` names those that do hold them;
@@ -35,8 +37,8 @@ class Item:
             `select_recompute` must name, back to what is kept anyway. Empty where there is none.
     """
 
-    label: str
-    producers: tuple[str, ...]
+    label: Names
+    producers: tuple[Names, ...]
     sizes_bytes: tuple[int, ...]
     swap_names: tuple[str, ...]
     recompute_names: tuple[tuple[str, ...], ...]
@@ -70,7 +72,7 @@ def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedSt
     """Storages whose makers share an operator name in one group."""
     groups: list[tuple[set[str], list[SavedStorage]]] = []
     for entry in saved:
-        names = set(walker.label(entry).split("|"))
+        names = set(walker.label(entry))
         members = [entry]
         for group in [group for group in groups if group[0] & names]:
             groups.remove(group)
@@ -88,11 +90,13 @@ class _Walker:
         self.names = names
         self.layer_index = layer_index
         self.kept = {node.name for entry in saved for node in entry.keepers}
-        # To make again what a layer hands on would take all of it, so no way may name it, in any layer.
+        # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
+        # keys and values of other pieces of the sequence.
         handed_on = (graph.owner(graph.forward_nodes[name]) for name in find_handed_on(graph))
-        self.output_names = frozenset(name for node in handed_on for name in names(node).split("|"))
+        fixed = (*handed_on, *(graph.forward_nodes[name] for name in cache_readers(graph)))
+        self.output_names = frozenset(name for node in fixed for name in names(node))
 
-    def label(self, entry: SavedStorage) -> str:
+    def label(self, entry: SavedStorage) -> Names:
         assert entry.storage.producer is not None
         return self.names(entry.storage.producer)
 
@@ -117,7 +121,7 @@ class _Walker:
         `mindswap verify` finds it by the places that it may have; plans do without.
         """
         return bool(self._paths(keepers)) and all(
-            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node).split("|")) for node in keepers
+            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in keepers
         )
 
     def _way(self, nodes: list[Node]) -> tuple[str, ...]:
@@ -140,7 +144,7 @@ class _Walker:
         found: dict[str, None] = {}
         for node in nodes:
             if self.names.can_name(node):
-                found.update(dict.fromkeys(self.names(node).split("|")))
+                found.update(dict.fromkeys(self.names(node)))
             elif node.op not in VIEW_OPS and "-" in node.scope.rpartition("/")[0]:
                 return ()  # what the compiler put there goes with the operator that reads it
         return tuple(found)

@@ -82,7 +82,7 @@ def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ..
     # Interleaved schedules go in rounds of as many micro-batches as stages.
     first = layout.num_stages * (num_chunks + 1) if num_chunks > 1 else layout.num_stages + 1
     size = layout.num_stages if num_chunks > 1 else 1
-    ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy()))
+    ops = sum(len(block.forward) + len(block.backward) for block in model.blocks(Policy())) * layout.num_sequences
     first = layout.short_of(max(first, max_operators // ops // size * size))
     second = layout.short_of(first + max(2, size))
     if second >= layout.num_micro_batches:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.graph.storage import Fate
 from mindswap.plan.evaluate import short_model
 from mindswap.plan.result import Plan
@@ -36,18 +37,18 @@ def explain_plan(model: StepModel, plan: Plan) -> list[str]:
     swapped, wasted = _by_label(planned, Fate.SWAPPED), _by_label(planned, Fate.WASTED)
     lines = [
         _swap_line(timeline, label, found, _names(model, plan.policy, label, found.layers[0])[0])
-        for label, found in sorted(swapped.items())
+        for label, found in _in_order(swapped)
     ]
     lines += [
         _wasted_line(label, found, *_names(model, plan.policy, label, found.layers[0]))
-        for label, found in sorted(wasted.items())
+        for label, found in _in_order(wasted)
     ]
     lines += _recompute_lines(plain, planned)
     lines += _kept_lines(planned)
     return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
 
 
-def saved_by_label(block: Block, fate: Fate) -> dict[str, int]:
+def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
     """Bytes that backward needs, by the operator that makes them.
 
     Args:
@@ -59,7 +60,7 @@ def saved_by_label(block: Block, fate: Fate) -> dict[str, int]:
     wasted = (own.num_copies > 0) & own.is_held
     by_fate = {Fate.KEPT: own.num_copies == 0, Fate.SWAPPED: (own.num_copies > 0) & ~own.is_held, Fate.WASTED: wasted}
     saved = own.is_forward & (own.first_backward != NO_OP) & by_fate[fate]
-    sizes: dict[str, int] = {}
+    sizes: dict[Label, int] = {}
     for label, size in zip(own.label[saved].tolist(), own.size_bytes[saved].tolist(), strict=True):
         sizes[arrays.labels[label]] = sizes.get(arrays.labels[label], 0) + size
     shared = arrays.shared
@@ -87,10 +88,14 @@ class _Found:
     size_bytes: int = 0
 
 
-def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[str, _Found]:
-    found: dict[str, _Found] = {}
+def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
+    return sorted(found.items(), key=lambda entry: str(entry[0]))
+
+
+def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[Label, _Found]:
+    found: dict[Label, _Found] = {}
     for layer, block in enumerate(blocks):
-        sizes = Counter[str]()
+        sizes = Counter[Label]()
         for fate in fates:
             sizes.update(saved_by_label(block, fate))
         for label, size in sizes.items():
@@ -100,7 +105,7 @@ def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[str, _Found]:
     return found
 
 
-def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[list[str], list[str]]:
+def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[list[str], list[str]]:
     """Names under which backward holds what an operator makes: those that are swapped, and the others."""
     position = model.captured.sample.layer_map[layer]
     decided = resolve_layer(policy, layer, model.captured.trees[position])
@@ -110,7 +115,7 @@ def _names(model: StepModel, policy: Policy, label: str, layer: int) -> tuple[li
     return swapped, [name for name in names if name not in swapped]
 
 
-def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) -> str:
+def _swap_line(timeline: Timeline, label: Label, found: _Found, names: list[str]) -> str:
     program, copies = timeline.program, timeline.program.copies
     own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, found.layers)
     away_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
@@ -122,7 +127,7 @@ def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) 
     # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
     away_bytes = min(found.size_bytes // len(found.layers), copied_bytes)
     more = "" if copied_bytes == away_bytes else f", {format_bytes(copied_bytes)} are copied"
-    name = "" if names in ([], [label]) else f" (as {', '.join(names)})"
+    name = "" if names in ([], [str(label)]) else f" (as {', '.join(names)})"
     return (
         f"swap {label}{name} in {_in_words(found.layers)}: {format_bytes(away_bytes)} of a layer are away for "
         f"{format_time(away_ns)} on average{more}; a copy takes "
@@ -131,11 +136,11 @@ def _swap_line(timeline: Timeline, label: str, found: _Found, names: list[str]) 
     )
 
 
-def _wasted_line(label: str, found: _Found, swapped: list[str], others: list[str]) -> str:
+def _wasted_line(label: Label, found: _Found, swapped: list[str], others: list[str]) -> str:
     stays = f" as {', '.join(others)}" if others else ""
     return (
         f"copy {label} in {_in_words(found.layers)} for nothing: "
-        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped) or label}, "
+        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped) or str(label)}, "
         f"which is swapped for something else, and stay{stays}"
     )
 
@@ -149,7 +154,7 @@ class _Again:
 
 def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
     """What is no longer there between forward and backward, and what running it again costs; equal layers once."""
-    found: dict[str, _Again] = {}
+    found: dict[Label, _Again] = {}
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
         there = set().union(*(saved_by_label(after, fate) for fate in Fate))
         gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
@@ -169,8 +174,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     return lines
 
 
-def _recompute_ns(block: Block) -> dict[str, int]:
-    found: dict[str, int] = {}
+def _recompute_ns(block: Block) -> dict[Label, int]:
+    found: dict[Label, int] = {}
     for op in block.backward:
         if op.kind is OpKind.RECOMPUTE:
             found[op.label] = found.get(op.label, 0) + op.duration_ns

@@ -70,6 +70,8 @@ class Planner:
             name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
             for name in BASELINES
         }
+        if self.model.layers.reads_caches:  # no whole layer can run again
+            policies = {name: policy for name, policy in policies.items() if policy.layer_recompute == NO_LAYERS}
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
         keep = evaluate(problem, policies[KEEP_ALL])
         curve = self._curve(problem, solver, keep, progress)
@@ -189,6 +191,6 @@ def holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
     intervals, labels = timeline.program.intervals, timeline.program.labels
     sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
     for position in profile.holders:
-        label = labels[intervals.label[position]]
+        label = str(labels[intervals.label[position]])
         sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
     return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mindswap.graph.names import Names
 from mindswap.simulate.block import Block
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
@@ -212,7 +213,8 @@ class Space(ABC):
                 needed[own] = np.maximum(1, np.maximum(*distances))
         layer_of = np.full(1 + max(*self.layers, int(copies.layer.max()), 0), -1)
         layer_of[list(self.layers)] = np.arange(len(self.layers))
-        item_of = np.array([self.items.get(label.partition("|")[0], -1) for label in program.labels])
+        paths = (label[0] if isinstance(label, Names) else label for label in program.labels)
+        item_of = np.array([self.items.get(path, -1) for path in paths])
         layer, item = layer_of[copies.layer], item_of[copies.label]
         known = (layer >= 0) & (item >= 0)
         np.maximum.at(found, (layer[known], item[known]), needed[known])

@@ -164,7 +164,7 @@ class StageSolver:
         """Time of forward of one micro-batch on one stage."""
         ops = timeline.program.ops
         total_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
-        return total_ns // self.short.layout.num_micro_batches // self.num_stages
+        return total_ns // self.short.layout.num_turns // self.num_stages
 
 
 def _per_batch_ns(space: Space, score: Score) -> float:

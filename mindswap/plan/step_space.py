@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindswap.graph.names import Label, Names
 from mindswap.plan.candidates import Item, find_items
 from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_uses, idle_swaps
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow
@@ -25,9 +26,9 @@ from mindswap.simulate.timeline import Timeline
 __all__ = ["WHOLE_LAYER", "Catalog", "Rows", "StepSpace", "WholeSpace", "collect_items", "to_policy"]
 
 # The first item of every layer: all of it, which `recompute` names.
-WHOLE_LAYER = Item("", (), (), (), ((),))
+WHOLE_LAYER = Item(Names(), (), (), (), ((),))
 # What a layer does not have.
-NO_ITEM = Item("", (), (), (), ())
+NO_ITEM = Item(Names(), (), (), (), ())
 # What is smaller than this part of a layer is not worth a decision.
 SMALL_PERMILLE = 2
 
@@ -117,6 +118,8 @@ def _recompute_figures(
     freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
     plain = model.layer_block(Policy(), layer_index)
     for i, item in enumerate(row):
+        if item is WHOLE_LAYER and model.layers.reads_caches:
+            continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
             freed = _kept_bytes(plain) - _kept_bytes(again)
@@ -186,7 +189,7 @@ class Rows:
     def __init__(self, model: StepModel, catalog: Catalog):
         self.model = model
         self.catalog = catalog
-        self._keepers: dict[tuple[object, ...], Mapping[str, tuple[tuple[str, ...], ...]]] = {}
+        self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
         self._worth: dict[tuple[int, bytes], Worth] = {}
 
@@ -227,7 +230,7 @@ class Rows:
         holding = {name for names_of in keepers for names in names_of for name in names}
         return holding.intersection(self.catalog.item(layer_index, item).swap_names)
 
-    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[str, tuple[tuple[str, ...], ...]]:
+    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
         key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
         if key not in self._keepers:
@@ -255,7 +258,7 @@ class Rows:
         if not (row > KEEP).any():
             return block
         named = self.swaps(layer_index, row)
-        copies = {}
+        copies: dict[Label, tuple[int, int, bool]] = {}
         for label, keepers in self.keepers(layer_index, row).items():
             distances = [[named.get(name) for name in names] for names in keepers]
             if not self.model.captured.has_all_tags:
@@ -303,11 +306,7 @@ class _ModelSpace(Space):
         super().__init__(model.transfers, layout, stage)
         self.layers = tuple(layers)
         self.items = {
-            name: i
-            for row in catalog.items
-            for i, item in enumerate(row)
-            for label in item.producers
-            for name in label.split("|")
+            name: i for row in catalog.items for i, item in enumerate(row) for label in item.producers for name in label
         }
         kinds = [catalog.kinds[layer] for layer in self.layers]
         self.figures = Figures(
@@ -423,10 +422,11 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
     num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
     most = most_in_flight(layout.passes(stage))
+    num_whole = -(-most // layout.num_sequences)  # micro-batches
     if num_chunks > 1:  # whole rounds, as the order is made of them
-        rounds = -(-(most + num_chunks) // (num_chunks * num_stages))
+        rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(most + 1), most
+    return layout.short_of(num_whole + 1), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:

@@ -1,17 +1,19 @@
 """A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from mindswap.convert.stage_form import policy_sections
+from mindswap.config.device_memory import read_device_memory
+from mindswap.convert.sections import policy_sections
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.sections import rewrite_section
 from mindswap.plan.result import Plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_time, parse_bytes
 
 __all__ = ["compact_policy", "plan_comment", "write_plan"]
 
@@ -34,10 +36,28 @@ def write_plan(text: str, document: Document, plan: Plan, num_layers: int, devic
     """
     data = to_data(document.root) if document.root is not None else {}
     assert isinstance(data, dict)
-    for name, value in policy_sections(plan.policy, data, num_layers).items():
+    sections = policy_sections(plan.policy, data, num_layers)
+    own = _own_section(document, sections.get("mindswap") or data.get("mindswap") or {}, plan.budget_bytes)
+    for name, value in (sections | ({"mindswap": own} if own else {})).items():
         comment = plan_comment(plan, device_title) if name == "swap_config" else None
         text = rewrite_section(text, name, value, comment, document.file)
     return text
+
+
+def _own_section(document: Document, present: Mapping[str, Any], budget_bytes: int) -> dict[str, Any]:
+    """The section `mindswap`, with the budget where that is more than the file lets MindSpore take: `check` warns.
+
+    Args:
+        document: the configuration.
+        present: the section as it would be.
+        budget_bytes: of the plan.
+    """
+    limit = read_device_memory(document)
+    known = present.get("memory")
+    asked_bytes = parse_bytes(known) if isinstance(known, str) else 0  # one that cannot be read was refused before
+    if limit is None or max(budget_bytes, asked_bytes) <= limit.size_bytes:
+        return dict(present)
+    return {**present, "memory": f"{-(-budget_bytes // 2**20)}MiB"}
 
 
 def plan_comment(plan: Plan, device_title: str) -> str:

@@ -5,20 +5,33 @@ from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
 
-__all__ = ["closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "last_key"]
+__all__ = [
+    "closest_names",
+    "edit_distance",
+    "format_indices",
+    "format_layers",
+    "format_names",
+    "index_runs",
+    "last_key",
+]
 
 MAX_COMPARED_CHARS = 120
 
 
 def format_indices(indices: Iterable[int]) -> str:
     """Indices with runs joined: `0-2, 5`."""
+    return ", ".join(index_runs(indices))
+
+
+def index_runs(indices: Iterable[int]) -> list[str]:
+    """Indices as texts, runs as one: `0-2` and `5`."""
     runs: list[list[int]] = []
     for index in sorted(set(indices)):
         if runs and index == runs[-1][1] + 1:
             runs[-1][1] = index
         else:
             runs.append([index, index])
-    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
 def format_layers(layers: Layers) -> str:

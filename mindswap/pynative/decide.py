@@ -38,7 +38,6 @@ def _prefetch(layer: LayerDecisions, operator: Operator) -> int | None:
 
     Recompute does not count: in PyNative mode the layer that runs again is recorded as it runs.
     """
-    *cell, names = operator.path
-    distances = [layer.of((*cell, name)).named_prefetch for name in names.split("|")]
+    distances = [layer.of(path).named_prefetch for path in operator.paths]
     known = [distance for distance in distances if distance is not None]
     return min(known) if len(known) == len(distances) else None

@@ -77,6 +77,11 @@ class Schedule:
     actions: tuple[tuple[Action, ...], ...]
     moved: tuple[int, ...]
 
+    @property
+    def first_event(self) -> tuple[EventKind, int]:
+        """Begin of forward: there again where several micro-batches have one backward pass together."""
+        return self.events[0].kind, self.events[0].index
+
 
 def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> Schedule:
     """Actions of one step.
@@ -138,7 +143,7 @@ class _Clock:
     def __init__(self, trace: Trace, events: Sequence[Event]):
         self.events = events
         self.times = [event.num_operators for event in events]
-        self.ends: dict[tuple[EventKind, int], int] = {}
+        self.ends: dict[tuple[EventKind, int], list[int]] = {}
         self.saves: dict[int, list[int]] = {}
         self.reads: dict[int, list[int]] = {}
         self.forward_end = 0  # the last event of forward; a recomputed layer begins, saves and ends in backward again
@@ -149,7 +154,7 @@ class _Clock:
             elif event.kind is EventKind.READ:
                 self.reads.setdefault(trace.saves[event.index].storage, []).append(position)
             else:
-                self.ends.setdefault((event.kind, event.index), position)
+                self.ends.setdefault((event.kind, event.index), []).append(position)
             is_forward = is_forward and event.kind is not EventKind.BACKWARD_BEGIN
             if is_forward:
                 self.forward_end = position
@@ -185,9 +190,10 @@ def _moments(clock: _Clock, trace: Trace, index: int, storage: SavedStorage, dis
         ahead = layer + distance.count
         if ahead >= trace.num_layers:  # no layer behind it whose end would release it
             return None
-        release = max(clock.ends[EventKind.FORWARD_END, ahead], earliest)
-        offload = clock.ends[EventKind.FORWARD_END, layer]
-        return _Moments(offload, release, clock.ends[EventKind.BACKWARD_BEGIN, ahead])
+        # Of several micro-batches in one pass, those of its own.
+        ended = [next(at for at in clock.ends[EventKind.FORWARD_END, i] if at > last_save) for i in (layer, ahead)]
+        begun = [at for at in clock.ends.get((EventKind.BACKWARD_BEGIN, ahead), ()) if at <= reads[0]]
+        return _Moments(ended[0], max(ended[1], earliest), begun[-1]) if begun else None
     made = saved[0].operator if storage.maker is None else storage.maker
     release = max(clock.first_behind(made + distance.count + 1), earliest)
     first_read = clock.times[reads[0]]

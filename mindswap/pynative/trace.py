@@ -67,6 +67,7 @@ class Operator:
         path: below the layer: names of cells, then that of the primitive; its primitive name if no cell holds it.
         is_forward: forward or backward.
         inputs, outputs: its tensors; empty where the trace was recorded to be executed only.
+        also: other names of its cell for primitives of this type: which of them ran is not known.
     """
 
     name: str
@@ -75,6 +76,12 @@ class Operator:
     is_forward: bool
     inputs: tuple[Value, ...] = ()
     outputs: tuple[Value, ...] = ()
+    also: tuple[str, ...] = ()
+
+    @property
+    def paths(self) -> tuple[tuple[str, ...], ...]:
+        """All that may be its path."""
+        return (self.path, *((*self.path[:-1], name) for name in self.also))
 
 
 @dataclass(frozen=True)

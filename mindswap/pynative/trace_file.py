@@ -10,7 +10,7 @@ from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStora
 
 __all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
 
-SCHEMA, SCHEMA_VERSION = "mindswap-trace", 1
+SCHEMA, SCHEMA_VERSION = "mindswap-trace", 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,8 +103,9 @@ def _plain(value: Any) -> Any:
 
 
 def _operator(row: list[Any]) -> Operator:
-    name, layer_index, path, is_forward, inputs, outputs = row
-    return Operator(name, layer_index, tuple(path), is_forward, tuple(map(_value, inputs)), tuple(map(_value, outputs)))
+    name, layer_index, path, is_forward, inputs, outputs, also = row
+    values = (tuple(map(_value, inputs)), tuple(map(_value, outputs)))
+    return Operator(name, layer_index, tuple(path), is_forward, *values, tuple(also))
 
 
 def _value(row: list[Any]) -> Value:

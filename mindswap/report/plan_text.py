@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mindswap.config.device_memory import PATH
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
@@ -38,7 +39,7 @@ def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_so
             *_policy_lines(plan),
         ]
     else:
-        lines += _nothing_fits_lines(plan)
+        lines += _nothing_fits_lines(plan, budget_source)
     rows = [_row(one, plan.unconstrained_ns, tokens_per_card) for one in plan.compared]
     if plan.fits:
         ours = Compared("this plan", plan.step_time_ns, plan.peak_bytes, True)
@@ -70,7 +71,7 @@ def _simulations(plan: Plan) -> str:
     return f"{number}, then interrupted" if plan.is_interrupted else number
 
 
-def _nothing_fits_lines(plan: Plan) -> list[str]:
+def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
     needed, host = format_bytes(plan.smallest_budget_bytes), format_bytes(plan.host_bytes)
     lines = [f"nothing fits; the least found needs {needed} per card, and {host} of the host memory of a node"]
     if plan.lower_bound_ns is None:
@@ -79,7 +80,10 @@ def _nothing_fits_lines(plan: Plan) -> list[str]:
     lines += [f"    {format_bytes(size):>10}  {name}" for name, size in plan.holders[:NUM_HOLDERS]]
     fixes = [f"--memory {_round_up(plan.smallest_budget_bytes)}"] * (plan.smallest_budget_bytes > plan.budget_bytes)
     fixes += [f"--host-memory {_round_up(plan.host_bytes)}"] * (plan.host_bytes > plan.host_budget_bytes)
-    return [*lines, f"    fix: {' '.join(fixes)}"]
+    fix = " ".join(fixes)
+    if fixes and PATH in budget_source and plan.smallest_budget_bytes > plan.budget_bytes:
+        fix += f', and {PATH}: "{-(-plan.smallest_budget_bytes // 2**30)}GB" in the file'
+    return [*lines, f"    fix: {fix}"]
 
 
 def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = None) -> dict[str, Any]:

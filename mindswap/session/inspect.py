@@ -18,6 +18,7 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.memory import MemoryReport
 from mindswap.session.cache import cached_result
+from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
@@ -59,6 +60,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
     policy = checked.policy
     if policy is None:
         raise PolicyError(checked.problems)
+    require_compilable(document)
     config_path = str(Path(path).resolve())
     placement = None
     if rank is not None:

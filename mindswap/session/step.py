@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,16 +12,16 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
-from mindswap.config.mode import is_pynative
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
+from mindswap.config.sequences import find_ring_faults, find_sequence_faults
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
 from mindswap.cost.hardware import SET_BY_USER, Device
 from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
-from mindswap.document.nodes import Document, show
+from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
@@ -33,6 +34,7 @@ from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.session.cache import cached_result
+from mindswap.session.compilable import require_compilable
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
 from mindswap.simulate.captured import CapturedStep
@@ -148,7 +150,7 @@ def load_step(
     """
     recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
     if recorded is None:
-        _refuse_pynative_mode(document)
+        require_compilable(document)
     checked = check_document(document, environ=dict(os.environ))
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
@@ -204,39 +206,18 @@ def within_configuration(device: Device, document: Document) -> Device:
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
-    ring = document.get("model", "model_config", "use_ring_attention")
-    if ring is not None and ring.value is True and settings.context_parallel > 1:
+    fault = next(chain(find_sequence_faults(document), find_ring_faults(document)), None)
+    if fault is not None:
         raise SimulationError(
-            f"{ring.location}: model.model_config.use_ring_attention: ring attention is not simulated\n"
-            "    allowed: False\n    fix: use_ring_attention: False, with a context_parallel_algo"
-        )
-    pieces = document.get("parallel_config", "seq_split_num")
-    if pieces is not None and pieces.value not in (1, None):
-        raise SimulationError(
-            f"{pieces.location}: parallel_config.seq_split_num: {show(pieces)}: cut sequences are not simulated\n"
-            "    allowed: 1\n    fix: seq_split_num: 1"
+            f"{fault.node.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
         )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
     place = f"{node.location}: {path}" if node is not None else path
-    require_schedule(settings.pipeline, settings.num_micro_batches, place)
+    require_schedule(settings.pipeline, settings.num_micro_batches, settings.num_sequences, place)
     if settings.pipeline.scheduler == "1f1b" and os.environ.get("ENABLE_LESS_MEM_VPP") == "1":
         return replace(settings, pipeline=replace(settings.pipeline, scheduler=LESS_MEMORY))
     return settings
-
-
-def _refuse_pynative_mode(document: Document) -> None:
-    """The compiler never sees such a training.
-
-    Raises:
-        GraphError: if it trains in PyNative mode.
-    """
-    node = document.get("context", "mode")
-    if node is not None and is_pynative(document):
-        raise GraphError(
-            f"{node.location}: context.mode: {node.value}: no graph is compiled in PyNative mode\n"
-            f"    fix:     mindswap trace {document.file} -o step.json, and give step.json to this command"
-        )
 
 
 def capture_step(

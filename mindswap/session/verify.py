@@ -32,6 +32,7 @@ from mindswap.report.effect import (
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
+from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
@@ -148,6 +149,7 @@ def _verify_graph(
         policy = _stage_policy(document, checked.num_layers)
         if policy == Policy():
             return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    require_compilable(document, takes_trace=False)
     placement = None
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
@@ -266,12 +268,17 @@ def verify_recompute(
         plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     positions = compiled.sample.layer_map
-    trees = LayerTrees(tuple(compiled.layers[position] for position in positions), {}, "the real network")
-    acting = as_applied(policy, trees)
+    indices = placement.layers if placement is not None else range(len(positions))
+    built = dict(zip(indices, positions, strict=True))
+    # Layers of other stages are not built; what the policy asks of them is not looked at.
+    of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
+    acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))
     # Each layer of the model against the compiled one that stands for it.
     decided = [
-        dataclasses.replace(resolve_layer(acting, index, tree), layer_index=position)
-        for index, (position, tree) in enumerate(zip(positions, trees.layers, strict=True))
+        dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
+        for index, position in built.items()
     ]
     effects = compare_recompute(decided, plain.graph, compiled.graph)
-    return tuple(dataclasses.replace(effect, layer_index=index) for index, effect in enumerate(effects)), compiled
+    return tuple(
+        dataclasses.replace(effect, layer_index=i) for i, effect in zip(indices, effects, strict=True)
+    ), compiled

@@ -5,6 +5,7 @@ from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block_arrays import BlockArrays, make_arrays
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read
 
@@ -36,7 +37,7 @@ class Block:
         arrays = known_arrays or make_arrays(self.forward, self.backward, self.once, self.tensors)
         object.__setattr__(self, "arrays", arrays)
 
-    def with_copies(self, copies: Mapping[str, tuple[int, int, bool]]) -> "Block":
+    def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
         """The block with some of its tensors swapped; its operators stay as they are.
 
         A planner asks for thousands of them, so the arrays are changed and not made again.
@@ -55,7 +56,7 @@ class Block:
         return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
 
 
-def _with_copy(tensor: BlockTensor, copies: Mapping[str, tuple[int, int, bool]]) -> BlockTensor:
+def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
     if tensor.label not in copies or (tensor.is_once and tensor.role is None):
         return tensor
     prefetch, num_copies, is_held = copies[tensor.label]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block_parts import BlockOp, BlockTensor
 from mindswap.simulate.program import NO_OP, MemoryKind
 
@@ -15,7 +16,8 @@ __all__ = ["BlockArrays", "PassArrays", "TensorArrays", "make_arrays"]
 class PassArrays:
     """Operators of one pass; shape (num_ops,); positions and labels count within the block.
 
-    `last_compute` is the last operator of the compute stream.
+    `last_compute` is the last operator of the compute stream. `piece_ns` has the durations for each piece of the
+    sequence, shape (num_ops, num_pieces), with no pieces where all take the same time.
     """
 
     duration_ns: np.ndarray
@@ -25,6 +27,7 @@ class PassArrays:
     wait_once: np.ndarray
     is_weight: np.ndarray
     last_compute: int | None
+    piece_ns: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,16 +75,16 @@ class BlockArrays:
     own: TensorArrays
     shared: TensorArrays
     handed: tuple[BlockTensor, ...]
-    labels: tuple[str, ...]
+    labels: tuple[Label, ...]
 
 
 def make_arrays(
     forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
 ) -> BlockArrays:
     """The arrays of what a block consists of."""
-    labels: dict[str, int] = {}
+    labels: dict[Label, int] = {}
 
-    def label_of(name: str) -> int:
+    def label_of(name: Label) -> int:
         return labels.setdefault(name, len(labels))
 
     own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
@@ -104,7 +107,7 @@ def _position(value: int | None) -> int:
     return NO_OP if value is None else value
 
 
-def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> PassArrays:
+def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> PassArrays:
     return PassArrays(
         np.array([op.duration_ns for op in ops], np.int64),
         np.array([op.kind for op in ops], np.int8),
@@ -113,10 +116,17 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[str], int]) -> Pass
         np.array([_position(op.wait_once) for op in ops], np.int64),
         np.array([op.is_weight for op in ops], bool),
         max((at for at, op in enumerate(ops) if not op.kind.is_communication), default=None),
+        _piece_ns(ops),
     )
 
 
-def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[str], int]) -> TensorArrays:
+def _piece_ns(ops: Sequence[BlockOp]) -> np.ndarray:
+    num_pieces = max((len(op.piece_ns) for op in ops), default=0)
+    rows = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
+    return np.array(rows, np.int64).reshape(len(ops), num_pieces)
+
+
+def _tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
     return TensorArrays(
         size_bytes=np.array([t.size_bytes for t in tensors], np.int64),
         is_forward=np.array([t.is_forward for t in tensors], bool),

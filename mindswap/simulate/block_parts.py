@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from enum import Enum
 
+from mindswap.graph.names import Label
 from mindswap.simulate.program import OpKind
 
 __all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
@@ -44,15 +45,17 @@ class BlockOp:
         op: name of the primitive.
         wait_once: position in `Block.once` of an operator that must have ended; None for none.
         is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
+        piece_ns: durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then.
     """
 
-    label: str
+    label: Label
     kind: OpKind
     duration_ns: int
     wait_op: int | None = None
     op: str = ""
     wait_once: int | None = None
     is_weight: bool = False
+    piece_ns: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,7 @@ class BlockTensor:
         is_final: stays until the optimizer.
     """
 
-    label: str
+    label: Label
     size_bytes: int
     is_forward: bool
     is_again: bool

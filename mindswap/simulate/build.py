@@ -9,13 +9,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulate.schedules import Pass, Work
 from mindswap.simulate.stage_layout import StageLayout
 from mindswap.simulate.stage_pass import PassMaker, StagePass, cut_backward, shift
-from mindswap.simulate.stage_tensors import TENSOR_COLUMNS, TensorTable, Turns
+from mindswap.simulate.stage_tensors import TensorTable
+from mindswap.simulate.turns import TENSOR_COLUMNS, Turns
 
 __all__ = ["StageLayout", "TransferCosts", "build_program"]
 
@@ -66,7 +68,7 @@ class _Builder:
         self.blocks = blocks
         self.costs = costs
         self.layout = layout
-        self.labels: dict[str, int] = {}
+        self.labels: dict[Label, int] = {}
         self.label_maps: dict[int, np.ndarray] = {}
         self.maker = PassMaker(blocks, self.label_maps, self._label, self._send_ns)
         self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
@@ -103,6 +105,7 @@ class _Builder:
             join(intervals),
             tuple(self.labels),
             self.costs.contended_permille,
+            self.layout.num_sequences,
         )
 
     def _lay_out(self, stage: int) -> dict[str, np.ndarray]:
@@ -157,11 +160,12 @@ class _Builder:
 
     def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
         turns = self._turns(chunk, entry, is_cut)
-        begins = turns.begins.setdefault((entry.micro_batch, entry.sequence), [])
+        turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
+        begins = turns.begins.setdefault(turn, [])
         which = {Work.FORWARD: 0, Work.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
         assert len(begins) == which, f"{entry} comes too early"
         part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
-        if which == 0 and not entry.micro_batch and not entry.sequence:
+        if which == 0 and not turn:
             chunk.once_begin = self.position
         begins.append(self.position)
         wait_op = shift(part.columns["wait_op"], self.position)
@@ -172,9 +176,11 @@ class _Builder:
         if part.is_first_held_back:
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops["wait_op"].append(wait_op)
-        for name in ("duration_ns", "kind", "label", "layer"):
+        for name in ("kind", "label", "layer"):
             self.ops[name].append(part.columns[name])
-        self.ops["micro_batch"].append(np.full(part.num_ops, entry.micro_batch))
+        pieces = part.columns.get("piece_ns")
+        self.ops["duration_ns"].append(part.columns["duration_ns"] if pieces is None else pieces[:, entry.sequence])
+        self.ops["micro_batch"].append(np.full(part.num_ops, turn))
         hand = entry.micro_batch, entry.sequence, which == 0
         if part.receive is not None:
             self.receives[self.position] = (part.receive, *hand)
@@ -189,7 +195,7 @@ class _Builder:
         """Nothing moves where both sections are on one stage: the turn of a V."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
 
-    def _label(self, name: str) -> int:
+    def _label(self, name: Label) -> int:
         return self.labels.setdefault(name, len(self.labels))
 
     # -- tensors ----------------------------------------------------------------------------------
@@ -209,8 +215,7 @@ class _Builder:
         turns = chunk.turns.values()
         forward = [int(own.begins_of(0).max()) + of_each([own.forward.starts[at] for at in sections]) for own in turns]
         uses = [
-            _uses_in_backward(
-                own,
+            own.extreme_uses(
                 of_each([own.backward.starts[section] for section in sections]),
                 joined("first_backward"),
                 joined("last_backward"),
@@ -235,22 +240,3 @@ class _Builder:
 
 def _key(entry: Pass) -> tuple[int, int, int]:
     return entry.chunk, entry.micro_batch, entry.sequence
-
-
-def _uses_in_backward(
-    turns: Turns, starts: np.ndarray, first: np.ndarray, last: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """First and last use of what is made once by some micro-batches; `NO_OP` where there is none.
-
-    Args:
-        turns: the micro-batches.
-        starts: for each tensor where its section begins in backward.
-        first, last: for each tensor its uses in the section.
-    """
-    found = []
-    for positions, choose in ((first, np.min), (last, np.max)):
-        relative = shift(positions, starts, NO_OP, -(2**40))
-        if turns.places is not None and len(turns.places):
-            relative = np.where(relative < 0, relative, turns.places[np.maximum(relative, 0)])
-        found.append(choose(turns.in_backward(relative), axis=0))
-    return found[0], found[1]

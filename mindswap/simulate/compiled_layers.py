@@ -6,12 +6,13 @@
 The compiler merges equal operators only where a policy sets the same on them, so they stay apart until then.
 """
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 
 from mindswap.config.step import StepSettings
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Label, Names
 from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
@@ -19,6 +20,7 @@ from mindswap.graph.ranks.gather import gather_weights
 from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
+from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
@@ -40,9 +42,10 @@ class CompiledLayers:
     Attributes:
         graph: the step before equal operators are merged.
         plain: the step without any policy: equal operators merged.
-        labels: what to call an operator: its path, `a|b` where `plain` has one operator for several.
+        labels: what to call an operator: its path, or several where `plain` has one operator for them.
         gathers: communication that makes weights whole, by name of the node that it belongs to.
         once: operators that run once in a step, for all micro-batches.
+        reads_caches: operators of forward that pieces of a sequence cannot run again.
     """
 
     def __init__(self, source: CapturedStep, settings: StepSettings):
@@ -51,6 +54,7 @@ class CompiledLayers:
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
+        self.reads_caches = cache_readers(self.graph)
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
             self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
@@ -67,9 +71,19 @@ class CompiledLayers:
         key = signature(policy, layer_index)
         if self._last is None or self._last[0] != key:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
+            self._refuse_caches(settings.recomputed)
             tag = self.source.tag if self.source.has_all_tags else None
             self._last = key, rewrite_graph(self.graph, settings, tag)
         return self._last[1]
+
+    def _refuse_caches(self, recomputed: Iterable[str]) -> None:
+        again = sorted(self.reads_caches.intersection(recomputed))
+        if again:
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.forward_nodes[name])) for name in again))
+            raise SimulationError(
+                f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
+                "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
+            )
 
     def in_turns(self, graph: Graph) -> Graph:
         """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""
@@ -78,7 +92,7 @@ class CompiledLayers:
         after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
         return order_halves(graph, first, after)
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
         Returns:
@@ -88,7 +102,7 @@ class CompiledLayers:
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
         readers = _readers_in_backward(graph)
-        found: dict[str, dict[tuple[str, ...], None]] = {}
+        found: dict[Label, dict[tuple[str, ...], None]] = {}
         for entry in classify_saved(graph):
             if entry.storage.producer is not None and entry.storage.layer_index == position:
                 names = found.setdefault(self.labels(entry.storage.producer), {})
@@ -104,14 +118,14 @@ class CompiledLayers:
         recomputed = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index)).recomputed
         nodes = self.graph.forward_nodes
         handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
-        names = ", ".join(dict.fromkeys(self._paths(node) for node in handed_on))
+        names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
         fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
         return SimulationError(f"layer {layer_index}: {error}{fix}")
 
-    def _paths_of(self, node: Node) -> tuple[str, ...]:
+    def _paths_of(self, node: Node) -> Names:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
         own = node.attributes.get(self.source.tag) if self.source.has_all_tags else None
-        return tuple(str(own or self.labels(node)).split("|"))
+        return self.labels(node) if own is None else Names.of(own)
 
 
 def signature(policy: Policy, layer_index: int) -> Hashable:

@@ -16,7 +16,8 @@ def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) ->
     which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
     ops = program.ops
     layer, micro_batch = ops.layer[which], ops.micro_batch[which]
-    chosen = (ops.kind[which] == OpKind.BACKWARD) & (micro_batch == np.max(micro_batch)) & (layer >= 0)
+    last = np.max(micro_batch) // program.num_sequences * program.num_sequences  # pieces go back in reverse
+    chosen = (ops.kind[which] == OpKind.BACKWARD) & (micro_batch == last) & (layer >= 0)
     durations = np.bincount(layer[chosen] + 1, ops.duration_ns[which][chosen], num_sections)
     return [int(duration) for duration in durations]
 

@@ -59,7 +59,7 @@ def simulate_instant(blocks: Sequence[Block]) -> InstantCurve:
     return InstantCurve(
         tuple(op.op for op in computed),
         tuple(op.kind is OpKind.RECOMPUTE for op in computed),
-        tuple(op.label for op in computed),
+        tuple(str(op.label) for op in computed),
         sum(op.kind <= OpKind.RECOMPUTE for op in forward),
         tuple(int(size) for size in np.cumsum(live)[:-1]),
     )

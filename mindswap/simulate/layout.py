@@ -8,18 +8,19 @@ from mindswap.simulate.stage_layout import StageLayout
 __all__ = ["lay_out_stages", "require_schedule"]
 
 
-def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) -> StageLayout:
+def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
     """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
 
     Args:
         pipeline: pipeline settings of the configuration.
         num_layers: layers of the model.
         num_micro_batches: micro-batches of one step.
+        num_sequences: pieces that each sequence is cut into.
 
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
     """
-    require_schedule(pipeline, num_micro_batches, known=tuple(SCHEDULES))
+    require_schedule(pipeline, num_micro_batches, num_sequences, known=tuple(SCHEDULES))
     try:
         cells = list(pipeline.layout(num_layers).cells())
     except LayoutError as error:
@@ -35,12 +36,13 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int) 
             raise SimulationError(f"pipeline: chunk {cell.chunk} of stage {cell.stage} has no layers")
         chunks[cell.stage].append(sections)
     scheduler = pipeline.scheduler if pipeline.num_stages > 1 else "1f1b"
-    return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler)
+    return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler, num_sequences)
 
 
 def require_schedule(
     pipeline: Pipeline,
     num_micro_batches: int,
+    num_sequences: int = 1,
     place: str = "pipeline_scheduler",
     known: tuple[str, ...] = SCHEDULERS,
 ) -> None:
@@ -49,6 +51,7 @@ def require_schedule(
     Args:
         pipeline: pipeline settings of the configuration.
         num_micro_batches: micro-batches of one step.
+        num_sequences: pieces that each sequence is cut into.
         place: where the schedule is set, for the message.
         known: names that may be asked for; by default those that a configuration may have.
 
@@ -63,7 +66,7 @@ def require_schedule(
         raise SimulationError(
             f"{place}: {name!r} is not known\n    allowed: {allowed}\n    fix: pipeline_scheduler: 1f1b"
         )
-    shape = Shape(pipeline.num_stages, pipeline.num_chunks, num_micro_batches)
+    shape = Shape(pipeline.num_stages, pipeline.num_chunks, num_micro_batches, num_sequences)
     refusal = find_schedule(name, shape).refusal(shape)
     if refusal:
         raise SimulationError(

@@ -3,6 +3,11 @@
 Sources: acl_stream_assign.cc (release after three times `backward_prefetch` operators of the execution order, copies
 out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
 copies not included).
+
+    compute    | make |  3 x prefetch ops  | ...           ... |  prefetch + 1 ops  | use |
+    copies            | out ->                                 | in ->
+    memory     [  OFFLOADING               )                   [  PREFETCHED              ]
+                                    release                    begins with the copy
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -44,7 +49,7 @@ def place_memory(
     """Copies and intervals of one stage.
 
     Args:
-        tensors: columns of `build.TENSOR_COLUMNS`, shape (num_tensors,).
+        tensors: columns of `turns.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
         first, end: the operators of this stage.
         stage: number of the stage.

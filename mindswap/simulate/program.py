@@ -10,6 +10,8 @@ from enum import IntEnum
 
 import numpy as np
 
+from mindswap.graph.names import Label
+
 __all__ = ["NO_OP", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
 
 NO_OP = -1  # "no operator" in an array of operator positions
@@ -58,7 +60,7 @@ class Ops:
         wait_op: int64, position of an operator that must have ended first, `NO_OP` for none: an earlier one of
             the same stage, or any of another. The order within a stream goes without saying.
         layer: int32, layer of the model; -1 outside the layers.
-        micro_batch: int32.
+        micro_batch: int32; where sequences are cut, the number of the piece, over all micro-batches.
         label: int32, index into `Program.labels`.
     """
 
@@ -149,6 +151,7 @@ class Program:
         labels: names that `label` arrays point to.
         contended_permille: rate of a copy while the other direction of the same stage copies too, in
             thousandths of its rate alone.
+        num_sequences: pieces that each sequence is cut into.
         copies_stage: derived: stage of each copy.
     """
 
@@ -156,8 +159,9 @@ class Program:
     ops: Ops
     copies: Copies
     intervals: Intervals
-    labels: Sequence[str]
+    labels: Sequence[Label]
     contended_permille: int = 1000
+    num_sequences: int = 1
     copies_stage: np.ndarray = field(init=False)
 
     def __post_init__(self) -> None:

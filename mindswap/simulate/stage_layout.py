@@ -33,6 +33,11 @@ class StageLayout:
         return len(self.chunks)
 
     @property
+    def num_turns(self) -> int:
+        """Passes of each chunk in either direction: pieces of sequences of all micro-batches."""
+        return self.num_micro_batches * self.num_sequences
+
+    @property
     def shape(self) -> Shape:
         """What the schedule arranges."""
         num_chunks = max(map(len, self.chunks))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_arrays import PassArrays
 from mindswap.simulate.block_parts import Read, Source
@@ -28,7 +29,7 @@ class StagePass:
 
     Attributes:
         columns: duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients
-            where backward is cut.
+            where backward is cut; piece_ns, where they differ, the durations of each piece of the sequence.
         starts: where each section begins.
         once: where what a section does once in a step begins; only in the first forward pass.
         wait_once: what an operator waits for where `wait_op` has nothing, from the begin of the first forward pass.
@@ -109,7 +110,7 @@ class PassMaker:
 
     blocks: Sequence[Block]
     label_maps: Mapping[int, np.ndarray]
-    label: Callable[[str], int]
+    label: Callable[[Label], int]
     send_ns: Callable[[int, int, int], int]
 
     def layer_of(self, section: int) -> int:
@@ -160,6 +161,9 @@ class PassMaker:
             "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
             "is_weight": np.concatenate([part.is_weight for _, part, _ in parts]),
         }
+        num_pieces = max(part.piece_ns.shape[1] for _, part, _ in parts)
+        if num_pieces:
+            columns["piece_ns"] = np.concatenate([_piece_ns(part, num_pieces) for _, part, _ in parts])
         if has_receive:
             columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NONE)
         if target is not None:
@@ -184,8 +188,9 @@ class PassMaker:
             "label": self.label(kind.name.lower()),
             "layer": NO_OP,
             "is_weight": False,
+            "piece_ns": duration_ns,
         }
-        return {name: np.insert(column, at, values[name]) for name, column in columns.items()}
+        return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
 
     def handed_bytes(self, section: int, is_forward: bool) -> int:
         """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
@@ -193,6 +198,11 @@ class PassMaker:
         Copies of it in another type (for a norm) are made on the other side.
         """
         return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
+
+
+def _piece_ns(part: PassArrays, num_pieces: int) -> np.ndarray:
+    has_own = part.piece_ns.shape[1] > 0
+    return part.piece_ns if has_own else np.repeat(part.duration_ns[:, None], num_pieces, axis=1)
 
 
 def _wait_once(parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:

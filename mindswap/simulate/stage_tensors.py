@@ -1,85 +1,22 @@
 """The tensors of a virtual chunk as rows of a table, at positions within its passes. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import Role, Uses
 from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind
-from mindswap.simulate.stage_pass import NONE, WEIGHT_HALF, StagePass, neighbour_reads, shift
+from mindswap.simulate.stage_pass import NONE, neighbour_reads, shift
+from mindswap.simulate.turns import TENSOR_COLUMNS, Turns, in_halves
 
-__all__ = ["TENSOR_COLUMNS", "TensorTable", "Turns"]
+__all__ = ["TensorTable"]
 
-# Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
-TENSOR_COLUMNS = (
-    "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
-    "micro_batch", "prefetch", "num_copies", "is_held",
-)  # fmt: skip
 # Last use in forward, first and last use in backward.
 _Positions = tuple[int, int, int]
-
-
-@dataclass(eq=False)
-class Turns:
-    """Micro-batches of a virtual chunk that are laid down alike: their passes, their tensors, and where they begin.
-
-    Not frozen: what is laid down is added.
-
-    Attributes:
-        forward, backward: the passes; `backward` is the whole one, also where it is cut.
-        halves: of backward, where it is cut.
-        places: where the operators of the whole backward are in the halves; None where it is not cut.
-        own: tensors that only one block reads.
-        others: what blocks hand on and share.
-        begins: for each (micro-batch, piece of the sequence) where its forward, its backward (the first half), and
-            the half of its weight gradients begin.
-    """
-
-    forward: StagePass
-    backward: StagePass
-    halves: tuple[StagePass, StagePass] | None
-    places: np.ndarray | None
-    own: dict[str, np.ndarray] = field(default_factory=dict)
-    others: dict[str, np.ndarray] = field(default_factory=dict)
-    begins: dict[tuple[int, int], list[int]] = field(default_factory=dict)
-
-    def begins_of(self, which: int) -> np.ndarray:
-        """Where forward (0), backward (1) and weight gradients (2) begin; shape (num_turns, 1)."""
-        return np.array([begins[which] for begins in self.begins.values()], np.int64)[:, None]
-
-    def in_backward(self, positions: np.ndarray) -> np.ndarray:
-        """Absolute positions in backward of each micro-batch: shape (num_turns, num_positions)."""
-        placed = shift(positions, self.begins_of(1))
-        if self.halves is None:
-            return placed
-        return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
-
-    def laid_down(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
-        """The tensors of every micro-batch, one after the other, at the positions of its passes.
-
-        Args:
-            tensors: `own` or `others`.
-            last_compute: operator up to which gradients stay that are there until the optimizer.
-        """
-        num = len(self.begins)
-        if not num:
-            return {name: tensors[name][:0] if name in tensors else np.empty(0, np.int64) for name in TENSOR_COLUMNS}
-        forward = self.begins_of(0)
-        is_forward = tensors["is_forward"].astype(bool)
-        is_final = tensors.get("is_final", np.zeros_like(is_forward))
-        micro_batches = np.array([micro_batch for micro_batch, _ in self.begins])
-        placed = {
-            "begin": np.where(is_forward, tensors["begin"] + forward, self.in_backward(tensors["begin"])),
-            "last_forward": shift(tensors["last_forward"], forward),
-            "first_backward": self.in_backward(tensors["first_backward"]),
-            "last_backward": np.where(is_final, last_compute, self.in_backward(tensors["last_backward"])),
-            "micro_batch": np.broadcast_to(micro_batches[:, None], (num, len(is_forward))),
-        }
-        table = {name: np.tile(column, num) for name, column in tensors.items() if name not in placed}
-        return table | {name: column.ravel() for name, column in placed.items()}
 
 
 @dataclass(frozen=True)
@@ -99,7 +36,7 @@ class TensorTable:
     sections: tuple[int, ...]
     turns: Turns
     label_maps: Mapping[int, np.ndarray]
-    label: Callable[[str], int]
+    label: Callable[[Label], int]
     layer_of: Callable[[int], int]
 
     def own(self) -> dict[str, np.ndarray]:
@@ -124,7 +61,7 @@ class TensorTable:
         else:
             places = turns.places
             made = np.where(is_forward, made, places[np.minimum(made, len(places) - 1)])
-            first, last = _in_halves(
+            first, last = in_halves(
                 places, back("first_input"), back("last_input"), back("first_weight"), back("last_weight")
             )
         maps = [self.label_maps[id(self.blocks[section])] for section in sections]
@@ -203,7 +140,7 @@ class TensorTable:
         uses[:, 0] = shift(uses[:, 0], starts[:, 0], NONE, NONE)
         uses[:, 1:] = shift(uses[:, 1:], starts[:, 1, None], NONE, NONE)
         if places is not None:
-            uses[:, 1], uses[:, 2] = _in_halves(places, *uses[:, 3:].swapaxes(0, 1))
+            uses[:, 1], uses[:, 2] = in_halves(places, *uses[:, 3:].swapaxes(0, 1))
         for passes, rows in ((True, [0]), (False, [1, 2])):
             part = parts[not passes]
             if part.send is not None:  # what another stage reads is read when it is sent
@@ -233,7 +170,7 @@ class TensorTable:
         }
 
     def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: str, layer: int
+        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: Label, layer: int
     ) -> tuple[int, ...]:
         return (size_bytes, is_forward, begin, *uses, MemoryKind.TRANSIENT, self.label(label), layer, 0, 0, 0, False)
 
@@ -257,25 +194,8 @@ class TensorTable:
         if turns.places is None:
             return last_forward, at(uses.first_backward, backward), at(uses.last_backward, backward)
         parts = (uses.first_input, uses.last_input, uses.first_weight, uses.last_weight)
-        first, last = _in_halves(turns.places, *(np.array([at(part, backward)]) for part in parts))
+        first, last = in_halves(turns.places, *(np.array([at(part, backward)]) for part in parts))
         return last_forward, int(first[0]), int(last[0])
-
-
-def _in_halves(
-    places: np.ndarray,
-    first_input: np.ndarray,
-    last_input: np.ndarray,
-    first_weight: np.ndarray,
-    last_weight: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """First and last use where backward is cut, from those in the whole backward by operators of each half."""
-
-    def place(positions: np.ndarray) -> np.ndarray:
-        return np.where(positions == NONE, NONE, places[np.maximum(positions, 0)]) if len(places) else positions
-
-    first = np.where(first_input != NONE, place(first_input), place(first_weight))
-    last = np.where(last_weight != NONE, place(last_weight), place(last_input))
-    return first, last
 
 
 def _merge(uses: Sequence[_Positions]) -> _Positions:

@@ -27,6 +27,7 @@ from mindswap.cost.step_terms import (
 from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import Graph
 from mindswap.graph.ranks.gather import weight_name
+from mindswap.graph.sequences import cache_bytes
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.stage_layout import StageLayout
@@ -77,7 +78,7 @@ def weigh_stages(
     return StageWeights(
         rule,
         parameters,
-        _static_memory(plain, layout, parameters, settings, device),
+        _static_memory(captured, plain, layout, parameters, settings, device),
         tuple(_closing_bytes(stage, rule) for stage in parameters),
         exchange_ns,
         max(
@@ -92,7 +93,7 @@ def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettin
     optimizer = find_optimizer(settings.optimizer)
     updates = Updates(
         settings.num_optimizer_shards,
-        settings.num_micro_batches,
+        settings.num_turns,
         settings.is_accumulating,
         settings.is_accumulator_sharded,
         settings.is_fused,
@@ -143,10 +144,11 @@ def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
         for node in graph.forward
         if is_expert_weight(weight_name(node)) and sharding.num_expert_copies != sharding.num_ranks
     )
-    return GradientRule(settings.num_micro_batches > 1, replace(sharding, whole_shapes=experts))
+    return GradientRule(settings.num_turns > 1, replace(sharding, whole_shapes=experts))
 
 
 def _static_memory(
+    captured: CapturedStep,
     graph: Graph,
     layout: StageLayout,
     parameters: Sequence[Sequence[Parameter]],
@@ -160,7 +162,7 @@ def _static_memory(
             own,
             find_optimizer(settings.optimizer),
             settings.num_optimizer_shards,
-            settings.num_micro_batches > 1,
+            settings.num_turns > 1,
             settings.is_accumulator_sharded,
             settings.is_state_offloaded,
             workspace,
@@ -176,7 +178,15 @@ def _static_memory(
         stages[-1] = replace(
             last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
         )
-    return tuple(replace(stage, constant_bytes=constants) for stage in stages)
+    layer_map = captured.sample.layer_map
+    caches = [cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
+    cached = [
+        sum(caches[layer_map[section - 1]] for section in chain(*chunks) if 1 <= section <= len(layer_map))
+        for chunks in layout.chunks
+    ]
+    return tuple(
+        replace(stage, constant_bytes=constants + own_bytes) for stage, own_bytes in zip(stages, cached, strict=True)
+    )
 
 
 def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:

@@ -12,6 +12,7 @@ from mindswap.cost.outside_memory import communication_bytes, list_communicators
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
+from mindswap.graph.names import Label
 from mindswap.graph.ops import Unit, classify
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import measure_work
@@ -103,7 +104,9 @@ class StepModel:
             lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
             costs.device.contended_permille,
         )
-        layout = lay_out_stages(settings.pipeline, captured.num_layers, settings.num_micro_batches)
+        layout = lay_out_stages(
+            settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
+        )
         self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
         self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
         self._collectives = {**captured.collectives, **self.layers.gathers}
@@ -175,7 +178,7 @@ class StepModel:
         except SimulationError as error:
             raise self.layers.not_simulated(error, acting, layer_index) from None
 
-    def keepers(self, policy: Policy, layer_index: int) -> dict[str, tuple[tuple[str, ...], ...]]:
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """`CompiledLayers.keepers` of a layer, swap enabled or not."""
         return self.layers.keepers(replace(policy, is_swap_enabled=True), layer_index)
 
@@ -253,7 +256,7 @@ class StepModel:
                 if classify(node.op).unit is Unit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
-        return total * self.settings.num_micro_batches * per_stage_rank
+        return total * self.settings.num_turns * per_stage_rank
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""

@@ -138,8 +138,8 @@ def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Momen
         time_ns=peak_ns,
         phase=OpKind(ops.kind[op]).name.lower(),
         layer=int(ops.layer[op]),
-        micro_batch=int(ops.micro_batch[op]),
-        label=timeline.program.labels[ops.label[op]],
+        micro_batch=int(ops.micro_batch[op]) // timeline.program.num_sequences,
+        label=str(timeline.program.labels[ops.label[op]]),
     )
 
 
@@ -150,7 +150,7 @@ def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ..
         groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
     holders = [
         Holder(
-            label=labels[label],
+            label=str(labels[label]),
             kind=MemoryKind(kind),
             size_bytes=int(intervals.size_bytes[positions].sum()),
             num_tensors=len(positions),
@@ -172,7 +172,7 @@ def _find_causes(timeline: Timeline) -> tuple[Cause, ...]:
         exposed_ns, layers = waited.get(key, (0, set()))
         waited[key] = exposed_ns + int(timeline.stall_ns[op]), layers | {int(copies.layer[copy])}
     causes = [
-        Cause(program.labels[label], StallCause(cause), tuple(sorted(layers)), exposed_ns)
+        Cause(str(program.labels[label]), StallCause(cause), tuple(sorted(layers)), exposed_ns)
         for (label, cause), (exposed_ns, layers) in waited.items()
     ]
     return tuple(sorted(causes, key=lambda cause: -cause.exposed_ns))

@@ -67,11 +67,11 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
     interval_row = np.where(intervals.layer >= 0, intervals.layer, num_layers + intervals.stage)
     num_rows = num_layers + program.num_stages
 
-    first = ops.micro_batch.min()
-    is_first_op = ops.micro_batch == first
-    is_first_copy = copies.micro_batch == first
+    last = ops.micro_batch.min() + program.num_sequences - 1  # piece of the first micro-batch
+    is_first_op = ops.micro_batch <= last
+    is_first_copy = copies.micro_batch <= last
     # An interval that begins with a copy in is counted as the copy.
-    is_first_interval = (intervals.begin >= 0) & (ops.micro_batch[np.maximum(intervals.begin, 0)] == first)
+    is_first_interval = (intervals.begin >= 0) & is_first_op[np.maximum(intervals.begin, 0)]
 
     def total(rows: np.ndarray, values: np.ndarray, chosen: np.ndarray) -> list[int]:
         sums = np.zeros(num_rows, np.int64)

@@ -26,6 +26,7 @@ def main():
 
 def run_job(config, how, device_target="Ascend"):
     from mindswap.adapters import mindformers as adapter
+    from mindswap.adapters.build import build_network
     from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
     from mindswap.check.check import load_policy
     from mindswap.graph.sample import LayerSample
@@ -33,11 +34,11 @@ def run_job(config, how, device_target="Ascend"):
 
     if how == "capture":
         only_ours = Policy(is_swap_enabled=True)
-        num_layers = len(find_layers(adapter.build_network(config, only_ours)[0]))
+        num_layers = len(find_layers(build_network(config, only_ours)[0]))
         every_layer = tuple(range(num_layers))
         return describe(adapter.capture(config, load_policy(config), LayerSample(every_layer, every_layer)).graph)
     policy = load_policy(config) if how != "without plugin" else Policy()
-    network, completed = adapter.build_network(config, policy)
+    network, completed = build_network(config, policy)
     lines = Lines()
     if how == "in training":
         set_as_in_training(network, config, policy, device_target, lines.logger)

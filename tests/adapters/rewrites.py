@@ -55,7 +55,9 @@ def compare_rewrites(config, family):
 
 def capture_whole(config):
     """A step of which every layer is compiled."""
-    from mindswap.adapters.mindformers import PATH_TAG, build_network, capture, find_layers
+    from mindswap.adapters.build import build_network
+    from mindswap.adapters.mindformers import capture
+    from mindswap.adapters.mindspore import PATH_TAG, find_layers
     from mindswap.policy.model import Policy
 
     plain = Policy(True)

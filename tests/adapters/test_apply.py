@@ -293,3 +293,14 @@ def test_lines_are_logged_layer_by_layer_through_the_given_logger(layers):
 def test_layers_may_stand_for_other_indices(layers):
     apply_policy(layers, policy(op_swap=(op("add", 5, (7,)),)), indices=(6, 7, 7))
     assert [offload(layer) for layer in layers] == [{}, {"add": 5}, {"add": 5}]
+
+
+def test_a_primitive_that_layers_share_is_set_in_one_of_them_only(layers):
+    """As the gating of all routers in MindFormers 1.9.0; what was set on it before stays."""
+    shared = layers[0].attention.flash.flash
+    shared.add_prim_attr("in_strategy", ((1, 2),))
+    for layer in layers[1:]:
+        layer.attention.flash.flash = shared
+    apply_policy(layers, policy(op_swap=(op(r"attention\.flash", 5, (1,)),)))
+    assert [offload(layer) for layer in layers] == [{}, {"attention.flash.flash": 5}, {}]
+    assert [layer.attention.flash.flash.attrs["in_strategy"] for layer in layers] == [((1, 2),)] * 3

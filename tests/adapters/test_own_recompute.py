@@ -15,6 +15,7 @@ CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.ya
 SCRIPT = """
 import json, sys
 from mindswap.adapters.quiet import quiet
+from mindswap.config.rank import place_rank
 from mindswap.document.source import load_document
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import Policy
@@ -25,7 +26,8 @@ from mindswap.stage.expand import expand_stage_recompute
 with quiet():
     from mindswap.adapters import mindformers
 path = sys.argv[1]
-asked = expand_stage_recompute(load_document(path), 5).policy
+document = load_document(path)
+asked = expand_stage_recompute(document, 5).policy
 compile_network = mindformers.capture
 
 def answer():
@@ -39,8 +41,16 @@ def answer():
     return [sample.indices, sample.layer_map, report, recompute_effect_to_json(effects, True, ())]
 
 sampled = answer()
+sample_layers = mindformers.sample_layers
 mindformers.sample_layers = lambda kinds: LayerSample(tuple(range(5)), tuple(range(5)))
-print(json.dumps([sampled, answer()]))
+stages = []
+whole = answer()
+mindformers.capture, mindformers.sample_layers = compile_network, sample_layers
+for rank in (0, 1):
+    with quiet():
+        effects, compiled = verify.verify_recompute(path, asked, place_rank(document, rank, 5))
+    stages.append([compiled.sample.indices, recompute_effect_to_json(effects, True, ())["layers"]])
+print(json.dumps([sampled, whole, stages]))
 """
 
 
@@ -58,10 +68,13 @@ def test_a_sample_tells_the_same_as_all_layers(tmp_path):
     command = [sys.executable, "-c", SCRIPT, str(path)]
     result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
-    sampled, whole = json.loads(result.stdout)
+    sampled, whole, stages = json.loads(result.stdout)
     assert sampled[:2] == [[0, 1, 2, 4], [0, 1, 2, 2, 3]]
     assert whole[0] == [0, 1, 2, 3, 4]
     assert sampled[2:] == whole[2:]
     # A layer keeps 833 KiB, 4 x 96 KiB of them in feed_forward; recomputed whole its input of 32 KiB (test_verify).
     part = 833 - 4 * 96
     assert [layer["kept_bytes"] // 1024 for layer in sampled[3]["layers"]] == [32, part, part, part, part]
+    # One rank of a stage has its layers only, each as in the whole model.
+    assert [indices for indices, _ in stages] == [[0, 1], [2, 3, 4]]
+    assert [layer for _, layers in stages for layer in layers] == whole[3]["layers"]

@@ -1,5 +1,7 @@
 """A folder with a stub training, and the real command running in it."""
 
+import contextlib
+import io
 import json
 import os
 import signal
@@ -9,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from mindswap.cli import main
 
 ROOT = Path(__file__).parents[2]
 GIB = 1 << 30
@@ -104,10 +108,10 @@ class Place:
         return found[0], found[-1]
 
     def status(self):
-        command = [sys.executable, "-m", "mindswap", "status", "--json", str(self.run_dir)]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        return json.loads(result.stdout)
+        """What `mindswap status --json` prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert main(["status", "--json", str(self.run_dir)]) == 0
+        return json.loads(printed.getvalue())
 
     def outcomes(self):
         return [attempt["outcome"] for attempt in self.status()["attempts"]]

@@ -117,6 +117,7 @@ def test_a_signal_while_it_trains_stops_all_and_the_next_call_goes_on(place, num
     code, out = finish(process)
     assert code == 128 + number and "stopping all workers" in out
     assert place.outcomes() == ["interrupted"]
+    place.stub["step_s"] = 0.02
     code, out = place.run()
     assert code == 0 and "attempt 2: from the checkpoint of step 4" in out
     assert place.outcomes() == ["interrupted", "finished"]

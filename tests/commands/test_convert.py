@@ -7,7 +7,7 @@ from mindswap import cli
 from mindswap.check.check import check_document, load_policy
 from mindswap.commands import convert_megatron
 from mindswap.commands.convert import EXAMPLES
-from mindswap.convert.stage_form import resolve_policy
+from mindswap.convert.compare import resolve_policy
 from mindswap.document.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new

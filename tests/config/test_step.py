@@ -164,3 +164,12 @@ def test_without_experts_there_are_no_copies_of_them():
     assert read("parallel_config: {data_parallel: 4}").sharding.num_expert_copies == 1
     text = "parallel_config: {data_parallel: 4, model_parallel: 2}\nmodel: {model_config: {num_experts: 8}}"
     assert read(text).sharding.num_expert_copies == 8
+
+
+def test_pieces_of_sequences_are_of_a_pipeline():
+    # 4 micro-batches of 3 pieces are 12 passes; tokens stay those of whole sequences.
+    parallel = "parallel_config: {pipeline_stage: 2, micro_batch_num: 4, seq_split_num: 3}"
+    text = f"{{{parallel}, model: {{model_config: {{seq_length: 6}}}}}}"
+    settings = read(text)
+    assert (settings.num_sequences, settings.num_turns, settings.num_tokens) == (3, 12, 24)
+    assert read("parallel_config: {seq_split_num: 3}").num_sequences == 1

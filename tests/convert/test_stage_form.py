@@ -3,7 +3,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.check.check import check_shape
-from mindswap.convert.stage_form import policy_sections, resolve_policy, to_index_form, to_stage_form
+from mindswap.convert.compare import resolve_policy
+from mindswap.convert.sections import policy_sections
+from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.document.problem import Level
 from mindswap.document.source import document_from_data
 from mindswap.policy.model import Policy

@@ -119,3 +119,10 @@ def test_negative_sizes():
     for call in (lambda: copy_out_ns(-1, GENERIC), lambda: copy_in_ns(-1, GENERIC), lambda: send_ns(-1, True, GENERIC)):
         with pytest.raises(ValueError):
             call()
+
+
+def test_an_exchange_with_both_neighbours():
+    """First one way, then the other: twice the time of handing it to another card, between nodes if any two are."""
+    card = load_device("atlas_800t_a2")
+    assert collective_ns("SendReceive", 1 << 20, 4, card, 2) == 2 * send_ns(1 << 20, True, card)
+    assert collective_ns("SendReceive", 1 << 20, 8, card, 2) == 2 * send_ns(1 << 20, False, card)

@@ -1,11 +1,12 @@
 from array import array
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindswap.datasets.tokenizing import ByteTokenizer, TextTokenizer, decode_utf8, split_pieces
 from mindswap.errors import DataError
+from tests.strength import examples
 
 
 def cut(data: bytes, size: int) -> list[bytes]:
@@ -25,11 +26,13 @@ def test_byte_tokens_skip_only_a_leading_byte_order_mark():
     assert tokens == [[ord("a") + 3], [0xEF + 3, 0xBB + 3, 0xBF + 3]]
 
 
+@settings(max_examples=examples(40, 200))
 @given(st.text(), st.integers(1, 9))
 def test_decoding_blocks_gives_the_text(text, size):
     assert "".join(decode_utf8("x", cut(text.encode(), size))) == text.removeprefix("\ufeff")
 
 
+@settings(max_examples=examples(40, 200))
 @given(st.binary(), st.integers(1, 9))
 def test_decoding_fails_at_the_byte_where_python_does(data, size):
     try:

@@ -9,7 +9,7 @@ import pytest
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job, layer_activation_bytes
-from mindswap.doctor.model import Facts, Severity
+from mindswap.doctor.model import Facts, Finding, Severity
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.version import __version__
 from tests.builders import document
@@ -284,3 +284,10 @@ def test_activations_of_a_layer_of_llama2_7b():
     """34 x 4096 tokens x 4096: 544 MiB; over 8 tensor parallel ranks 68."""
     assert layer_activation_bytes(4096, 1, 4096, 1) == 544 << 20
     assert layer_activation_bytes(4096, 1, 4096, 8) == 68 << 20
+
+
+def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):
+    facts = computer.facts()
+    finding = Finding("configuration", Severity.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
+    text = format_doctor(facts, [finding])
+    assert "\\x1b[31m.yaml" in text and "\x1b" not in text and "\x07" not in text

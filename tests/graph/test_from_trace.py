@@ -37,4 +37,10 @@ def test_work_follows_from_shapes():
 
 def test_operators_of_layers_carry_their_path():
     graph = graph_of_trace(squares())
-    assert [node.attributes.get(TAG) for node in graph.forward] == [None, "matmul", "Reshape", "square", "square"]
+    assert [node.attributes.get(TAG) for node in graph.forward] == [
+        None,
+        ("matmul",),
+        ("Reshape",),
+        ("square",),
+        ("square",),
+    ]

@@ -27,7 +27,7 @@ from mindswap.graph.ops import (
     products_of_attention,
     vector_rate,
 )
-from mindswap.graph.ranks.splits import RULES
+from mindswap.graph.ranks.split_rules import RULES
 
 NAMES = [name for line in TABLE for name in line.names]
 

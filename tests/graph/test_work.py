@@ -74,9 +74,16 @@ def test_queries_of_one_rank_are_those_of_the_last_one(mode):
     assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 15 * 4)
 
 
-def test_the_layout_says_where_the_sequence_is():
-    # BSH: batch 1, 8 positions, 2 heads of 4 together; as many operations as in BNSD.
-    step = attention("many many none none all", query=(1, 8, 8), many=2**31 - 1, none=0, all=1)
+@pytest.mark.parametrize(
+    ("layout", "shape"),
+    [(0, (1, 8, 8)), (1, (1, 2, 8, 4)), (2, (8, 1, 8)), (3, (1, 8, 2, 4)), (4, (8, 2, 4))],
+    ids=["BSH", "BNSD", "SBH", "BSND", "TND"],
+)
+def test_the_layout_says_where_the_sequence_is(layout, shape):
+    # Batch 1, 8 positions, 2 heads of 4; as many operations in every layout.
+    step = attention(
+        "many many none layout all", query=shape, key=shape, value=shape, many=2**31 - 1, none=0, layout=layout, all=1
+    )
     assert measure_work(step)[0][-1].flops == 2 * (2 * 2 * 64 * 4)
 
 

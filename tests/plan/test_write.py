@@ -1,4 +1,4 @@
-from mindswap.check.check import check_shape
+from mindswap.check.check import check_document, check_shape
 from mindswap.document.parse import parse_document
 from mindswap.plan.result import Plan, Status
 from mindswap.plan.write import compact_policy, write_plan
@@ -85,3 +85,22 @@ def test_a_second_plan_replaces_the_comment_of_the_first():
     once = write_plan(TEXT, parse_document(TEXT.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
     twice = write_plan(once, parse_document(once.encode(), "a"), plan_of(swaps(("add", SOME, 2))), 4, "card")
     assert twice == once.replace("backward_prefetch: 1", "backward_prefetch: 2")
+
+
+def test_a_budget_above_what_the_file_allows_is_written_for_check_to_see():
+    """The plan is for 32 GiB, 32768 MiB."""
+
+    def written(text: str) -> str:
+        return write_plan(text, parse_document(text.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
+
+    small = TEXT + 'context: {max_device_memory: "30GB"}\n'
+    text = written(small)
+    assert text.endswith("\nmindswap:\n  memory: '32768MiB'\n")
+    (problem,) = [each for each in check_document(parse_document(text.encode(), "a")).problems if "memory" in each.rule]
+    assert problem.message.startswith(
+        "mindswap.memory: '32768MiB' is more than the 30.0 GiB of context.max_device_memory"
+    )
+    assert "\nmindswap:" not in written(small.replace("30GB", "32GB"))
+    # What was too much before is not any more.
+    again = small.replace("30GB", "32GB") + "mindswap: {memory: 40GiB, ignore: [overlap]}\n"
+    assert "mindswap: {memory: '32768MiB', ignore: [overlap]}\n" in written(again)

@@ -15,10 +15,11 @@ from mindswap.policy.schema import RECOMPUTE_FLAGS
 from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute
 from tests.builders import layer
+from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
 
-NUM_CONFIGURATIONS = 6000
+NUM_CONFIGURATIONS = examples(1500, 6000)
 
 OUTLINE = """
     attention_norm

@@ -50,7 +50,7 @@ def test_what_no_operator_made_goes_with_the_one_that_saves_it():
 
 def test_one_of_two_names_that_cannot_be_told_apart_is_not_enough():
     trace = chain()
-    operators = tuple(replace(op, path=("cell", "op1|op9")) for op in trace.operators)
+    operators = tuple(replace(op, path=("cell", "op1"), also=("op9",)) for op in trace.operators)
     trace = replace(trace, operators=operators)
     assert decisions(trace=trace, op_swap=(OpSwap(r"cell\.op1", ALL_LAYERS, 2),)) == {}
     assert len(decisions(trace=trace, op_swap=(OpSwap("cell", ALL_LAYERS, 2),))) == 3

@@ -20,7 +20,7 @@ def test_what_is_written_is_read_back(trace):
 
 def test_the_file_says_what_it_is_and_where_it_was_made():
     data = json.loads(dump_trace(RecordedStep(chain(), (), "")))
-    assert (data["schema"], data["version"], data["device"]) == ("mindswap-trace", 1, "CPU")
+    assert (data["schema"], data["version"], data["device"]) == ("mindswap-trace", 2, "CPU")
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_the_file_says_what_it_is_and_where_it_was_made():
         ("{", "step.json:1:2: no JSON"),
         ("[]", "step.json: no trace of a step"),
         ('{"schema": "mindswap-trace", "version": 9}', "step.json: version 9 of a trace"),
-        ('{"schema": "mindswap-trace", "version": 1}', "step.json: the trace is damaged"),
+        ('{"schema": "mindswap-trace", "version": 2}', "step.json: the trace is damaged"),
     ],
 )
 def test_other_files_are_refused(text, message):

@@ -4,6 +4,7 @@ from dataclasses import fields, replace
 
 import numpy as np
 
+from mindswap.graph.names import Names
 from mindswap.policy.model import Policy
 from mindswap.simulate.block_arrays import make_arrays
 from tests.simulate.steps import model
@@ -22,8 +23,8 @@ def same_as_its_parts(block) -> bool:
 def test_copies_are_in_tensors_and_arrays():
     plain = model().layer_block(Policy(), 1)
     # `mlp.gelu` is the block's own; `add` is what it hands to the layer behind it.
-    block = plain.with_copies({"mlp.gelu": (3, 1, False), "add": (5, 2, True)})
-    copied = {t.label: (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
+    block = plain.with_copies({Names.of("mlp.gelu"): (3, 1, False), Names.of("add"): (5, 2, True)})
+    copied = {str(t.label): (t.prefetch, t.num_copies, t.is_held) for t in block.tensors if t.num_copies}
     assert copied == {"mlp.gelu": (3, 1, False), "add": (5, 2, True)}
     assert same_as_its_parts(block)
     assert not any(tensor.num_copies for tensor in plain.tensors)

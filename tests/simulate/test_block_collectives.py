@@ -24,7 +24,7 @@ def cut(**collectives):
 
 
 def ops(block_ops):
-    return [(op.label, op.kind, op.duration_ns, op.wait_op) for op in block_ops]
+    return [(str(op.label), op.kind, op.duration_ns, op.wait_op) for op in block_ops]
 
 
 def test_a_collective_behind_its_operator():

@@ -80,7 +80,7 @@ def kept_bytes(program):
 
 def gathers(program):
     """Durations of the AllGathers."""
-    is_gather = np.array(["AllGather" in label for label in program.labels])[program.ops.label]
+    is_gather = np.array(["AllGather" in str(label) for label in program.labels])[program.ops.label]
     return program.ops.duration_ns[is_gather & (program.ops.kind == OpKind.COLLECTIVE)].tolist()
 
 
@@ -139,7 +139,7 @@ def test_all_micro_batches_share_one_copy():
     assert int((sizes == 32 * KIB).sum()) == 6
     # From the AllGather to the gradient of the last micro-batch.
     whole = np.flatnonzero(sizes == 32 * KIB)
-    assert {program.labels[label] for label in labels[whole]} == {"mlp.AllGather"}
+    assert {str(program.labels[label]) for label in labels[whole]} == {"mlp.AllGather"}
     assert set(program.ops.micro_batch[program.intervals.begin[whole]].tolist()) == {0}
     assert set(program.ops.micro_batch[program.intervals.end[whole]].tolist()) == {3}
     assert set(program.ops.kind[program.intervals.end[whole]].tolist()) == {OpKind.BACKWARD}
@@ -159,7 +159,9 @@ def test_stages_of_a_pipeline_gather_their_own_layers():
 def test_a_reader_waits_for_its_weight_and_later_micro_batches_do_not():
     timeline = simulate(model(3, num_micro_batches=2).program(KEEP_ALL))
     ops = timeline.program.ops
-    is_product = (ops.kind == OpKind.FORWARD) & (np.array(timeline.program.labels)[ops.label] == "mlp.matmul")
+    is_product = (ops.kind == OpKind.FORWARD) & (
+        np.array([str(label) for label in timeline.program.labels])[ops.label] == "mlp.matmul"
+    )
     first = is_product & (ops.micro_batch == 0)
     # The cast of the part (8 KiB read, 4 KiB written: 12.288 ns) ends, then 287 ns of AllGather.
     assert timeline.op_start_ns[first][0] >= 287
@@ -177,7 +179,7 @@ def test_turns_begin_behind_what_runs_once():
 
 def test_a_cast_behind_a_gather_is_nothing_to_choose():
     def labels(own):
-        return {item.label for item in find_items(own.captured.graph, own.names, 1)}
+        return {str(item.label) for item in find_items(own.captured.graph, own.names, 1)}
 
     assert "mlp.cast" in labels(model(3, WeightSharding()))
     assert not [label for label in labels(model()) if "cast" in label or "AllGather" in label]
@@ -185,7 +187,13 @@ def test_a_cast_behind_a_gather_is_nothing_to_choose():
 
 @pytest.mark.parametrize("sharding", [CUT, RELEASED])
 @pytest.mark.parametrize(
-    "settings", [{}, {"num_micro_batches": 3}, {"pipeline": Pipeline(num_stages=2), "num_micro_batches": 4}]
+    "settings",
+    [
+        {},
+        {"num_micro_batches": 3},
+        {"num_micro_batches": 60},  # what runs once takes 12 ns a layer, which must not count 60 times
+        {"pipeline": Pipeline(num_stages=2), "num_micro_batches": 4},
+    ],
 )
 def test_the_bound_is_below_every_policy(sharding, settings):
     own = model(6, sharding, **settings)

@@ -30,7 +30,7 @@ def test_copies_begin_and_end_with_the_passes_of_layers():
     """Out after forward of i; given back after i + 1; in behind the operator before backward of i + 1; then needed."""
     made = program(0, 1)
     assert events(made) == [(0, 4, 8, 26, 31), (1, 8, 12, 22, 27)]
-    assert sorted(made.labels[label] for label in made.copies.label) == ["attn.exp"] * 2 + ["mlp.relu"] * 2
+    assert sorted(str(made.labels[label]) for label in made.copies.label) == ["attn.exp"] * 2 + ["mlp.relu"] * 2
 
 
 def test_the_distance_is_in_layers():

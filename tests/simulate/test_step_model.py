@@ -93,7 +93,7 @@ def test_layers_that_run_again_together_are_not_simulated(policy, words):
 def test_a_policy_for_one_layer():
     program = MODEL.program(Policy(True, op_swap=(OpSwap(r"mlp\.gelu", Layers((4,)), 2),)))
     assert program.copies.layer.tolist() == [4]
-    assert [program.labels[label] for label in program.copies.label] == ["mlp.gelu"]
+    assert [str(program.labels[label]) for label in program.copies.label] == ["mlp.gelu"]
     # gelu of layer 4 is the second of its four; layers begin behind the embedding and the mask.
     assert program.copies.producer_op.tolist() == [2 + 4 * 4 + 1]
     # It is read by the first operator of backward of layer 4: 27 of forward, loss_grad, 4 of layer 5.

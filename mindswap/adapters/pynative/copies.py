@@ -7,6 +7,7 @@ device was there to run the second**; it is chosen only if asked for by name.
 
 import ctypes
 import mmap
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -130,18 +131,24 @@ class StreamCopies:
 
     Memory is taken on the compute stream before the copy is put on the copy stream, as the pool of MindSpore is
     ordered by stream.
+
+    Args:
+        runtime: has streams as `mindspore.runtime` has them.
+        pinned: gives so many bytes of pinned memory as a tensor.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runtime: Any = None, pinned: Callable[[int], Any] | None = None) -> None:
         self.host_bytes = 0
-        self._stream = ms.runtime.Stream()
+        self._runtime = runtime or ms.runtime
+        self._pinned = pinned or _pinned_tensor
+        self._stream = self._runtime.Stream()
         self._free: dict[int, list[Any]] = {}
 
     def offload(self, storage) -> Copy:
         """See `Copies`."""
         size = storage.size()
         pool = self._free.get(size)
-        host = pool.pop() if pool else ms.mint.empty((size,), dtype=ms.uint8, device="CPU", pin_memory=True)
+        host = pool.pop() if pool else self._pinned(size)
         self.host_bytes += size
         copy = Copy(storage, size, host)
         self._run(lambda: host.untyped_storage().copy_(storage, True), copy)
@@ -170,13 +177,16 @@ class StreamCopies:
 
     def _run(self, start, copy: Copy) -> None:
         """On the copy stream, behind what compute has been given so far."""
-        self._stream.wait_stream(ms.runtime.current_stream())
-        with ms.runtime.StreamCtx(self._stream):
+        self._stream.wait_stream(self._runtime.current_stream())
+        with self._runtime.StreamCtx(self._stream):
             start()
             copy.pending = self._stream.record_event()
 
-    @staticmethod
-    def _finish(copy: Copy) -> None:
+    def _finish(self, copy: Copy) -> None:
         if copy.pending is not None:
-            ms.runtime.current_stream().wait_event(copy.pending)
+            self._runtime.current_stream().wait_event(copy.pending)
             copy.pending = None
+
+
+def _pinned_tensor(size: int) -> ms.Tensor:
+    return ms.mint.empty((size,), dtype=ms.uint8, device="CPU", pin_memory=True)

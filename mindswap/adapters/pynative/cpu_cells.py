@@ -13,6 +13,7 @@ from mindformers.parallel_core.training_graph.transformer import flash_attention
 from mindspore import nn, ops
 
 from mindswap.adapters.cpu import CpuFlashAttention
+from mindswap.adapters.pynative.cpu_experts import CpuOneHot, replace_expert_cells
 
 __all__ = ["replace_cpu_cells"]
 
@@ -37,22 +38,6 @@ class CpuOuter(nn.Cell):
     def construct(self, x, y):
         """Of shape (n,) and (m,)."""
         return ops.mul(ops.reshape(x, (-1, 1)), ops.reshape(y, (1, -1)))
-
-    def shard(self, *_):
-        """One rank only."""
-        return self
-
-
-class CpuOneHot(nn.Cell):
-    """One-hot of the last axis."""
-
-    def __init__(self, axis=-1):
-        super().__init__()
-        self.one_hot = ops.OneHot(axis)
-
-    def construct(self, labels, num_classes, on_value, off_value):
-        """Labels of any shape."""
-        return self.one_hot(labels, num_classes, on_value, off_value)
 
     def shard(self, *_):
         """One rank only."""
@@ -88,3 +73,4 @@ def replace_cpu_cells() -> None:
     loss_func.OneHotExt = CpuOneHot
     loss_func.ZerosLikeExt = ops.ZerosLike
     layers.mint = _CpuMint
+    replace_expert_cells()

@@ -82,7 +82,9 @@ class Executor:
     # -- what the watch tells -------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass; what is left of one that never had its backward pass is given up."""
+        """A new pass, or one more forward of this one; what is left of one without a backward pass is given up."""
+        if self._is_following and self._position > 0 and self._expects(*self.schedule.first_event):
+            return
         self.give_up()
         self._start()
         self.was_different = False

@@ -9,15 +9,16 @@ operators take and give is written down, too, and all of it is held until the st
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import mindspore as ms
 from mindspore import nn
 from mindspore.ops import Primitive
 
+from mindswap.adapters.pynative.cells import names_by_type, primitives_of, watch_cells
+from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace
 
 __all__ = ["Recorder", "record", "recording"]
 
@@ -39,12 +40,11 @@ class _Dispatch(ms.MsDispatchMode):
 class _Storage:
     """A saved storage while it is recorded; the tensor keeps its address from being used again."""
 
-    def __init__(self, tensor, maker: int | None, protection: str, layer_index: int):
+    def __init__(self, tensor, maker: int | None, protection: str):
         self.tensor = tensor
         self.size_bytes = tensor.untyped_storage().size()
         self.maker = maker
         self.protection = protection
-        self.layer_index = layer_index
         self.last_use = -1
 
 
@@ -61,8 +61,8 @@ class Recorder:
         self.network = network
         self.with_values = with_values
         self.num_layers = len(layers)
-        self.paths = {id(primitive): (*path, name) for path, name, primitive in _primitives(layers)}
-        self.names = _names_by_type(layers)
+        self.paths = {id(primitive): (*path, name) for path, name, primitive in primitives_of(layers)}
+        self.names = names_by_type(layers)
         self.cells: list[tuple[int | None, tuple[str, ...]]] = []
         self.trace: Trace | None = None
         self.is_on = False  # operators are told, too
@@ -78,25 +78,30 @@ class Recorder:
         self.makers: dict[int, int] = {}  # address -> operator that made what is there
         self.held: list[object] = []  # what operators gave since a layer began or ended
         self.open_inputs: set[int] | None = None  # addresses that the operator reads that runs; None for no operator
+        self.num_before = 0  # storages that were saved before the layer at hand
         self.viewed: set[int] = set()  # addresses of the layer at hand that other tensors show, too
         self.is_forward = True
         self.layer_index: int | None = None
-        self.memories: dict[int, int] = {}  # address -> number, of all that was seen
-        self.all_held: list[object] = []
-        self.view_tensors: dict[tuple[int, ...], list[tuple[ms.Tensor, int]]] = {}  # shape -> views and their memory
+        self.values = ValueBook()
 
     # -- what the watch tells -------------------------------------------------------------------
 
     def begin(self, inputs) -> None:
-        """A new pass. It ends the one before; one that had no backward pass is forgotten."""
+        """A new pass, or one more forward of this one: micro-batches that have one backward pass together.
+
+        A new one ends the one before. What had no backward pass is forgotten if it saved nothing, or broke off.
+        """
         self.finish()
-        self._clear()
-        self.foreign = {_address(tensor) for tensor in (*_tensors(inputs), *_held_tensors(self.network))}
+        if self.is_forward or not self.saves:
+            self._clear()
+            self.foreign = {address_of(tensor) for tensor in _held_tensors(self.network)}
+        self.is_forward = True
+        self.foreign |= {address_of(tensor) for tensor in tensors_in(inputs)}
 
     def end_forward(self, outputs) -> None:
         """What the network returns is the caller's, and must not leave the device."""
-        for tensor in _tensors(outputs):
-            index = self.by_address.get(_address(tensor))
+        for tensor in tensors_in(outputs):
+            index = self.by_address.get(address_of(tensor))
             if index is not None:
                 self.storages[index].protection = "output"
         self.is_forward = False
@@ -105,13 +110,14 @@ class Recorder:
     def pass_boundary(self, kind: EventKind, layer_index: int, tensors=()) -> None:
         """A layer begins or ends. What goes in or out may be used by all of its operators."""
         self.events.append(Event(kind, layer_index, len(self.operators)))
-        at_border = {_address(tensor) for tensor in _tensors(tensors)}
+        at_border = {address_of(tensor) for tensor in tensors_in(tensors)}
         if kind is EventKind.FORWARD_BEGIN:
             self.viewed = at_border
+            self.num_before = len(self.storages)
         elif kind is EventKind.FORWARD_END:
             for address, index in self.by_address.items():
                 storage = self.storages[index]
-                own = storage.maker is None and storage.layer_index == layer_index
+                own = storage.maker is None and index >= self.num_before
                 if own or address in self.viewed or address in at_border:
                     storage.last_use = len(self.operators) - 1
         self.layer_index = None if kind is EventKind.FORWARD_END else layer_index
@@ -122,7 +128,7 @@ class Recorder:
 
     def save(self, tensor, layer_index: int) -> tuple[int, object]:
         """Number of the save, and the tensor."""
-        address = _address(tensor)
+        address = address_of(tensor)
         index = self.by_address.get(address)
         if index is None:
             index = len(self.storages)
@@ -132,7 +138,7 @@ class Recorder:
             protection = "weight" if getattr(tensor, "param_info", None) is not None else ""
             if maker is None and address in self.foreign:
                 protection = protection or "input"
-            self.storages.append(_Storage(tensor, maker, protection, layer_index))
+            self.storages.append(_Storage(tensor, maker, protection))
             self.by_address[address] = index
         number = len(self.saves)
         last = len(self.operators) - 1
@@ -152,55 +158,28 @@ class Recorder:
     def begin_operator(self, name: str, args) -> None:
         """An operator is about to run."""
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
-        path = self.paths.get(id(primitive)) if primitive is not None else None
+        path, also = self.paths.get(id(primitive)) if primitive is not None else None, []
         if path is None:
             cell = self.cells[-1][1] if self.cells and self.is_forward else ()
-            path = (*cell, self.names.get((self.layer_index, cell, name), name))
-        self.open_inputs = {_address(tensor) for tensor in _tensors(args)} if self.is_forward else set()
+            held, *also = self.names.get((self.layer_index, cell, name), (name,))
+            path = (*cell, held)
+        self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
         for index in map(self.by_address.get, self.open_inputs):
             if index is not None:
                 self.storages[index].last_use = len(self.operators)
-        inputs = self._values(args) if self.with_values else ()
-        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs))
-
-    def _values(self, tensors, is_output: bool = False) -> tuple[Value, ...]:
-        """Types and memories; held, so that no address is used twice."""
-        found = []
-        for tensor in _tensors(tensors):
-            self.all_held.append(tensor)
-            storage = tensor.untyped_storage()
-            size_bytes = storage.size()
-            # Nothing has no address of its own.
-            key = storage.data_ptr() if size_bytes else -len(self.all_held)
-            weight = getattr(getattr(tensor, "param_info", None), "name", "")
-            copy_of = None if key in self.memories or weight or is_output else self._view_with_bytes_of(tensor)
-            memory = self.memories.setdefault(key, len(self.memories))
-            found.append(Value(memory, size_bytes, tuple(tensor.shape), str(tensor.dtype).lower(), weight, copy_of))
-        return tuple(found)
-
-    def _view_with_bytes_of(self, tensor) -> int | None:
-        """Memory of the last view with this content: a CPU kernel is given a copy, only bytes tell."""
-        views = self.view_tensors.get(tuple(tensor.shape), ())
-        content = tensor.asnumpy().tobytes() if views else b""
-        return next((m for view, m in reversed(views) if view.asnumpy().tobytes() == content), None)
-
-    def _note_views(self, inputs: tuple[Value, ...], outputs, values: tuple[Value, ...]) -> None:
-        memories = {value.memory for value in inputs}
-        for tensor, value in zip(_tensors(outputs), values, strict=True):
-            if value.memory in memories:
-                self.view_tensors.setdefault(value.shape, []).append((tensor, value.memory))
+        inputs = self.values.of(args) if self.with_values else ()
+        self.operators.append(Operator(name, self.layer_index, path, self.is_forward, inputs, also=tuple(also)))
 
     def end_operator(self, outputs) -> None:
         """It has run. What it gives in the memory of an input (a view, a change in place) it did not make."""
         inputs = self.open_inputs or set()
         if self.with_values:
-            values = self._values(outputs, is_output=True)
-            self._note_views(self.operators[-1].inputs, outputs, values)
+            values = self.values.of_outputs(self.operators[-1].inputs, outputs)
             self.operators[-1] = replace(self.operators[-1], outputs=values)
         if self.is_forward:
             self.held.append(outputs)
-        for tensor in _tensors(outputs) if self.is_forward else ():
-            address = _address(tensor)
+        for tensor in tensors_in(outputs) if self.is_forward else ():
+            address = address_of(tensor)
             if address in inputs:
                 self.viewed.add(address)
             else:
@@ -223,7 +202,7 @@ class Recorder:
         self._clear()
 
     def _memory_of(self, tensor) -> int | None:
-        return self.memories.get(_address(tensor)) if self.with_values else None
+        return self.values.memories.get(address_of(tensor)) if self.with_values else None
 
 
 def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:
@@ -254,7 +233,7 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
 @contextlib.contextmanager
 def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
     """Tell a recorder of operators and of the cells in which they run; a `Watch` tells it the rest."""
-    handles = [handle for index, layer in enumerate(layers) for handle in _watch_cells(layer, index, recorder)]
+    handles = [handle for index, layer in enumerate(layers) for handle in watch_cells(layer, index, recorder.cells)]
     try:
         recorder.is_on = True
         with _Dispatch(recorder):
@@ -265,51 +244,7 @@ def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
             handle.remove()
 
 
-def _watch_cells(layer: nn.Cell, index: int, recorder: Recorder) -> Iterator[Any]:
-    """Keeps the path of the cell that runs on `recorder.cells`."""
-    for path, cell in _cells_below(layer, ()):
-        yield cell.register_forward_pre_hook(lambda *_, path=path: recorder.cells.append((index, path)))
-        yield cell.register_forward_hook(lambda *_: recorder.cells.pop() and None)
-
-
-def _cells_below(cell: nn.Cell, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], nn.Cell]]:
-    for name, child in cell._cells.items():
-        if child is not None:
-            yield (*path, name), child
-            yield from _cells_below(child, (*path, name))
-
-
-def _primitives(layers: Sequence[nn.Cell]) -> Iterator[tuple[tuple[str, ...], str, Primitive]]:
-    """Cell path, name and primitive of all that cells of these layers hold."""
-    for layer in layers:
-        for path, cell in (((), layer), *_cells_below(layer, ())):
-            for name, primitive in cell._primitives.items():
-                if primitive is not None:
-                    yield path, name, primitive
-
-
-def _names_by_type(layers: Sequence[nn.Cell]) -> dict[tuple[int | None, tuple[str, ...], str], str]:
-    """(layer, cell path, primitive name) -> under which names the cell holds it, `|` between several."""
-    found: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
-    for index, layer in enumerate(layers):
-        for path, name, primitive in _primitives([layer]):
-            found.setdefault((index, path, primitive.name), []).append(name)
-    return {key: "|".join(names) for key, names in found.items()}
-
-
-def _tensors(values) -> Iterator[ms.Tensor]:
-    if isinstance(values, ms.Tensor):
-        yield values
-    elif isinstance(values, (tuple, list)):
-        for value in values:
-            yield from _tensors(value)
-
-
 def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
     """Constants that cells hold, such as masks and rotary tables."""
     for _, cell in network.cells_and_names():
-        yield from _tensors(list(vars(cell).values()))
-
-
-def _address(tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+        yield from tensors_in(list(vars(cell).values()))

@@ -8,7 +8,7 @@ from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import ops
 
 from mindswap.adapters.apply import read_tree
-from mindswap.adapters.mindformers import NOTES_KEY, build_network, example_inputs
+from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.mindspore import find_layers
 from mindswap.adapters.pynative.record import record
 from mindswap.errors import ApplyError, GraphError

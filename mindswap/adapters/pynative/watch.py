@@ -71,8 +71,10 @@ class Watch:
         self.hooked_layers = frozenset(hooked_layers)
         for index, layer in enumerate(self.layers):
             if index in self.hooked_layers:
+                # Who was told of a save is told of its reads, also if another observer has come meanwhile.
                 layer.register_saved_tensors_hooks(
-                    lambda tensor, index=index: self.observer.save(tensor, index), lambda kept: self.observer.read(kept)
+                    lambda tensor, index=index: (self.observer, self.observer.save(tensor, index)),
+                    lambda kept: kept[0].read(kept[1]),
                 )
             else:
                 layer.register_saved_tensors_hooks(None, None)

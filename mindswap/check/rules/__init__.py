@@ -10,24 +10,19 @@ A rule is a module with
 Write one by copying a short one, such as `context_mode.py`; its test goes to `tests/check/rules/`.
 """
 
-import functools
-import importlib
-import pkgutil
 from collections.abc import Collection, Iterator
 from types import ModuleType
 
 from mindswap.check.context import Context
 from mindswap.document.problem import Problem
+from mindswap.document.rule_modules import rule_modules
 
 __all__ = ["Context", "find_rules", "run_rules"]
 
 
-@functools.cache
 def find_rules() -> dict[str, ModuleType]:
     """Every rule by its id, in alphabetical order."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = (importlib.import_module(f"{__name__}.{name}") for name in names)
-    return {module.ID: module for module in modules}
+    return rule_modules(__name__)
 
 
 def run_rules(context: Context, only: Collection[str] | None = None) -> Iterator[Problem]:

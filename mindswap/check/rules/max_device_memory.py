@@ -1,7 +1,8 @@
 """`context.max_device_memory` is not as MindSpore takes it, or below the memory that steps are planned for.
 
 MindSpore takes a string of digits and `GB`, which is GiB there. Plans and simulations use the smaller of it and of
-what the device has; where `mindswap.memory` says more, a plan for that would run out of memory.
+what the device has; where `mindswap.memory` says more, a plan for that would run out of memory. `mindswap plan
+--memory` writes such a budget there.
 
 PASS:
     context:
@@ -41,4 +42,6 @@ def check(context: Context) -> Iterator[Problem]:
     if asked_bytes > limit.size_bytes:
         allowed = format_bytes(limit.size_bytes)
         message = f"mindswap.memory: {show(budget)} is more than the {allowed} of {PATH} ({node.location})"  # type: ignore[union-attr]
-        yield Problem(budget.location, ID, Level.WARNING, message, f"at most {allowed}", f"memory: {allowed}")
+        enough = f"{-(-asked_bytes // 2**30)}GB"
+        fix = f'{PATH}: "{enough}", or memory: {allowed} and mindswap plan again'
+        yield Problem(budget.location, ID, Level.WARNING, message, f"at most {allowed}", fix)

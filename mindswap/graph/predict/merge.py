@@ -9,6 +9,7 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.names import Names
 from mindswap.graph.ops import RANDOM_OPS
 
 __all__ = ["merge_equal"]
@@ -63,9 +64,9 @@ def _merge_forward(
         if left is not own:
             name_of[node.name] = left.name
         if tag in node.attributes:
-            paths.setdefault(left.name, {})[str(node.attributes[tag])] = None
+            paths.setdefault(left.name, {}).update(dict.fromkeys(Names.of(node.attributes[tag])))
     forward = tuple(
-        replace(node, attributes={**node.attributes, tag: "|".join(paths[node.name])})
+        replace(node, attributes={**node.attributes, tag: Names(paths[node.name])})
         if len(paths.get(node.name, ())) > 1
         else node
         for node in survivors.values()

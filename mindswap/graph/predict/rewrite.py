@@ -85,7 +85,7 @@ def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
 
 def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[Path]:
     """The attribute paths that may name an operator; its cell with the type where no attribute does."""
-    return [tuple(path.split(".")) for path in names(graph.owner(node)).split("|")]
+    return [tuple(path.split(".")) for path in names(graph.owner(node))]
 
 
 def _runs_again(outside: "_Outside", node: Node, layer: LayerDecisions, decision: Decision) -> bool:

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
+from mindswap.graph.sequences import is_sequence_state
 
 __all__ = ["has_scope", "settle_layers"]
 
@@ -72,7 +73,8 @@ def _shared(graph: Graph) -> set[str]:
     nodes = graph.forward_nodes
     weighted: set[str] = set()
     for node in graph.forward:
-        if node.op in WEIGHT_OPS or any(name in weighted for name in node.inputs):
+        is_weight = node.op in WEIGHT_OPS and not is_sequence_state(node.inputs[0])
+        if is_weight or any(name in weighted for name in node.inputs):
             weighted.add(node.name)
     shared: set[str] = set()
     for node in reversed(graph.forward):

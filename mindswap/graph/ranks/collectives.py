@@ -19,9 +19,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel
+from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel, products_of_attention
 from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
-from mindswap.graph.ranks.sharding import PartialSum, Redistribution, Sharding, Unresolved, name_communication
+from mindswap.graph.ranks.ring import RING, ring_axes
+from mindswap.graph.ranks.sharding import Sharding
+from mindswap.graph.ranks.split_forward import name_communication
+from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
 from mindswap.graph.ranks.splits import num_parts
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
@@ -32,7 +35,7 @@ class Collective:
     """Communication between ranks within a pass.
 
     Attributes:
-        kind: AllReduce, AllGather, ReduceScatter or AllToAll.
+        kind: AllReduce, AllGather, ReduceScatter, AllToAll, or `RING`: one exchange between neighbours.
         size_bytes: the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank.
         num_ranks: ranks that take part.
         is_before: the operator that it belongs to waits for it; else it takes what the operator makes, or is it.
@@ -100,6 +103,8 @@ class _Finder:
         for node in (*self.graph.forward, *self.graph.backward):
             if node.op == RANK_NAMES[EXCHANGE]:
                 self._add_exchange(node)
+            elif products_of_attention(node.op) and not node.is_duplicate:
+                self._add_ring(node)
 
     def _own_communication(self) -> Iterator[tuple[str, str]]:
         """Communication that the model itself has, with the operator whose parts of a sum it adds."""
@@ -138,6 +143,14 @@ class _Finder:
         num_ranks = node.attributes.get("num_ranks")
         assert isinstance(num_ranks, int)
         self._add(node.name, Collective("AllToAll", max(source, node.size_bytes), num_ranks))
+
+    def _add_ring(self, node: Node) -> None:
+        """One exchange of the ring: keys and values of a rank, or their gradients."""
+        num_ranks, stride = ring_axes(self.graph, node)
+        if num_ranks > 1:
+            attention = self.nodes.get(node.origin, node)
+            pair_bytes = sum(self.nodes[name].size_bytes for name in attention.inputs[1:3])
+            self._add(node.name, Collective(RING, pair_bytes, num_ranks, stride=stride))
 
     def _add_redistribution(self, moved: Redistribution) -> None:
         kind = name_communication(moved.before, moved.after)

@@ -26,6 +26,7 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.sequences import is_sequence_state
 
 __all__ = ["WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
 
@@ -52,9 +53,9 @@ class GatheredStep:
 
 
 def weight_name(node: Node) -> str:
-    """Name of the parameter that a `Load` reads; "" for any other operator."""
+    """Name of the weight that a `Load` reads; "" for any other operator, and for parameters that are not trained."""
     _, mark, name = node.inputs[0].rpartition(WEIGHT_MARK) if node.op == "Load" and node.inputs else ("", "", "")
-    return name if mark else ""
+    return name if mark and not is_sequence_state(name) else ""
 
 
 def is_gathering(node: Node) -> bool:

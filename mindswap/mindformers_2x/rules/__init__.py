@@ -4,24 +4,19 @@ Levels: an error is what upstream refuses, and what is written and has no effect
 it reads is a warning.
 """
 
-import functools
-import importlib
-import pkgutil
 from collections.abc import Iterator
 from types import ModuleType
 
 from mindswap.document.problem import Problem
+from mindswap.document.rule_modules import rule_modules
 from mindswap.mindformers_2x.rule_context import Context
 
 __all__ = ["Context", "find_rules", "run_rules"]
 
 
-@functools.cache
 def find_rules() -> dict[str, ModuleType]:
     """Every rule by its id, in alphabetical order."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = (importlib.import_module(f"{__name__}.{name}") for name in names)
-    return {module.ID: module for module in modules}
+    return rule_modules(__name__)
 
 
 def run_rules(context: Context) -> Iterator[Problem]:

@@ -43,7 +43,8 @@ class Stage:
         window_ns: time from the first operator of the micro-batches that are in flight to that moment.
         idle_ns: time that the compute stream waits for other stages before the first backward.
         work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
-        backward_ns: compute of backward of one micro-batch.
+        once_ns: time of what the compute stream does once for all micro-batches.
+        backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
     """
 
     peak_bytes: int
@@ -51,6 +52,7 @@ class Stage:
     window_ns: int
     work_ns: int
     idle_ns: int = 0
+    once_ns: int = 0
     backward_ns: int = 0
     num_chunks: int = 1
 
@@ -63,7 +65,7 @@ class Facts:
         flows: of the compiled layers.
         stages: pipeline stages.
         transfers: what copies cost.
-        num_micro_batches: of the step.
+        num_micro_batches: of the step; pieces of sequences count each.
         terms_ns: what comes behind backward.
         gradients_ns: part of it that a longer backward would hide.
     """
@@ -89,7 +91,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
         stages=tuple(_look_at_stage(model, keep.timeline, stage) for stage in range(model.layout.num_stages)),
         transfers=model.transfers,
-        num_micro_batches=model.layout.num_micro_batches,
+        num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
     )
@@ -136,6 +138,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
         work_ns=alone.work_ns,
+        once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
     )
 
@@ -145,6 +148,7 @@ class _Alone:
     """One micro-batch on a stage that waits for no other, nor for weights."""
 
     work_ns: int
+    once_ns: int
     backward_ns: int
     forward_stall_ns: int
     first_backward_stall_ns: int
@@ -152,6 +156,7 @@ class _Alone:
 
 def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
+    num_turns = layout.num_turns
     blocks = model.plain_blocks(with_gathers=False)
     timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
     kind = timeline.program.ops.kind
@@ -159,9 +164,13 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
     is_backward = kind == OpKind.BACKWARD
     first_backward = int(np.flatnonzero(is_backward)[0])
+    once = [op for chunk in layout.chunks[stage] for section in chunk for op in blocks[section].once]
+    once_ns = sum(op.duration_ns for op in once if op.kind < OpKind.COLLECTIVE)
+    turn = timeline.program.ops.micro_batch
     return _Alone(
-        work_ns=int((busy_ns + stall_ns).sum()),
-        backward_ns=int(busy_ns[is_backward].sum()),
+        work_ns=(int((busy_ns + stall_ns).sum()) - once_ns) // num_turns,
+        once_ns=once_ns,
+        backward_ns=int(np.bincount(turn[is_backward], busy_ns[is_backward], num_turns).min()),
         forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
         first_backward_stall_ns=int(stall_ns[first_backward]),
     )

@@ -172,7 +172,7 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
     row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
-    fixed_ns = stage.idle_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    fixed_ns = stage.idle_ns + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
     if stage.num_chunks == 1:
         row |= {again_ns[other]: 1 for other in earlier}
         fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)

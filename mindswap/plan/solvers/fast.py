@@ -82,7 +82,7 @@ class _Solver:
         if score.fits:
             return  # nothing is faster than to keep everything
         ops = timeline.program.ops
-        micro_batches = self.space.layout.num_micro_batches
+        micro_batches = self.space.layout.num_turns
         self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         if any(self.search.score(choice).fits for choice in given):

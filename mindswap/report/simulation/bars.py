@@ -86,7 +86,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
             timeline.op_end_ns[own],
             ops.label[own],
             ops.layer[own],
-            ops.micro_batch[own],
+            ops.micro_batch[own] // program.num_sequences,
         ),
         _stalls(timeline, stage),
         _part(
@@ -96,7 +96,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
             timeline.out_end_ns[moved],
             copies.label[moved],
             copies.layer[moved],
-            copies.micro_batch[moved],
+            copies.micro_batch[moved] // program.num_sequences,
             copies.size_bytes[moved],
         ),
         _part(
@@ -106,7 +106,7 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
             timeline.in_end_ns[moved],
             copies.label[moved],
             copies.layer[moved],
-            copies.micro_batch[moved],
+            copies.micro_batch[moved] // program.num_sequences,
             copies.size_bytes[moved],
         ),
         _idle_end(timeline, own[~is_communication]),
@@ -133,7 +133,7 @@ def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
         end_ns,
         np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
         np.where(is_copy, layer_of_copy, program.ops.layer[stalled]),
-        program.ops.micro_batch[stalled],
+        program.ops.micro_batch[stalled] // program.num_sequences,
     )
 
 

@@ -41,7 +41,7 @@ def page_data(report: SimulationReport) -> dict[str, Any]:
         "first_wait": int(BarKind.WAIT_COPY_OUT),
         "bubble": int(BarKind.BUBBLE),
         "memory_kinds": [[int(kind), style.title] for kind, style in MEMORY_STYLES.items()],
-        "labels": [report.timeline.program.labels[label] for label in labels],
+        "labels": [str(report.timeline.program.labels[label]) for label in labels],
         "stages": [
             _stage_data(report, stage, part, number, unit_bytes, num_points)
             for stage, part in zip(report.stages, bars, strict=True)

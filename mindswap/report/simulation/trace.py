@@ -88,7 +88,7 @@ def _slices(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
     for lane, kind, start_ns, duration_ns, label, layer, micro_batch, size_bytes in _rows(bars):
         title = titles[kind]
         is_wait = BarKind(kind).is_wait
-        name = f"{title}: {labels[label]}" if is_wait and label >= 0 else title if label < 0 else labels[label]
+        name = f"{title}: {labels[label]}" if is_wait and label >= 0 else title if label < 0 else str(labels[label])
         arguments: dict[str, int] = {}
         if layer >= 0:
             arguments["layer"] = layer

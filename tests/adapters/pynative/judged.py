@@ -78,7 +78,7 @@ def build(name):
         return Network(), [(batch(seed=seed),) for seed in (1, 2, 3)], ("norm", "feed_forward")
     from mindformers.wrapper.wrapper import DataOrderWrapperCell
 
-    from mindswap.adapters.mindformers import build_network, example_inputs
+    from mindswap.adapters.build import build_network, example_inputs
     from mindswap.adapters.pynative.cpu_cells import replace_cpu_cells
     from mindswap.adapters.pynative.trace_config import _fill
 

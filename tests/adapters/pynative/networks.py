@@ -52,6 +52,19 @@ class Network(nn.Cell):
         return ops.square(x).sum()
 
 
+class Accumulated(nn.Cell):
+    """Several micro-batches with one backward pass, as `gradient_accumulation_steps` of MindFormers has them."""
+
+    def __init__(self, network, num_parts):
+        super().__init__(auto_prefix=False)
+        self.network = network
+        self.num_parts = num_parts
+
+    def construct(self, x):
+        parts = [self.network(part) for part in x.chunk(self.num_parts)]
+        return sum(parts[1:], parts[0])
+
+
 def batch(rows=BATCH, seed=1):
     """Inputs of shape (rows, WIDTH)."""
     return ms.Tensor(np.random.default_rng(seed).normal(size=(rows, WIDTH)).astype(np.float32))

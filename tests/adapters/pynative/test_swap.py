@@ -125,6 +125,38 @@ def test_three_micro_batches(parts):
     assert swap.executor.num_passes == 3
 
 
+@pytest.mark.parametrize("in_layers", [False, True])
+def test_three_micro_batches_with_one_backward_pass(parts, in_layers):
+    """Gradient accumulation: the layers run forward three times, then backward three times."""
+    network, inputs = parts.networks.Network(), parts.networks.batch(6)
+    whole = parts.networks.Accumulated(network, 3)
+    step = parts.networks.gradients(whole)
+    expected = step(inputs)
+    unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
+    swap = parts.swap.Swap(network, list(network.layers), decisions_of(SWAP_ALL, network.layers), unit, poison=True)
+    single = parts.networks.batch(2)
+    for _ in range(3):
+        assert parts.networks.are_equal(step(inputs), expected)
+    assert swap.executor.num_passes == 2 and swap.executor.num_deviations == 0
+    assert swap.totals == swap.predicted and swap.totals.offloaded_bytes > 0
+    assert swap.totals.device_bytes[-1] == 0 and swap.copies.host_bytes == 0
+    assert network(single).asnumpy() is not None  # an evaluation between two steps
+    assert parts.networks.are_equal(step(inputs), expected) and swap.executor.num_passes == 3
+    swap.remove()
+
+
+def test_micro_batches_of_another_number_are_recorded_anew(parts):
+    network, inputs = parts.networks.Network(), parts.networks.batch(6)
+    steps = [parts.networks.gradients(parts.networks.Accumulated(network, count)) for count in (1, 3)]
+    expected = [step(inputs) for step in steps]
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    for which in (1, 1, 1, 1, 0, 0, 0, 0):
+        assert parts.networks.are_equal(steps[which](inputs), expected[which])
+    assert swap.executor.num_passes >= 1 and swap.totals == swap.predicted
+    assert swap.copies.host_bytes == 0
+    swap.remove()
+
+
 def test_another_shape_runs_without_swap_and_is_recorded_anew(parts, caplog):
     network = parts.networks.Network()
     small, large = parts.networks.batch(2), parts.networks.batch(4)

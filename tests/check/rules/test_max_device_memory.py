@@ -29,7 +29,10 @@ def test_a_budget_above_it_is_a_warning():
     """30 GB are 30 GiB; a plan for 40 GiB would run out of memory."""
     assert found(TEXT % ("30GB", ", mindswap: {memory: 30GiB}")) == []
     (problem,) = check(TEXT % ("30GB", ", mindswap: {memory: 40GiB}")).problems
-    assert (problem.level, problem.fix) == (Level.WARNING, "memory: 30.0 GiB")
+    assert (problem.level, problem.fix) == (
+        Level.WARNING,
+        'context.max_device_memory: "40GB", or memory: 30.0 GiB and mindswap plan again',
+    )
     assert problem.message == (
         "mindswap.memory: '40GiB' is more than the 30.0 GiB of context.max_device_memory (x.yaml:1:31)"
     )

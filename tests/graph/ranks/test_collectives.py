@@ -4,7 +4,6 @@ import pytest
 
 from mindswap.graph.ranks.collectives import Collective, _cuts_of_blocks, find_collectives
 from mindswap.graph.ranks.sharding import shard_graph
-from mindswap.graph.ranks.splits import Call, summed_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op
 
@@ -182,27 +181,6 @@ def test_a_reshape_of_ones_own_part_that_a_marked_product_reads():
         yes=1,
     )
     assert found(step) == {}
-
-
-SUMS = {
-    # op, operand shapes, operand splits, output shapes, integers, tuples, ranks with parts of the sum
-    "rows whole": ("MatMul", [(8, 4), (4, 6)], [(2, 1), (1, 3)], [(8, 6)], [0, 0], [], 1),
-    "summed dimension": ("MatMul", [(8, 4), (6, 4)], [(2, 4), (3, 4)], [(8, 6)], [0, 1], [], 4),
-    "left side transposed": ("MatMul", [(4, 8), (4, 6)], [(2, 4), (2, 3)], [(8, 6)], [1, 0], [], 2),
-    "batch": ("BatchMatMul", [(8, 4, 6), (8, 6, 4)], [(8, 1, 2), (8, 2, 1)], [(8, 4, 4)], [], [], 2),
-    "table by rows": ("Gather", [(32, 4), (8,)], [(4, 2), (1,)], [(8, 4)], [0, 0], [], 4),
-    "table by columns": ("Gather", [(32, 4), (8,)], [(1, 2), (1,)], [(8, 4)], [0, 0], [], 1),
-    "table second": ("Embedding", [(8,), (32, 4)], [(1,), (4, 1)], [(8, 4)], [], [], 4),
-    "one of two axes": ("SumExt", [(8, 4)], [(2, 4)], [(8,)], [], [(-1,)], 4),
-    "all axes": ("ReduceSum", [(8, 4)], [(2, 4)], [()], [], [()], 8),
-    "element by element": ("Mul", [(8, 4), (8, 4)], [(2, 4), (2, 4)], [(8, 4)], [], [], 1),
-}
-
-
-@pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
-def test_ranks_with_parts_of_a_sum(case):
-    name, operands, splits, outputs, integers, tuples, expected = case
-    assert summed_parts(Call(name, operands, splits, outputs, integers, tuples)) == expected
 
 
 @pytest.mark.parametrize(

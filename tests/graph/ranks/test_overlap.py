@@ -1,5 +1,7 @@
 """The order of the two halves of a layer."""
 
+from dataclasses import replace
+
 from mindswap.graph.ranks.overlap import order_halves
 from tests.graph.builders import graph, node
 
@@ -36,3 +38,10 @@ def test_without_communication_or_halves_all_stays():
     assert order_halves(plain, set(), set()).forward == plain.forward
     other = graph([node("a", "MatMul", "x w"), node("b", "Gelu", "a")])
     assert order_halves(other, set(), {"a"}) is other
+
+
+def test_what_no_half_needs_runs_when_nothing_else_can():
+    first, *others = step().forward
+    with_mask = replace(step(), forward=(first, node("m", "Cast", "mask"), *others))
+    ordered = order_halves(with_mask, set(), {"y0", "y1"})
+    assert names(ordered.forward) == "x0 w y0 x1 y1 g0 v z0 g1 z1 z m"

@@ -1,77 +1,10 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
-import pytest
-
-from mindswap.graph.ranks.sharding import Redistribution, shard_graph
-from mindswap.graph.ranks.splits import Call, output_splits, reshape_split
+from mindswap.graph.ranks.sharding import shard_graph
+from mindswap.graph.ranks.split_table import Redistribution
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.ranks.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op, shapes
-
-CASES = {
-    # op, operand shapes, operand splits, output shapes, integers, tuples, expected
-    "matmul": ("MatMul", [(8, 4), (4, 6)], [(2, 1), (1, 3)], [(8, 6)], [0, 0], [], [(2, 3)]),
-    "matmul, right side transposed": ("MatMul", [(8, 4), (6, 4)], [(2, 1), (3, 1)], [(8, 6)], [0, 1], [], [(2, 3)]),
-    "matmul, left side transposed": ("MatMul", [(4, 8), (4, 6)], [(1, 2), (1, 3)], [(8, 6)], [1, 0], [], [(2, 3)]),
-    "matmul over a cut dimension": ("MatMul", [(8, 4), (6, 4)], [(1, 2), (1, 2)], [(8, 6)], [0, 1], [], [(1, 1)]),
-    "batch matmul": (
-        "BatchMatMul", [(2, 8, 4, 6), (2, 8, 6, 4)], [(2, 4, 1, 1)] * 2, [(2, 8, 4, 4)], [], [], [(2, 4, 1, 1)]
-    ),
-    "one side broadcasts": ("Mul", [(2, 8, 4), (1, 1, 4)], [(2, 4, 1), (1, 1, 1)], [(2, 8, 4)], [], [], [(2, 4, 1)]),
-    "fewer dimensions broadcast": ("Add", [(2, 8), (8,)], [(1, 4), (4,)], [(2, 8)], [], [], [(1, 4)]),
-    "a scalar": ("Add", [(2, 8), ()], [(1, 4), ()], [(2, 8)], [], [], [(1, 4)]),
-    "mean over the last, kept": ("ReduceMean", [(2, 8)], [(2, 4)], [(2, 1)], [], [(-1,)], [(2, 1)]),
-    "sum over the last, gone": ("ReduceSum", [(2, 8)], [(2, 4)], [(2,)], [0], [(-1,)], [(2,)]),
-    "sum over everything": ("ReduceSum", [(2, 8)], [(2, 4)], [()], [0], [()], [()]),
-    "rms norm": ("RmsNorm", [(2, 8, 4), (4,)], [(2, 4, 1), (1,)], [(2, 8, 4), (2, 8, 1)], [], [], [(2, 4, 1)] * 2),
-    "softmax": ("Softmax", [(2, 8)], [(2, 1)], [(2, 8)], [], [(-1,)], [(2, 1)]),
-    "transpose": ("Transpose", [(2, 4, 8, 6)], [(1, 1, 8, 1)], [(2, 8, 4, 6)], [], [(0, 2, 1, 3)], [(1, 8, 1, 1)]),
-    "concat": ("Concat", [(2, 8, 4), (2, 8, 4)], [(1, 8, 1), (1, 8, 1)], [(2, 8, 8)], [-1], [], [(1, 8, 1)]),
-    "split": ("SplitWithSize", [(2, 8)], [(2, 1)], [(2, 3), (2, 5)], [-1], [(3, 5)], [(2, 1), (2, 1)]),
-    "strided slice": ("StridedSlice", [(2, 8, 4)], [(1, 8, 1)], [(2, 8, 2)], [], [(0, 0, 0)], [(1, 8, 1)]),
-    "embedding": ("Gather", [(32, 4), (2, 8)], [(1, 1), (2, 4)], [(2, 8, 4)], [0, 0], [], [(2, 4, 1)]),
-    "cut vocabulary": ("Gather", [(32, 4), (2, 8)], [(8, 1), (2, 1)], [(2, 8, 4)], [0, 0], [], [(2, 1, 1)]),
-    "one hot": ("OneHot", [(8,), (), ()], [(1, 8), (), ()], [(8, 32)], [32, -1], [], [(1, 8)]),
-    "expand dims": ("ExpandDims", [(2, 8)], [(2, 4)], [(2, 1, 8)], [1], [], [(2, 1, 4)]),
-    "tile": ("Tile", [(2, 8, 1, 4)], [(2, 8, 1, 1)], [(2, 8, 3, 4)], [], [(1, 1, 3, 1)], [(2, 8, 1, 1)]),
-    "attention, BNSD": (
-        "FlashAttentionScore", [(1, 8, 4, 2)] * 3, [(1, 8, 1, 1)] * 3, [(1, 8, 4, 8), (1, 8, 4, 8), (1,), (1, 8, 4, 2)],
-        [8, 99, 0, 0, 1, 0], [], [(1, 8, 1, 1), (1, 8, 1, 1), (1,), (1, 8, 1, 1)],
-    ),
-    "attention, BSH": (
-        "FlashAttentionScore", [(1, 4, 16)] * 3, [(1, 2, 8)] * 3, [(1, 8, 4, 8), (1, 8, 4, 8), (1,), (1, 4, 16)],
-        [8, 99, 0, 0, 0, 0], [], [(1, 8, 2, 1), (1, 8, 2, 1), (1,), (1, 2, 8)],
-    ),
-    "largest and where": ("ArgMaxWithValue", [(8, 32)], [(2, 4)], [(8, 1), (8, 1)], [-1, 1], [], [(2, 1), (2, 1)]),
-    "dropout": ("DropoutExt", [(8, 1, 64)], [(2, 1, 4)], [(8, 1, 64), (64,)], [], [], [(2, 1, 4), (8,)]),
-    "outer product": ("Outer", [(8,), (4,)], [(2,), (4,)], [(8, 4)], [], [], [(2, 4)]),
-    "embedding in one call": ("Embedding", [(2, 8), (32, 4)], [(2, 4), (1, 2)], [(2, 8, 4)], [], [], [(2, 4, 2)]),
-    "no even cut": ("Mul", [(3, 4)], [(2, 1)], [(3, 4)], [], [], None),
-    "an operator nobody knows": ("Mystery", [(2, 4)], [(2, 1)], [(2, 4)], [], [], None),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_output_splits(case):
-    name, operands, splits, outputs, integers, tuples, expected = case
-    assert output_splits(Call(name, operands, splits, outputs, integers, tuples)) == expected
-
-
-@pytest.mark.parametrize(
-    ("source", "split", "target", "expected"),
-    [
-        ((4, 32), (1, 8), (1, 4, 8, 4), (1, 1, 8, 1)),  # hidden into heads
-        ((1, 4, 8, 4), (1, 1, 8, 1), (4, 32), (1, 8)),  # heads into hidden
-        ((16, 4), (8, 1), (2, 8, 4), (2, 4, 1)),  # batch first, then sequence
-        ((2, 8, 4), (2, 4, 1), (16, 4), (8, 1)),
-        ((2, 8, 4), (1, 4, 1), (16, 4), None),  # the pieces of one rank are not next to each other
-        ((2, 8), (1, 1), (16,), (1,)),
-        ((6,), (4,), (2, 3), None),
-        ((4,), (2,), (1, 4), (1, 2)),
-    ],
-)
-def test_reshape_split(source, split, target, expected):
-    assert reshape_split(source, split, target) == expected
 
 
 def test_without_a_cut_the_graph_is_the_same():

@@ -1,0 +1,49 @@
+"""A policy -> the sections of a configuration that say it."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
+
+__all__ = ["policy_sections"]
+
+
+def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
+    """The sections of a policy with swap enabled, as they are written into a configuration.
+
+    Keys of recompute_config that say what is the default anyway are left out where the file has none.
+
+    Args:
+        policy: what the configuration shall ask for.
+        data: the configuration it is written into.
+        num_layers: layers of the model; a list of all of them becomes True.
+    """
+    config = _with_true(policy, num_layers).to_config()
+    sections = {"swap_config": config["swap_config"]}
+    present = data.get("recompute_config") or {}
+    defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
+    sections["recompute_config"] = {
+        key: value for key, value in config["recompute_config"].items() if key in present or value != defaults[key]
+    }
+    own = {key: value for key, value in (data.get("mindswap") or {}).items() if key != "output_recompute"}
+    own |= config.get("mindswap", {})
+    if own or data.get("mindswap"):
+        sections["mindswap"] = own
+    return sections
+
+
+def _with_true(policy: Policy, num_layers: int) -> Policy:
+    """Every set of all layers as True."""
+
+    def short(layers: Layers) -> Layers:
+        return Layers(None) if layers.resolve(num_layers) == tuple(range(num_layers)) else layers
+
+    selects = {
+        option: tuple(replace(entry, layers=short(entry.layers)) for entry in getattr(policy, option))
+        for option in SELECT_OPTIONS
+    }
+    output = short(policy.output_recompute)
+    whole = short(policy.layer_recompute)
+    return replace(policy, layer_recompute=whole, output_recompute=output, **selects)  # type: ignore[arg-type]

@@ -1,0 +1,108 @@
+"""Layer and cell of operators to which the compiler gives no place, or that of another call of the same code. Pure."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from mindswap.graph.model import Node, Saved
+from mindswap.graph.ops import TYING_OPS, WEIGHT_OPS
+from mindswap.graph.ranks.branches import Branches
+
+__all__ = ["MTP_CELL", "place_forward", "place_gradients"]
+
+# Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
+WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
+# Layers of multi-token prediction are behind those of the model, with the head.
+MTP_CELL = "mtp"
+# Tie an order or read a weight; their inputs say nothing about where they are.
+UNPLACED_OPS = TYING_OPS | WEIGHT_OPS
+
+
+def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
+    """Operators of functions that models call belong where their inputs are made.
+
+    The compiler leaves the `TupleGetItem` it adds, and functions of MindSpore (`Default/DropoutExt-op1`), without any
+    cell in their scope: they belong where their first input does. A function that several layers call (`ops.one_hot` of
+    the routers of experts) is parsed once, so all its copies have the scope of the first call. What reads a value of a
+    later layer than its scope says, or is outside the layers by its scope while layers read it, is such a copy.
+    """
+    nodes = tuple(read)
+    behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
+    read_in_layers = {name for node in nodes if node.layer_index is not None for name in node.inputs}
+    placed: dict[str, Node] = {}
+    zones: dict[str, int] = {}  # -1 before the layers, their index, `behind` them
+    for node in nodes:
+        node = _with_its_weight(node)
+        sources = [placed[name] for name in node.inputs if name in placed]
+        latest = max(sources, key=lambda source: zones[source.name], default=None)
+        zone = zones[latest.name] if latest is not None else -1
+        if node.layer_index is None and not node.cell_path:
+            if sources and sources[0].layer_index is not None:
+                node = replace(node, layer_index=sources[0].layer_index, cell_path=sources[0].cell_path)
+                zone = zones[sources[0].name]
+        elif node.layer_index is None:
+            if -1 < zone < behind and node.name in read_in_layers and latest is not None:
+                node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+            elif zone > -1:
+                zone = behind
+        elif zone > node.layer_index and latest is not None and node.op not in UNPLACED_OPS:
+            node = replace(node, layer_index=latest.layer_index, cell_path=latest.cell_path)
+        elif node.layer_index is not None:
+            zone = node.layer_index
+        placed[node.name], zones[node.name] = node, zone
+    return tuple(placed.values())
+
+
+def _with_its_weight(node: Node) -> Node:
+    """A read of a weight is where the name of the weight says."""
+    match = WEIGHT_LAYER.search(node.inputs[0]) if node.op == "Load" and node.inputs else None
+    if match is None or node.layer_index is None:
+        return node
+    index = None if f"{MTP_CELL}.layers." in node.inputs[0] else int(match["index"])
+    return node if index == node.layer_index else replace(node, layer_index=index, cell_path=match["cell"])
+
+
+def place_gradients(
+    backward: Iterable[Node],
+    origins: Mapping[str, Sequence[str]],
+    forward: Iterable[Node],
+    saved: Iterable[Saved],
+    constants: Mapping[str, int],
+) -> tuple[Node, ...]:
+    """Gradients belong to the cell of the operator that they are the gradient of.
+
+    Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What
+    has no origin (copies to the device, sums of gradients) belongs where its first input does.
+
+    Args:
+        backward: operators in execution order.
+        origins: for each of them the forward operators with the compiler's id of its origin; several where the
+            model calls one function in many places.
+        forward: operators of forward.
+        saved: what forward hands over.
+        constants: values of the integer constants.
+    """
+    placed = {node.name: node for node in forward}
+    branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)
+    placed |= {entry.backward_name: placed[entry.forward_name] for entry in saved if entry.forward_name in placed}
+    nodes = []
+    for node in backward:
+        source = next((placed[name] for name in node.inputs if name in placed), None)
+        # A copy keeps the scope that its operator was written with, also where that one lost its own. What it
+        # reads may be of the layer before.
+        has_place = node.is_duplicate and (node.layer_index is not None or bool(node.cell_path))
+        nearby = node if has_place else source
+        candidates = [placed[name] for name in origins.get(node.name, ())]
+        branches.add(node, candidates)
+        if len(candidates) > 1 and nearby is not None and len({c.layer_index for c in candidates}) > 1:
+            candidates = [candidate for candidate in candidates if candidate.layer_index == nearby.layer_index]
+        if len(candidates) > 1:
+            candidates = [candidate for candidate in candidates if branches[candidate.name] == branches[node.name]]
+        if len(candidates) == 1:
+            source = candidates[0]
+            node = replace(node, origin=source.name)
+        if source is not None and not has_place and (node.origin or not node.is_duplicate):
+            node = replace(node, layer_index=source.layer_index, cell_path=source.cell_path)
+        placed[node.name] = node
+        nodes.append(node)
+    return tuple(nodes)

@@ -1,0 +1,21 @@
+"""Names of operators as values: several where a graph cannot tell operators apart."""
+
+__all__ = ["Label", "Names"]
+
+
+class Names(tuple[str, ...]):
+    """The operator paths that one operator of a graph may have; most often one. As text, `|` stands between them."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "|".join(self)
+
+    @classmethod
+    def of(cls, value: object) -> "Names":
+        """Of an attribute of a primitive: a path, or several of operators that are one now."""
+        return cls(value) if isinstance(value, tuple) else cls((str(value),))
+
+
+# What the simulator calls an operator or a tensor: the operator of the graph, or words of its own.
+Label = Names | str

@@ -1,0 +1,189 @@
+"""What is known of the splits of a step while they are followed through it. Pure."""
+
+import math
+from dataclasses import dataclass
+
+from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.ops import SPLIT_PASSING_OPS, TYING_OPS
+from mindswap.graph.ranks.experts import LocalNames
+from mindswap.graph.ranks.split_rules import Call
+from mindswap.graph.ranks.splits import Split, num_parts
+from mindswap.graph.ranks.strategies import read_strategy
+
+__all__ = [
+    "NodeSplits",
+    "Operand",
+    "PartialSum",
+    "Redistribution",
+    "SplitTable",
+    "Unresolved",
+    "cut_type",
+    "makes_more_than_a_number",
+]
+
+# A split for each output of an operator, None where it is not known; None altogether if no rule fits.
+NodeSplits = list[Split | None] | None
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    """An operator whose sizes per rank are not certain."""
+
+    node: Node
+    reason: str
+
+
+@dataclass(frozen=True)
+class Redistribution:
+    """A tensor that is cut in one way where it is made and in another where it is read: communication.
+
+    Attributes:
+        producer: name of the value.
+        consumer: operator that reads it; a `Reshape` communicates itself.
+        before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own.
+        index: which output of the producer.
+    """
+
+    producer: str
+    consumer: Node
+    before: Split
+    after: Split
+    index: int = 0
+
+
+@dataclass(frozen=True)
+class PartialSum:
+    """What an operator makes is a part of a sum on each rank.
+
+    Attributes:
+        num_ranks: ranks that have the parts.
+        is_scattered: `out_strategy` has each rank keep a part of the result.
+    """
+
+    num_ranks: int
+    is_scattered: bool = False
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A tensor that an operator reads: where it comes from, its logical type, its cut (None: not known)."""
+
+    name: str
+    index: int
+    type: TensorType
+    split: Split | None
+
+
+class SplitTable:
+    """Types and splits of every value, and what was found on the way.
+
+    Attributes:
+        types, splits: of each value, one for each output.
+        users, nodes: who reads a value, who makes it.
+        forward_names: backward reads what forward saved under the name of a parameter of its own.
+        unresolved, redistributions, sums: as in `Sharding`.
+        scattered: operators whose sum is scattered: its cut before.
+        communications: of a Reshape that redistributes: what it is.
+        local: values that each rank has for itself.
+    """
+
+    def __init__(self, graph: Graph):
+        self.graph = graph
+        self.types: dict[str, tuple[TensorType, ...]] = {name: (known,) for name, known in graph.types.items()}
+        self.splits: dict[str, tuple[Split | None, ...]] = {}
+        self.unresolved: list[Unresolved] = []
+        self.redistributions: list[Redistribution] = []
+        self.sums: dict[str, PartialSum] = {}
+        self.scattered: dict[str, Split] = {}
+        self.users, self.nodes = graph.index.readers, graph.index.nodes
+        self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+        for node in (*graph.forward, *graph.backward):
+            self.types[node.name] = node.outputs
+        self.communications: dict[str, str] = {}
+        self.local = LocalNames()
+
+    def note(self, node: Node, reason: str) -> None:
+        """The sizes of an operator are not certain."""
+        self.unresolved.append(Unresolved(node, reason))
+
+    def add(self, node: Node, splits: NodeSplits) -> None:
+        """Takes the splits of a node if they fit the outputs, else none, with a note."""
+        self.splits[node.name] = self._checked(node, splits)
+
+    def _checked(self, node: Node, splits: NodeSplits) -> tuple[Split | None, ...]:
+        if node.op in TYING_OPS:
+            return (None,) * len(node.outputs)
+        if splits is None or len(splits) != len(node.outputs):
+            if makes_more_than_a_number(node) and node.op != "MakeTuple":
+                self.note(node, f"no rule for {node.op} with these operands")
+            return (None,) * len(node.outputs)
+        checked: list[Split | None] = []
+        for known, split in zip(node.outputs, splits, strict=True):
+            fits = split is None or (
+                len(split) == len(known.shape) and all(n % p == 0 for n, p in zip(known.shape, split, strict=True))
+            )
+            if not fits:
+                self.note(node, f"{known.shape} cannot be cut into {split}")
+            checked.append(split if fits else None)
+        return tuple(checked)
+
+    def operands(self, node: Node) -> list[Operand]:
+        """The tensors among the inputs, members of tuples one by one."""
+        found = []
+        for name in node.inputs:
+            types = self.types.get(name, ())
+            splits = self.splits.get(name, (None,) * len(types))
+            for index, (known, split) in enumerate(zip(types, splits, strict=False)):
+                found.append(Operand(name, index, known, split))
+        return found
+
+    def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> Call:
+        """What a rule needs to know of an operator."""
+        graph = self.graph
+        return Call(
+            op=node.op,
+            shapes=[operand.type.shape for operand in operands],
+            splits=splits,
+            outputs=[known.shape for known in node.outputs],
+            integers=[graph.constants[name] for name in node.inputs if name in graph.constants],
+            tuples=[graph.tuples[name] for name in node.inputs if name in graph.tuples],
+            attributes=node.attributes,
+        )
+
+    def tuple_splits(self, node: Node) -> NodeSplits:
+        """Splits of the operators that only tie and untie tuples; None for all others."""
+        if node.op == "MakeTuple":
+            splits = [operand.split for operand in self.operands(node)]
+            return splits if len(splits) == len(node.outputs) else [None] * len(node.outputs)
+        if node.op == "TupleGetItem":
+            members = self.splits.get(node.inputs[0], ())
+            index = self.graph.constants.get(node.inputs[1], 0)
+            return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
+        return None
+
+    def asked_split(self, node: Node) -> Split | None:
+        """What the first user with a strategy asks of the output of `node`, looking through casts."""
+        for user in self.users.get(node.name, ()):
+            strategy = read_strategy(user.attributes)
+            if strategy:
+                for operand, asked in zip(self.operands(user), strategy, strict=False):
+                    if operand.name == node.name and len(asked) == len(operand.type.shape):
+                        return asked
+            elif user.op in SPLIT_PASSING_OPS and user.inputs[0] == node.name:
+                asked_later = self.asked_split(user)
+                if asked_later is not None:
+                    return asked_later
+        return None
+
+
+def cut_type(known: TensorType, split: Split | None) -> TensorType:
+    """The part of a tensor that one rank has."""
+    if split is None or num_parts(split) == 1:
+        return known
+    shape = tuple(size // parts for size, parts in zip(known.shape, split, strict=True))
+    return TensorType(shape, known.dtype, known.size_bytes // num_parts(split))
+
+
+def makes_more_than_a_number(node: Node) -> bool:
+    """Whether there is anything to cut in what an operator makes."""
+    return any(math.prod(known.shape) > 1 for known in node.outputs)

@@ -1,0 +1,238 @@
+"""Swap and recompute of MindFormers 1.9 and 2.x compared, and converted, by the tensors of a recorded step. Pure.
+
+In 1.9 a tensor goes with the operator that makes it, in 2.x with the cell in which autograd saves it. A trace knows
+both. Its paths are those of 1.9; `names.to_2x_path` gives those of 2.x.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindswap.mindformers_2x.convert import Swapped
+from mindswap.mindformers_2x.effect import Effect
+from mindswap.mindformers_2x.layers import layers_in_words
+from mindswap.mindformers_2x.match import LayerPaths, is_below
+from mindswap.mindformers_2x.names import to_2x_path
+from mindswap.policy.resolve import LayerDecisions
+from mindswap.pynative.trace import Operator, Trace
+from mindswap.units import format_bytes
+
+__all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
+
+
+# A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
+RIM = 0.1
+
+
+@dataclass(frozen=True)
+class TensorFate:
+    """What settings do with the saved storages of a step: numbers of those that move, and that are computed again."""
+
+    moved: frozenset[int]
+    again: frozenset[int]
+
+
+def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
+    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver.
+
+    Args:
+        trace: the step.
+        layers: what the policy decides for each layer.
+    """
+    moved, again = set(), set()
+    for index, (maker, savers) in _activations(trace).items():
+        if maker.layer_index is None:
+            continue
+        decisions = [layers[maker.layer_index].of(path) for path in _own_paths(maker)]
+        claims = [claim for decision in decisions for claim in decision.recomputed_by]
+        # The output of a recomputed cell is kept: somebody outside reads it.
+        if claims and any(
+            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _path)
+            for claim in claims
+        ):
+            again.add(index)
+        elif not claims and all(decision.prefetch is not None for decision in decisions):
+            moved.add(index)
+    return TensorFate(frozenset(moved), frozenset(again))
+
+
+def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
+    """What MindFormers 2.x does with each storage: it goes with the cell that saves it.
+
+    Args:
+        trace: the step.
+        effect: what 2.x makes of the settings, with the paths of its layers.
+    """
+    moved, again = set(), set()
+    for index, (maker, savers) in _activations(trace).items():
+        own = maker.layer_index
+        if own is not None and any(
+            # A cell keeps what somebody outside saves of it; a single operator gives its output up, too.
+            _is_at_or_below(_path_2x(maker), path) and (is_single or _are_inside(savers, own, path, _path_2x))
+            for path, is_single in _recomputed_2x(effect, own)
+        ):
+            again.add(index)
+        elif _is_shared(maker, savers):
+            continue
+        elif any(_is_swapped_2x(effect, saver) for saver in savers):
+            moved.add(index)
+    return TensorFate(frozenset(moved), frozenset(again))
+
+
+def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
+    """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
+
+    Args:
+        trace: the step.
+        wanted: storages.
+        known: what can be named in a layer of 2.x.
+        num_layers: layers that may be swapped, from the first.
+    """
+    offers: dict[tuple[int, str], set[int]] = {}
+    for index, (maker, savers) in _activations(trace).items():
+        if _is_shared(maker, savers):
+            continue
+        for saver in savers:
+            if saver.layer_index is not None and saver.layer_index < num_layers:
+                for path in _prefixes(_path_2x(saver)):
+                    if path in known.cells or path in known.callables or not path:
+                        offers.setdefault((saver.layer_index, path), set()).add(index)
+    return _choose(trace, wanted, offers)
+
+
+def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], bool]) -> Swapped:
+    """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
+
+    Args:
+        trace: the step.
+        wanted: storages.
+        nameable: whether a layer has a cell or primitive at a path.
+    """
+    offers: dict[tuple[int, str], set[int]] = {}
+    for index, (maker, _) in _activations(trace).items():
+        if maker.layer_index is not None:
+            for path in _prefixes(_path(maker)):
+                if not path or nameable(path):
+                    offers.setdefault((maker.layer_index, path), set()).add(index)
+    return _choose(trace, wanted, offers)
+
+
+def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what: str, where: str) -> list[str]:
+    """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
+
+    Args:
+        trace: the step.
+        before, after: the sets.
+        what: is done to those of `before`, e.g. "moves".
+        where: what `after` is called, e.g. "2.x".
+    """
+    lines = []
+    for found, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
+        by_cell: dict[tuple[int, str], list[int]] = {}
+        for index in sorted(found):
+            maker, savers = _activations(trace)[index]
+            layer = savers[0].layer_index if maker.layer_index is None else maker.layer_index
+            cell = "the input of the layer" if maker.layer_index is None else maker.path[0]
+            by_cell.setdefault((layer or 0, cell), []).append(index)
+        groups: dict[str, list[int]] = {}
+        for (layer, cell), indices in by_cell.items():
+            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
+            label = cell
+            if len(indices) > 1:
+                label = f"{len(indices)} tensors of {cell}"
+            elif cell != "the input of the layer":
+                label = _path(_activations(trace)[indices[0]][0])
+            groups.setdefault(f"{label}, {size}", []).append(layer)
+        lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
+    return lines
+
+
+# -- what goes with what ------------------------------------------------------------------------
+
+
+def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
+    """Storages that may move, each with its maker and the operators of forward that save it."""
+    found: dict[int, tuple[Operator, list[Operator]]] = {}
+    for save in trace.saves:
+        storage = trace.storages[save.storage]
+        saver = trace.operators[save.operator]
+        if storage.protection or not storage.size_bytes or not saver.is_forward:
+            continue
+        maker = saver if storage.maker is None else trace.operators[storage.maker]
+        found.setdefault(save.storage, (maker, []))[1].append(saver)
+    return found
+
+
+def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str], set[int]]) -> Swapped:
+    """For each layer the largest cells that move nearly nothing but what is wanted, else what is in them."""
+
+    def size(storages: Iterable[int]) -> int:
+        return sum(trace.storages[index].size_bytes for index in storages)
+
+    def chosen(layer: int, path: str) -> list[str]:
+        found = offers[layer, path]
+        good, bad = size(found & wanted), size(found - wanted)
+        if bad <= RIM * good:
+            return [path] if good else []
+        inner = [name for other, name in offers if other == layer and name and name.rpartition(".")[0] == path != name]
+        parts = [part for name in inner for part in chosen(layer, name)]
+        return parts or ([path] if good > bad else [])
+
+    paths: dict[str, list[int]] = {}
+    for layer in sorted({layer for layer, _ in offers}):
+        for path in chosen(layer, ""):
+            paths.setdefault(path, []).append(layer)
+    return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
+
+
+def _is_below(path: str, parent: str) -> bool:
+    return not parent or is_below(path, parent)
+
+
+def _is_at_or_below(path: str, parent: str) -> bool:
+    return path == parent or _is_below(path, parent)
+
+
+def _path(operator: Operator) -> str:
+    return ".".join(operator.path)
+
+
+def _path_2x(operator: Operator) -> str:
+    return to_2x_path(_path(operator))
+
+
+def _own_paths(operator: Operator) -> list[tuple[str, ...]]:
+    """Several names that cannot be told apart stand in the last part, with `|` between."""
+    *cell, names = operator.path
+    return [(*cell, name) for name in names.split("|")]
+
+
+def _prefixes(path: str) -> list[str]:
+    """The whole layer, then every cell down to the path itself."""
+    parts = path.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts) + 1)]
+
+
+def _are_inside(savers: Iterable[Operator], layer: int, path: str, name: Callable[[Operator], str]) -> bool:
+    return all(saver.layer_index == layer and _is_at_or_below(name(saver), path) for saver in savers)
+
+
+def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
+    """Masks and rotary tables: inputs of several layers, which 2.x keeps on the device."""
+    return maker.layer_index is None and len({saver.layer_index for saver in savers}) > 1
+
+
+def _recomputed_2x(effect: Effect, layer: int) -> list[tuple[str, bool]]:
+    """Paths that run again, and whether each is a single operator."""
+    found = effect.layers[layer]
+    if found.is_recomputed:
+        return [("", False)]
+    return [
+        (path, effect.model is not None and path in effect.model.layers[layer].callables) for path in found.recomputed
+    ]
+
+
+def _is_swapped_2x(effect: Effect, saver: Operator) -> bool:
+    if saver.layer_index is None:
+        return False
+    found = effect.layers[saver.layer_index]
+    return found.is_swapped or any(_is_at_or_below(_path_2x(saver), path) for path in found.swapped)

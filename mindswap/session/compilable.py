@@ -1,0 +1,34 @@
+"""What of a configuration stands in the way of a compile: its mode, or that it has no model."""
+
+from mindswap.check.check import missing_model
+from mindswap.config.mode import is_pynative
+from mindswap.document.nodes import Document
+from mindswap.errors import GraphError
+
+__all__ = ["require_compilable"]
+
+
+def require_compilable(document: Document, takes_trace: bool = True) -> None:
+    """Refuse, before anything is built, what no compiled graph can tell about.
+
+    Args:
+        document: the configuration.
+        takes_trace: the command also reads a step that ran in PyNative mode.
+
+    Raises:
+        GraphError: if it trains in PyNative mode, or has no model.
+    """
+    mode = document.get("context", "mode")
+    if mode is not None and is_pynative(document):
+        instead = (
+            f"mindswap trace {document.file} -o step.json, and give step.json to this command"
+            if takes_trace
+            else "the log of `mindswap run` says what was moved, and whether as predicted"
+        )
+        raise GraphError(
+            f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "
+            f"reads the compiled graph\n    fix:     {instead}; or mode: 0, to see what graph mode makes of the network"
+        )
+    missing = missing_model(document) if document.root is not None else None  # what cannot be read has problems
+    if missing:
+        raise GraphError(missing)

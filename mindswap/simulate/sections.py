@@ -1,0 +1,94 @@
+"""Which section of the step each operator of a graph belongs to. Pure.
+
+Sections are numbered in forward order, here with n layers:
+
+    section      -1        0        1      ...    n - 1       n
+             | before | layer 0 | layer 1 | ... | layer n-1 | behind |
+    forward  ------------------------------------------------------->
+    backward <-------------------------------------------------------
+"""
+
+from collections.abc import Set
+
+from mindswap.errors import SimulationError
+from mindswap.graph.model import Graph
+from mindswap.graph.ops import is_kernel
+
+__all__ = ["backward_sections", "count_layers", "forward_sections"]
+
+
+def count_layers(graph: Graph) -> int:
+    """Layers of a compiled step.
+
+    Raises:
+        SimulationError: if it has none.
+    """
+    indices = [node.layer_index for node in graph.forward if node.layer_index is not None]
+    if not indices:
+        raise SimulationError("the compiled step has no transformer layers")
+    return 1 + max(indices)
+
+
+def forward_sections(graph: Graph, num_layers: int) -> list[int]:
+    """What is outside the layers belongs behind them from the first of it on that reads them for good, else before.
+
+    Layers may go on behind that: the compiler lists what routers of experts add to the loss at the end.
+    """
+    nodes = graph.forward
+    reads: set[str] = set()  # of a layer, or outside the layers and reads one
+    for node in nodes:
+        if node.layer_index is not None or any(name in reads for name in node.inputs):
+            reads.add(node.name)
+    feeds: set[str] = set()  # read by a layer
+    for node in reversed(nodes):
+        # What hands forward's values over to backward is no operator, in whatever scope the compiler made it.
+        if (node.layer_index is not None and is_kernel(node.op)) or node.name in feeds:
+            feeds.update(node.inputs)
+    ends = reads - feeds
+    is_end = (node.layer_index is None and is_kernel(node.op) and node.name in ends for node in nodes)
+    first = next((position for position, is_it in enumerate(is_end) if is_it), len(nodes))
+    return [
+        node.layer_index if node.layer_index is not None else (num_layers if position >= first else -1)
+        for position, node in enumerate(nodes)
+    ]
+
+
+def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[int]:
+    """Backward goes down the layers; a layer begins with the first gradient of one of its own operators.
+
+    What runs again belongs where it is needed first. The gradient of an operator behind the layers belongs there
+    even if the compiler lists it later: it lists the gradient that the head gives a weight tied to the embedding
+    just before the sum with that of the embedding, while the backend runs operators as soon as they can.
+
+    Args:
+        graph: the step.
+        num_layers: its layers.
+        behind: operators of forward that are behind the layers.
+    """
+    behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}
+    sections: list[int] = []
+    places: dict[str, int] = {}  # section of what backward makes
+    current = num_layers
+    for node in graph.backward:
+        made = [places[name] for name in node.inputs if name in places]
+        reads_behind = any(name in behind_values for name in node.inputs)
+        reads_behind |= bool(made) and all(section == num_layers for section in made)
+        if node.layer_index is None and (node.origin in behind or (not node.origin and reads_behind)):
+            section = num_layers
+        else:
+            if is_kernel(node.op) and not node.is_duplicate:
+                if node.layer_index is not None:
+                    current = min(current, node.layer_index)
+                elif current == 0:
+                    current = -1
+            section = current
+        sections.append(section)
+        places[node.name] = section
+    needed: dict[str, int] = {}  # section of the first operator that reads a value
+    for position in range(len(sections) - 1, -1, -1):
+        node = graph.backward[position]
+        if node.is_duplicate or node.op == "MoveTo" or not is_kernel(node.op):
+            sections[position] = needed.get(node.name, sections[position])
+        for name in node.inputs:
+            needed[name] = max(needed.get(name, -1), sections[position])
+    return sections

@@ -1,0 +1,108 @@
+"""The form of the copies for Ascend, which never ran, with objects that only note what is asked of them."""
+
+import contextlib
+
+import pytest
+
+pytestmark = pytest.mark.mindspore
+
+SIZE = 64
+
+
+class Noted:
+    """A runtime with one compute and one copy stream, a storage, and pinned memory; all note into one list."""
+
+    def __init__(self):
+        self.calls = []
+        self.num_pinned = 0
+        self.current = Stream(self, "compute")
+
+    def Stream(self):  # noqa: N802 named as in MindSpore
+        return Stream(self, "copy")
+
+    def current_stream(self):
+        return self.current
+
+    @contextlib.contextmanager
+    def StreamCtx(self, stream):  # noqa: N802 named as in MindSpore
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def pinned(self, size):
+        self.num_pinned += 1
+        return Storage(self, "host", size)
+
+
+class Stream:
+    def __init__(self, runtime, name):
+        self.runtime, self.name = runtime, name
+
+    def wait_stream(self, other):
+        self.runtime.calls.append(f"{self.name} waits for {other.name}")
+
+    def wait_event(self, event):
+        self.runtime.calls.append(f"{self.name} waits for {event}")
+
+    def record_event(self):
+        return f"what is on {self.name}"
+
+
+class Storage:
+    def __init__(self, runtime, name, size):
+        self.runtime, self.name, self.size_bytes = runtime, name, size
+
+    def untyped_storage(self):
+        return self
+
+    def size(self):
+        return self.size_bytes
+
+    def resize_(self, size):
+        self.size_bytes = size
+        self.runtime.calls.append(f"{self.runtime.current.name}: {self.name} has {size}")
+
+    def copy_(self, other, non_blocking):
+        assert non_blocking and self.size_bytes == other.size_bytes
+        self.runtime.calls.append(f"{self.runtime.current.name}: {other.name} to {self.name}")
+
+
+def test_each_copy_waits_for_what_makes_its_data_and_each_use_for_its_copy():
+    from mindswap.adapters.pynative.copies import StreamCopies
+
+    runtime = Noted()
+    copies, device = StreamCopies(runtime, runtime.pinned), Storage(runtime, "device", SIZE)
+    for _ in range(2):
+        copy = copies.offload(device)
+        assert copies.host_bytes == SIZE
+        copies.release(copy)
+        copies.prefetch(copy)
+        copies.wait(copy)
+        assert copies.host_bytes == 0
+    assert runtime.num_pinned == 1  # the second step has the memory of the first
+    once = [
+        "copy waits for compute", "copy: device to host",
+        "compute waits for what is on copy", "compute: device has 0",
+        "compute: device has 64", "copy waits for compute", "copy: host to device",
+        "compute waits for what is on copy",
+    ]  # fmt: skip
+    assert runtime.calls == 2 * once
+
+
+def test_the_thread_does_the_same_in_the_same_order():
+    """Copied out, given back, taken, copied in: what a storage sees in both forms."""
+    import mindspore as ms
+    import numpy as np
+
+    from mindswap.adapters.pynative.copies import ThreadCopies
+
+    tensor = ms.Tensor(np.arange(SIZE // 4, dtype=np.float32))
+    storage, copies = tensor.untyped_storage(), ThreadCopies()
+    copy = copies.offload(storage)
+    assert (copies.host_bytes, storage.size()) == (SIZE, SIZE)
+    copies.release(copy, poison=True)
+    assert storage.size() == 0
+    copies.prefetch(copy)
+    assert storage.size() == SIZE
+    copies.wait(copy)
+    assert copies.host_bytes == 0 and tensor.asnumpy().tolist() == list(range(SIZE // 4))

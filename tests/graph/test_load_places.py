@@ -1,0 +1,60 @@
+"""Where operators belong, by their scope and by what they read; no compiler needed."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindswap.graph.load import _place_gradients, _split_scope, _with_layers
+from mindswap.graph.model import Saved
+from tests.graph.builders import node
+
+
+@pytest.mark.parametrize(
+    ("scope", "place"),
+    [
+        ("Default/net-Net/layers-CellList/1-Layer/mlp-Mlp/Mul-op0", (1, "mlp")),
+        ("Default/net-Net/norm-Norm/Mul-op0", (None, "net.norm")),
+        # Experts of a layer are in a list, too; a layer of multi-token prediction is none of the model.
+        ("Default/layers-CellList/2-Layer/layers-CellList/0-Expert/Mul-op0", (2, "layers.0")),
+        ("Default/mtp-Mtp/layers-CellList/0-Layer/Mul-op0", (None, "mtp.layers.0")),
+    ],
+)
+def test_a_scope_is_a_layer_and_a_path(scope, place):
+    assert _split_scope(scope, None) == place
+
+
+def test_a_list_that_is_not_that_of_the_layers_counts_for_nothing():
+    assert _split_scope("Default/blocks-CellList/1-Layer/Mul-op0", "layers") == (None, "blocks.1")
+    assert _split_scope("Default/blocks-CellList/1-Layer/Mul-op0", "blocks") == (1, "")
+
+
+def test_a_function_that_layers_call_is_where_it_reads():
+    """`one_hot` has the scope of no layer; this one reads layer 1 and is read there; the loss is read by none."""
+    nodes = [
+        node("a", "Mul", "x", layer=0),
+        node("b", "Mul", "a", layer=1),
+        node("one_hot", "OneHot", "b", layer=None, cell_path="router"),
+        node("c", "Mul", "one_hot", layer=1),
+        node("loss", "Sum", "c", layer=None, cell_path="loss"),
+    ]
+    assert [placed.layer_index for placed in _with_layers(nodes)] == [0, 1, 1, 1, None]
+
+
+def gradients(*backward):
+    """Of `mul0` and `mul1`, which are of one function and so of one origin for the compiler."""
+    forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1)]
+    saved = [Saved("mul0", "mul0_b"), Saved("mul1", "mul1_b")]
+    origins = {each.name: ["mul0", "mul1"] for each in backward}
+    return [(n.layer_index, n.origin) for n in _place_gradients(backward, origins, forward, saved, {})]
+
+
+def test_of_several_origins_it_is_that_of_the_layer_it_reads():
+    read_1 = node("g1", "MulGrad", "mul1_b", layer=None, cell_path="")
+    read_0 = node("g0", "MulGrad", "mul0_b", layer=None, cell_path="")
+    assert gradients(read_1, read_0) == [(1, "mul1"), (0, "mul0")]
+
+
+def test_a_copy_is_where_its_own_scope_says():
+    """It reads what the layer before made."""
+    copy = replace(node("again", "Mul", "mul0_b", layer=1), is_duplicate=True)
+    assert gradients(copy) == [(1, "mul1")]

@@ -1,0 +1,19 @@
+from mindswap.report.tables import format_indices, format_table, group_equal
+
+
+def test_columns_are_as_wide_as_their_widest_cell():
+    assert format_table(["name", "n"], [["a", "10"], ["longer", "7"]]) == (
+        "name     n\n"
+        "------  --\n"
+        "a       10\n"
+        "longer   7"
+    )  # fmt: skip
+
+
+def test_equal_layers_are_one_in_order_of_the_first():
+    assert group_equal("abab", str) == [("layers 0, 2", "a"), ("layers 1, 3", "b")]
+    assert group_equal("aa", str, [4, 5]) == [("layers 4-5", "a")]
+
+
+def test_one_is_no_several():
+    assert (format_indices("worker", [3]), format_indices("worker", [1, 2, 4])) == ("worker 3", "workers 1-2, 4")
