@@ -54,6 +54,8 @@ def test_a_reason_has_neither_place_nor_fix():
     text = "refused: pretrained_model_dir: the model is not known: x/config.json"
     assert cell("inspect", 1, ok=False, error=error) == text
     assert cell("inspect", 1, ok=False, error=f"no | layers\n{error}") == f"refused: no / layers; {text[9:]}"
+    built = "MindFormers could not build the network of /tmp/x/a.yaml: no"
+    assert cell("plan", 1, ok=False, error=built) == "refused: MindFormers could not build the network of a.yaml: no"
     wrong = [{"level": "warning", "message": "w"}, {"level": "error", "message": "offset: 0 adds up to 0"}]
     assert cell("check", 1, ok=False, problems=wrong) == "refused: offset: 0 adds up to 0"
 

@@ -55,6 +55,7 @@ WITHOUT_MODEL = {
 # How the other file runs, and nothing of Hugging Face's.
 NOT_IN_FOLDERS = ("offset", "pp_interleave_num", "seq_length")
 MAX_REASON_CHARS = 240
+FOLDERS = re.compile(r"(?<=\s)/\S*/(?=[^/\s]+\.yaml\b)")
 PLACE_OF = re.compile(r"^(mindswap: error: )?(\S+:\d+:\d+: )?(error: )?")
 
 
@@ -206,8 +207,8 @@ def figures(command: str, answer: dict[str, Any]) -> str:
 
 
 def plain(text: str) -> str:
-    """Text that a cell of a table can have."""
-    return text.replace("|", "/").replace("`", "'").strip()
+    """Text that a cell of a table can have, without the folders of this machine."""
+    return FOLDERS.sub("", text).replace("|", "/").replace("`", "'").strip()
 
 
 def read_rows() -> dict[str, dict[str, str]]:

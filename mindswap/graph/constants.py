@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import WEIGHT_OPS
+from mindswap.graph.sequences import is_cache
 
 __all__ = ["STAND_IN_NAME", "constant_bytes", "restore_constants"]
 
@@ -40,6 +41,6 @@ def constant_bytes(graph: Graph) -> int:
         for node in (*graph.forward, *graph.backward)
         if node.op not in WEIGHT_OPS
         for name in node.inputs
-        if name in graph.types and name not in handed
+        if name in graph.types and name not in handed and not is_cache(name)
     }
     return sum(graph.types[name].size_bytes for name in names)

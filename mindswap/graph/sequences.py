@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
 
-__all__ = ["cache_bytes", "cache_readers", "is_sequence_state", "with_cache_gradients"]
+__all__ = ["cache_bytes", "cache_readers", "is_cache", "is_sequence_state", "with_cache_gradients"]
 
 CACHES = ("key_cache", "value_cache")
 # Parameters of the model that are never trained: the caches, the mask so far, the number of the piece.
@@ -24,6 +24,11 @@ KEY_OUTPUTS = (1, 2)
 def is_sequence_state(name: str) -> bool:
     """Whether a parameter is one that pieces of a sequence hand to each other."""
     return name.rpartition(".")[2] in STATE_NAMES
+
+
+def is_cache(name: str) -> bool:
+    """Whether a parameter is a cache of a layer, which `cache_bytes` counts."""
+    return name.rpartition(".")[2] in CACHES
 
 
 def cache_readers(graph: Graph) -> frozenset[str]:
@@ -81,4 +86,4 @@ def _summed(gradient: Node) -> Iterator[Node]:
 
 
 def _is_cache(node: Node) -> bool:
-    return node.op == "Load" and bool(node.inputs) and node.inputs[0].rpartition(".")[2] in CACHES
+    return node.op == "Load" and bool(node.inputs) and is_cache(node.inputs[0])

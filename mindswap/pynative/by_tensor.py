@@ -125,11 +125,11 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
         what: is done to those of `before`, e.g. "moves".
         where: what `after` is called, e.g. "2.x".
     """
-    lines = []
+    lines, known = [], _activations(trace)
     for found, verb in ((set(before) - set(after), "no longer"), (set(after) - set(before), "now also")):
         by_cell: dict[tuple[int, str], list[int]] = {}
         for index in sorted(found):
-            maker, savers = _activations(trace)[index]
+            maker, savers = known[index]
             layer = savers[0].layer_index if maker.layer_index is None else maker.layer_index
             cell = "the input of the layer" if maker.layer_index is None else maker.path[0]
             by_cell.setdefault((layer or 0, cell), []).append(index)
@@ -140,7 +140,7 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
             if len(indices) > 1:
                 label = f"{len(indices)} tensors of {cell}"
             elif cell != "the input of the layer":
-                label = _path(_activations(trace)[indices[0]][0])
+                label = _path(known[indices[0]][0])
             groups.setdefault(f"{label}, {size}", []).append(layer)
         lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
     return lines
@@ -151,14 +151,39 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
 
 def _activations(trace: Trace) -> dict[int, tuple[Operator, list[Operator]]]:
     """Storages that may move, each with its maker and the operators of forward that save it."""
+    views = _makers_of_copies(trace)
     found: dict[int, tuple[Operator, list[Operator]]] = {}
     for save in trace.saves:
         storage = trace.storages[save.storage]
         saver = trace.operators[save.operator]
         if storage.protection or not storage.size_bytes or not saver.is_forward:
             continue
-        maker = saver if storage.maker is None else trace.operators[storage.maker]
-        found.setdefault(save.storage, (maker, []))[1].append(saver)
+        maker = views.get(save.storage, save.operator) if storage.maker is None else storage.maker
+        found.setdefault(save.storage, (trace.operators[maker], []))[1].append(saver)
+    return found
+
+
+def _makers_of_copies(trace: Trace) -> dict[int, int]:
+    """Saved copies that a kernel of a CPU makes of views -> the operator that made what is viewed.
+
+    The copy stands for the first input of its shape that no other save of the operator stands for.
+    """
+    made: dict[int, int] = {}
+    for index, operator in enumerate(trace.operators):
+        sources = {value.memory for value in operator.inputs}
+        made.update({value.memory: index for value in operator.outputs if value.memory not in sources})
+    inputs = {index: list(operator.inputs) for index, operator in enumerate(trace.operators)}
+    found: dict[int, int] = {}
+    for save in trace.saves:
+        storage, given = trace.storages[save.storage], inputs[save.operator]
+        own = [value for value in given if value.memory == storage.memory]
+        value = next((value for value in (*own, *given) if value.shape == save.shape and not value.weight), None)
+        if value is None:
+            continue
+        given.remove(value)
+        memory = value.memory if value.copy_of is None else value.copy_of
+        if storage.maker is None and memory in made:
+            found[save.storage] = made[memory]
     return found
 
 

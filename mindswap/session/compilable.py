@@ -4,6 +4,7 @@ from mindswap.check.check import missing_model
 from mindswap.config.mode import is_pynative
 from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
+from mindswap.mindformers_2x.form import Form, find_form
 
 __all__ = ["require_compilable"]
 
@@ -29,6 +30,8 @@ def require_compilable(document: Document, takes_trace: bool = True) -> None:
             f"{mode.location}: context.mode: {mode.value}: no graph is compiled in PyNative mode, and this command "
             f"reads the compiled graph\n    fix:     {instead}; or mode: 0, to see what graph mode makes of the network"
         )
-    missing = missing_model(document) if document.root is not None else None  # what cannot be read has problems
+    # What cannot be read, or is a file of 2.x, has problems of its own, which say more.
+    is_read = document.root is not None and find_form(document) is Form.GRAPH
+    missing = missing_model(document) if is_read else None
     if missing:
         raise GraphError(missing)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.adapters.apply import apply_policy, iterate_primitives, read_tree
+from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
 from mindswap.errors import ApplyError
 from mindswap.policy.match import PatternError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
@@ -293,6 +293,15 @@ def test_lines_are_logged_layer_by_layer_through_the_given_logger(layers):
 def test_layers_may_stand_for_other_indices(layers):
     apply_policy(layers, policy(op_swap=(op("add", 5, (7,)),)), indices=(6, 7, 7))
     assert [offload(layer) for layer in layers] == [{}, {"add": 5}, {"add": 5}]
+
+
+def test_some_layers_of_a_model_take_a_policy_that_names_others(layers):
+    """Layers 0 to 2 of 9 are on the stage; 7 is on another, and 9 on none."""
+    apply_policy(layers, policy(op_swap=(op("add", 5, (2, 7)),)), indices=(0, 1, 2))
+    assert [offload(layer) for layer in layers] == [{}, {}, {"add": 5}]
+    check_layers(policy(op_swap=(op("add", 5, (2, 7)),)), 9)
+    with pytest.raises(ApplyError, match=r"layers 0 to 8, the policy names \[9\]"):
+        check_layers(policy(op_swap=(op("add", 5, (2, 9)),)), 9)
 
 
 def test_a_primitive_that_layers_share_is_set_in_one_of_them_only(layers):

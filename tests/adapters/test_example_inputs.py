@@ -13,6 +13,7 @@ def shapes(model_type: str, **model_config):
     config = MindFormerConfig(
         use_legacy=True,
         runner_config={"batch_size": 2},
+        parallel_config={"seq_split_num": 1},
         model={"model_config": {"type": model_type, "seq_length": 8, **model_config}},
         train_dataset={"input_columns": ["input_ids", "labels"]},
     )

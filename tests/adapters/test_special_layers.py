@@ -50,3 +50,33 @@ def test_a_mask_of_131072_is_counted_and_not_written_out(tmp_path):
     report = simulated(tmp_path, **{f"{MODEL}.seq_length": 131072, f"{MODEL}.compute_dtype": "float16"})
     # 131072 * 131072 * 2 bytes are 32 GiB; the tables of rotary embedding and the tokens are less than 64 MiB.
     assert 2**35 <= static(report)["constants"] < 2**35 + 2**26
+
+
+def held(report, stage):
+    """Bytes and number of tensors at the peak of a stage, by label."""
+    return {one["label"]: (one["size_bytes"], one["num_tensors"]) for one in report["stages"][stage]["holders"]}
+
+
+def test_pieces_of_a_sequence(tmp_path):
+    """2 samples of 64 tokens in 4 pieces of 16; the last of 2 stages holds 4 + 2 - 1 - 1 = 4 pieces of 2 layers."""
+    pieces = {"model_parallel": 1, "pipeline_stage": 2, "micro_batch_num": 4, "seq_split_num": 4}
+    report = simulated(tmp_path, **{f"parallel_config.{key}": value for key, value in pieces.items()})
+    found = held(report, 1)
+    # Logits of a piece: 2 x 16 x 264 numbers.
+    assert found["loss._log_softmax.Sub"] == (4 * 2 * 16 * VOCAB * FLOAT32, 4)
+    # Keys of all 64 tokens for each piece: 2 samples x 8 heads x 64 x 8.
+    keys = 2 * 8 * 64 * 8 * FLOAT32
+    assert found["attention.add_k"] == (2 * 4 * keys, 8)
+    # Caches of keys, values and their gradients in 2 layers; masks and tables are less than 80 KiB.
+    assert 0 < static(report)["constants"] - 2 * 4 * keys < 80 * 1024
+
+
+def test_ring_attention(tmp_path):
+    """4 ranks share 2 x 4096 tokens, 2 the heads: a rank keeps one block of queries, keys, values, and one result."""
+    ring = {f"{MODEL}.use_ring_attention": True, f"{MODEL}.seq_length": 4096, "parallel_config.context_parallel": 4}
+    report = simulated(tmp_path, **ring)
+    # The result is 2 x 1024 x 32 numbers, largest scores and sums 2 x 4 x 1024 x 8 each; the third output is empty and
+    # takes 512 bytes; 4 layers.
+    result, statistic = 2 * 1024 * 32 * FLOAT32, 2 * 4 * 1024 * 8 * FLOAT32
+    assert held(report, 0)["attention.flash_attention.flash_attention"] == (4 * (result + 2 * statistic + 512), 16)
+    assert report["stages"][0]["exposed_communication_ns"] > 0

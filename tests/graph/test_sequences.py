@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from mindswap.graph.constants import constant_bytes
 from mindswap.graph.model import TensorType
 from mindswap.graph.sequences import cache_bytes, cache_readers, is_sequence_state, with_cache_gradients
 from mindswap.graph.work import measure_work
@@ -51,6 +52,9 @@ def test_caches_and_those_of_their_gradients():
     # 2 x 12 x 8 x 2 = 384 bytes, and as many for the gradients.
     assert cache_bytes(step(), 0) == 2 * 384
     assert cache_bytes(step(), 1) == 0
+    # The write names the parameter itself, which is no constant beside that.
+    known = TensorType(KEY, "bfloat16", 384)
+    assert constant_bytes(replace(step(), types={CACHE: known, "x": known})) == 384
 
 
 def test_what_cannot_run_again():

@@ -62,6 +62,15 @@ def test_what_hands_values_over_to_backward_is_in_no_layer():
     assert labels(blocks.epilogue.forward) == ["loss.ReduceSum"]
 
 
+def test_what_backward_makes_and_nobody_reads_takes_no_memory():
+    # The gradient of a weight goes to the sums of gradients, which are there all the time.
+    position = next(i for i, n in enumerate(GRAPH.backward) if n.layer_index == 1) + 1
+    unread = node("unread", "MatMul", GRAPH.backward[position - 1].name, layer=1)
+    with_unread = replace(GRAPH, backward=(*GRAPH.backward[:position], unread, *GRAPH.backward[position:]))
+    before, after = cut().layers[1], cut(with_unread).layers[1]
+    assert (len(after.backward), len(after.tensors)) == (len(before.backward) + 1, len(before.tensors))
+
+
 def test_tensors_of_a_layer():
     tensors = {(str(tensor.label), tensor.is_forward): tensor for tensor in cut().layers[1].tensors}
     assert {label for label, is_forward in tensors if is_forward} == {"mlp.matmul", "mlp.gelu", "mul", "add"}

@@ -56,7 +56,7 @@ def trace_events(report: SimulationReport) -> Iterator[dict[str, Any]]:
     for stage in report.stages:
         yield from _slices(report, stage.stage)
         yield from _flows(report, stage.stage)
-        yield from _counters(report, stage)
+        yield from _counters(stage)
 
 
 def _process(stage: int) -> int:
@@ -133,7 +133,7 @@ def _flows(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
         yield {"ph": "f", "bp": "e", **flow, "tid": _thread(stage, Lane.COPY_IN), "ts": end_us}
 
 
-def _counters(report: SimulationReport, stage: StageReport) -> Iterator[dict[str, Any]]:
+def _counters(stage: StageReport) -> Iterator[dict[str, Any]]:
     """Bytes on the device: by kind, what is static, and all together."""
     memory = stage.memory
     kinds = {kind: style.title for kind, style in MEMORY_STYLES.items() if memory.by_kind_bytes[kind].any()}

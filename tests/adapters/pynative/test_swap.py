@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 import mindswap
 from mindswap.errors import ApplyError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
+from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
 
@@ -268,7 +269,7 @@ def test_two_recordings_of_a_step_are_equal(parts, recorded):
     assert all(record(network, list(network.layers), step) == trace for _ in range(5))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50, 200), deadline=None)
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
     from mindswap.adapters.pynative.watch import Watch

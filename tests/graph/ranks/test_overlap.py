@@ -45,3 +45,8 @@ def test_what_no_half_needs_runs_when_nothing_else_can():
     with_mask = replace(step(), forward=(first, node("m", "Cast", "mask"), *others))
     ordered = order_halves(with_mask, set(), {"y0", "y1"})
     assert names(ordered.forward) == "x0 w y0 x1 y1 g0 v z0 g1 z1 z m"
+
+
+def test_halves_that_begin_with_communication_wait_for_nothing_else():
+    ordered = order_halves(step(), {"x0", "x1"}, set())
+    assert names(ordered.forward) == "x0 w y0 g0 v z0 x1 y1 g1 z1 z"

@@ -1,0 +1,93 @@
+"""Which tensor goes with which name, on one layer made by hand.
+
+Operators of forward: 0 `attention.wq.matmul` makes Q, 1 `feed_forward.mul` reads a view of Q, of which a kernel saves a
+copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16, 16 and 64 bytes.
+"""
+
+import json
+
+from mindswap.document.parse import parse_document
+from mindswap.mindformers_2x.check import check_pynative
+from mindswap.mindformers_2x.tables import Model, paths_from_outline
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
+from mindswap.pynative.trace import Operator, Save, SavedStorage, Trace, Value
+
+COPY, PRODUCT = 0, 1  # numbers of the saved storages
+MATMUL, MUL = CellNode("matmul", "MatMul", True), CellNode("mul", "Mul", True)
+LAYER = CellNode(
+    "",
+    "Layer",
+    children=(
+        CellNode("attention", "Attention", children=(CellNode("wq", "Linear", children=(MATMUL,)),)),
+        CellNode("feed_forward", "FeedForward", children=(MUL, CellNode("w2", "Linear", children=(MATMUL,)))),
+    ),
+)
+OUTLINE = {
+    "cells": {
+        "self_attention": {"cells": {"linear_qkv": {"calls": ["matmul"]}}},
+        "mlp": {"calls": ["mul"], "cells": {"linear_fc2": {"calls": ["matmul"]}}},
+    }
+}
+MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 2, "by hand")
+
+
+def step():
+    """The layer, and one behind it that saves nothing."""
+    q, view = Value(0, 16, (4,), "float32"), Value(0, 16, (2, 2), "float32")
+    copy, product = Value(1, 16, (2, 2), "float32", copy_of=0), Value(2, 64, (16,), "float32")
+    operators = (
+        Operator("MatMul", 0, ("attention", "wq", "matmul"), True, (), (q,)),
+        Operator("Reshape", 0, ("feed_forward", "Reshape"), True, (q,), (view,)),
+        Operator("Mul", 0, ("feed_forward", "mul"), True, (copy,), (product,)),
+        Operator("MatMul", 0, ("feed_forward", "w2", "matmul"), True, (product,), ()),
+    )
+    storages = (SavedStorage(16, None, 2, "", 1), SavedStorage(64, 2, 3, "", 2))
+    saves = (Save(COPY, 0, 2, (2, 2), "float32"), Save(PRODUCT, 0, 3, (16,), "float32"))
+    return Trace(2, operators, storages, saves, ())
+
+
+def of_policy(**entries):
+    policy = Policy(is_swap_enabled=True, **entries)
+    return fate_in_1_9(step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
+
+
+def of_text(text):
+    header = "training: {}\nparallelism: {}\nmodel: {num_hidden_layers: 2}\n"
+    return fate_in_2x(step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect)
+
+
+def test_in_1_9_a_tensor_goes_with_its_maker_and_a_copy_of_a_view_with_what_made_the_view():
+    assert of_policy(op_swap=(OpSwap(r"feed_forward\.mul", ALL_LAYERS, 1),)).moved == {PRODUCT}
+    assert of_policy(op_swap=(OpSwap("attention", ALL_LAYERS, 1),)).moved == {COPY}
+
+
+def test_in_2x_a_tensor_goes_with_the_cell_that_saves_it():
+    swap = "swap: {enable: True, op_swap: [{op_name: 'mlp\\.%s', layers: [0]}]}"
+    assert of_text(swap % "mul").moved == {COPY}
+    assert of_text(swap % "linear_fc2").moved == {PRODUCT}
+
+
+def test_what_only_a_recomputed_cell_saves_is_made_again():
+    """The cell `mlp` makes M and alone saves it; the copy is of what attention made, so it is an input of the cell."""
+    fate = of_policy(select_recompute=(OpRecompute("feed_forward", ALL_LAYERS),))
+    assert (fate.again, fate.moved) == ({PRODUCT}, frozenset())
+    assert of_text("recompute: {mode: select, select_module: {mlp: [0]}}").again == {PRODUCT}
+
+
+def test_names_that_move_what_is_wanted():
+    """`mlp` saves both: 16 bytes besides 64 are more than a tenth, so only `linear_fc2` is named. `feed_forward` makes
+    M alone, which is all of it."""
+    assert choose_2x(step(), frozenset({PRODUCT}), MODEL.layers[0], 1).paths == {"mlp.linear_fc2": (0,)}
+    assert choose_2x(step(), frozenset({PRODUCT}), MODEL.layers[0], 0).paths == {}
+    names = {"attention", "attention.wq", "feed_forward", "feed_forward.mul"}
+    assert choose_1_9(step(), frozenset({PRODUCT}), names.__contains__).paths == {"feed_forward": (0,)}
+
+
+def test_differences_are_named_by_their_makers():
+    assert differences(step(), {PRODUCT}, {COPY}, "moves", "2.x") == [
+        "2.x no longer moves feed_forward.mul, 64 B, layer 0",
+        "2.x now also moves attention.wq.matmul, 16 B, layer 0",
+    ]
