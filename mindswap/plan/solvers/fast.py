@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.plan.solvers.distances import grouped
-from mindswap.plan.solvers.improve import improve
+from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
 from mindswap.plan.solvers.mixture import Mixture
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
@@ -96,19 +96,23 @@ class _Solver:
         self.found.sort(key=_score_of)
         if not self.found[0][0].fits:
             self._squeeze()
-        improve(self.search, self.forward_ns, [entry[3] for entry in self.found[:NUM_STARTS]])
+        starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
+        for _, load, num_still, choice in self.found:
+            starts.setdefault((load, num_still), choice)
+        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS])
 
     def _try_loads(self) -> None:
         """The best with some loads of the link, and with layers that stay still."""
         mixture = Mixture(self.space)
         total_ns = int(self.figures.copy_ns[self.figures.freed_bytes[:, :, 0] > 0].sum())
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         self._best_with(mixture, FIRST_LOAD if total_ns else 0.0, 0)
         for loads in (MORE_LOADS, LESS_LOADS) if total_ns else ():
             for load in loads:
                 before = min(self.found, key=_score_of)
                 if load < FIRST_LOAD or load * self.forward_ns < total_ns * 1.5:
                     self._best_with(mixture, load, 0)
-                if min(self.found, key=_score_of) is before:
+                if min(self.found, key=_score_of) is before and not is_small:
                     break
         for _ in range(NUM_BETWEEN):
             tried = sorted({load for _, load, _, _ in self.found})
