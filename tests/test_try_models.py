@@ -45,6 +45,7 @@ def test_figures_of_a_plan():
 
 
 def test_a_graph_that_does_not_do_what_is_asked():
+    assert cell("verify", 0, layers=[]) == "nothing asked (7 s, 1.0 GB)"
     layers = [{"layer": 0, "ok": True}, {"layer": 1, "ok": False}]
     assert cell("verify", 1, ok=False, layers=layers) == "NOT as asked in 1 of 2 layers (7 s, 1.0 GB)"
 

@@ -196,6 +196,8 @@ def figures(command: str, answer: dict[str, Any]) -> str:
     if command.startswith("verify") and not answer["ok"]:
         wrong = [layer["layer"] for layer in answer["layers"] if not layer["ok"]]
         return f"NOT as asked in {len(wrong)} of {len(answer['layers'])} layers"
+    if command.startswith("verify") and not answer["layers"]:
+        return "nothing asked"
     if command == "simulate":
         fits = "" if answer["fits"] else ", does not fit"
         return f"{answer['step_time_ns'] / 1e9:.2f} s, {answer['peak_bytes'] / GIB:.1f} GiB{fits}"

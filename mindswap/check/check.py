@@ -7,6 +7,7 @@ from typing import Any
 
 from mindswap.check.rules import Context, run_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
+from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
@@ -90,7 +91,8 @@ def check_document(
     if num_layers is None:
         num_layers = read_num_layers(document, trees)
     settings = read_settings(document, num_layers)
-    if trees is None and num_layers is not None:
+    is_whole = document.count("parallel_config", SEQUENCE_KEY) == 1  # layers for pieces of sequences are in no table
+    if trees is None and num_layers is not None and is_whole:
         trees = load_layer_trees(_model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
     return _judge(Context(document, settings, coverage, environ or {}), trees, None, ignore, silence)

@@ -18,12 +18,16 @@ TENSOR_PARALLEL = {**SETTINGS, "parallel_config.model_parallel": 2, f"{MODEL}.nu
 VOCAB, HIDDEN, FLOAT32 = 264, 64, 4
 
 
-def simulated(folder, **edits):
+def run(folder, **edits):
     source = yaml.safe_load((CPU_CASES / "case1_default_swap.yaml").read_text())
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(edited(source, {**TENSOR_PARALLEL, **edits})))
     command = [sys.executable, "-m", "mindswap", "simulate", "--json", str(config)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def simulated(folder, **edits):
+    result = run(folder, **edits)
     assert result.stderr == "", result.stderr
     report = json.loads(result.stdout)
     assert result.returncode == (0 if report["fits"] else 1)
@@ -57,10 +61,17 @@ def held(report, stage):
     return {one["label"]: (one["size_bytes"], one["num_tensors"]) for one in report["stages"][stage]["holders"]}
 
 
+PIECES = {
+    "parallel_config.model_parallel": 1,
+    "parallel_config.pipeline_stage": 2,
+    "parallel_config.micro_batch_num": 4,
+    "parallel_config.seq_split_num": 4,
+}
+
+
 def test_pieces_of_a_sequence(tmp_path):
     """2 samples of 64 tokens in 4 pieces of 16; the last of 2 stages holds 4 + 2 - 1 - 1 = 4 pieces of 2 layers."""
-    pieces = {"model_parallel": 1, "pipeline_stage": 2, "micro_batch_num": 4, "seq_split_num": 4}
-    report = simulated(tmp_path, **{f"parallel_config.{key}": value for key, value in pieces.items()})
+    report = simulated(tmp_path, **PIECES)
     found = held(report, 1)
     # Logits of a piece: 2 x 16 x 264 numbers.
     assert found["loss._log_softmax.Sub"] == (4 * 2 * 16 * VOCAB * FLOAT32, 4)
@@ -69,6 +80,12 @@ def test_pieces_of_a_sequence(tmp_path):
     assert found["attention.add_k"] == (2 * 4 * keys, 8)
     # Caches of keys, values and their gradients in 2 layers; masks and tables are less than 80 KiB.
     assert 0 < static(report)["constants"] - 2 * 4 * keys < 80 * 1024
+
+
+def test_what_adds_to_the_keys_of_other_pieces_cannot_run_again(tmp_path):
+    result = run(tmp_path, **PIECES, **{"recompute_config.select_recompute": {r"attention\.add_k": [1]}})
+    assert result.returncode == 1
+    assert "attention.add_k cannot run again" in json.loads(result.stdout)["error"]
 
 
 def test_ring_attention(tmp_path):

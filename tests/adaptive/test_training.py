@@ -17,7 +17,6 @@ from pathlib import Path
 import pytest
 
 from tests.adaptive.conftest import ROOT, finish
-from tests.adaptive.test_supervise import small_disk
 
 pytestmark = pytest.mark.mindspore
 
@@ -128,20 +127,3 @@ def test_an_allocation_that_mindspore_fails_to_make(folder):
     # Where the limit is met first, in the pool, an actor or a C++ container, differs from run to run.
     assert re.search(r"alloc failed|Allocate memory failed|malloc memory failed|Memory not enough|std::bad_alloc", out)
     assert "attempt 2: from the beginning" in out
-
-
-def test_a_full_disk_under_the_checkpoints_of_mindformers_then_room_again(folder):
-    """A checkpoint takes 15,288,460 bytes: 20 MiB hold that of step 4, and not that of step 8, the last."""
-    output = folder / "full/output"
-    words = [*training(folder, "full"), "--use_parallel", "False", "--num_samples", "64"]
-    with small_disk(output / "checkpoint", "20m") as make_room:
-        code, out = adaptive(folder, "full", words)
-        assert code == 1 and f"    {output / 'checkpoint'}: " in out, out
-        assert "of 20.0 MiB are free on its file system; a checkpoint needs 14.6 MiB" in out
-        make_room()
-        code, out = adaptive(folder, "full", words)
-        assert code == 0 and "attempt 2: from the checkpoint of step 4" in out, out
-        assert (output / "checkpoint/rank_0/small_rank_0-1_8.safetensors").stat().st_size == 15_288_460
-    first, second = (losses(folder / f"full/attempt_{attempt}/worker_0.log") for attempt in (1, 2))
-    assert [step for step, _ in second] == [5, 6, 7, 8]
-    assert second[: len(first) - 4] == first[4:]  # the very same numbers

@@ -11,12 +11,12 @@ from mindswap.plan.solvers.search import Search
 from mindswap.plan.step_space import Catalog, StepSpace, collect_items
 from tests.adapters.graphs import ROOT
 from tests.plan.loading import capture_apart
-from tests.strength import examples
+from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
-NUM_ITEMS = examples(2, 3)  # of each layer; with 2 layers some hundred choices, or ten thousand
-DISTANCES = (2, 16, 40)  # of 45 operators that a layer has in forward
+NUM_ITEMS = 3  # of each layer; with 2 layers some thousand choices, nightly ten thousand
+DISTANCES = (2, 16, 40) if is_nightly() else (2, 40)  # of 45 operators that a layer has in forward
 
 
 @pytest.fixture(scope="module")
