@@ -11,6 +11,7 @@ from mindswap.document.parse import parse_document
 from mindswap.plan.coupling import ALL_OPERATORS, idle_swaps, without_idle_swaps
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.solvers.fill import fill, recompute_order
 from mindswap.plan.space import KEEP, Figures
 from mindswap.plan.write import compact_policy
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -48,6 +49,12 @@ def test_an_idle_swap_frees_nothing():
     both = np.array([[KEEP, 5, -1], [KEEP, 5, KEEP]])
     assert FIGURES.idle(both).tolist() == [[False, True, False], [False, False, False]]
     assert FIGURES.freed_by(both).tolist() == [[0, 0, 20], [0, 10, 0]]
+
+
+def test_a_swap_stays_where_recompute_would_leave_it_without_effect():
+    """Swap of item 1 in the first layer; item 2 is recomputed in the second alone."""
+    choice = fill(FIGURES, [1], recompute_order(FIGURES), swap_bytes=10, recompute_bytes=40, distance=5)
+    assert choice.tolist() == [[KEEP, 5, KEEP], [KEEP, KEEP, -1]]
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mindswap.plan.solvers.distances import grouped
+from mindswap.plan.solvers.fill import Even
 from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
 from mindswap.plan.solvers.mixture import Mixture
 from mindswap.plan.solvers.search import Progress, Search, Stop
@@ -25,8 +26,10 @@ MAX_EVALUATIONS = 3000
 # long as it gets better; and so many times between the best and its neighbours.
 FIRST_LOAD = 1.0
 MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
-LESS_LOADS = (0.8, 0.6, 0.3, 0.0)
+LESS_PARTS = (0.8, 0.6, 0.3, 0.0)
 NUM_BETWEEN = 2
+# If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
+LITTLE_LOAD = 2.2
 # Last layers that swap nothing, tried with the best of these.
 STILL_LAYERS = (1, 3)
 NUM_CORRECTIONS = 5
@@ -103,29 +106,41 @@ class _Solver:
 
     def _try_loads(self) -> None:
         """The best with some loads of the link, and with layers that stay still."""
-        mixture = Mixture(self.space)
-        total_ns = int(self.figures.copy_ns[self.figures.freed_bytes[:, :, 0] > 0].sum())
+        can_swap = self.figures.freed_bytes[:, :, 0] > 0
+        total_ns = int(self.figures.copy_ns[can_swap].sum())
+        # Time on the link if all that is to be freed were swapped.
+        all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
+        is_little = all_ns <= LITTLE_LOAD * self.forward_ns
+        mixture, even = Mixture(self.space), Even(self.space)
+        maker = even if is_little else mixture
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
-        self._best_with(mixture, FIRST_LOAD if total_ns else 0.0, 0)
-        for loads in (MORE_LOADS, LESS_LOADS) if total_ns else ():
+        # No load beyond that of all that is to be freed is another choice.
+        first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
+        self._best_with(maker, first, 0)
+        less = [first * part for part in LESS_PARTS] if first else []
+        more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
+        for loads in (less, more):
             for load in loads:
                 before = min(self.found, key=_score_of)
-                if load < FIRST_LOAD or load * self.forward_ns < total_ns * 1.5:
-                    self._best_with(mixture, load, 0)
+                self._best_with(maker, load, 0)
                 if min(self.found, key=_score_of) is before and not is_small:
                     break
+            if min(self.found, key=_score_of)[1] < first and not is_small:
+                break  # less was better
         for _ in range(NUM_BETWEEN):
             tried = sorted({load for _, load, _, _ in self.found})
             best = min(self.found, key=_score_of)[1]
             at = tried.index(best)
             for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
-                self._best_with(mixture, (near + best) / 2, 0)
+                self._best_with(maker, (near + best) / 2, 0)
         best = min(self.found, key=_score_of)[1]
+        if is_little:
+            self._best_with(mixture, best, 0)
         for num_still in STILL_LAYERS:
             if best and num_still < self.figures.num_layers:
                 self._best_with(Mixture(self.space, num_still), best, num_still)
 
-    def _best_with(self, mixture: Mixture, load: float, num_still: int) -> None:
+    def _best_with(self, maker: Mixture | Even, load: float, num_still: int) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
         in_flight = self.figures.num_in_flight
         needed_bytes, step_bytes = self.deficit_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
@@ -135,7 +150,7 @@ class _Solver:
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
                 return
             host_bytes = self.space.host_budget_bytes / in_flight
-            choice = mixture.choice(needed_bytes, load * self.forward_ns, host_bytes)
+            choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
             score, choice = self._with_distances(choice)
             self.found.append((score, load, num_still, choice))
             if score.fits:

@@ -18,8 +18,9 @@ MAX_ROUNDS = 12
 LEAST_PART = 8
 # What a byte costs that is over the budget, as so many times the dearest.
 MISSING_FACTOR = 100
-# Values of an item that are tried in the best row.
+# Values of an item that may be tried in the best row, and changes of it that are, in each round.
 NUM_VALUES = 2
+NUM_CHANGES = 6
 # Prices of memory, link and host.
 Prices = np.ndarray
 
@@ -115,13 +116,18 @@ class Mixture:
         best, worth = min(self.rows[kind].values(), key=lambda entry: _price(entry[1], prices))
         if best[0] < KEEP:
             return  # a layer that is recomputed whole swaps nothing
+        # Other rows are new blocks, which take time to make: only the changes that promise most are tried.
+        changes = []
         for item, values in enumerate(ranked, 1):
-            # Other rows are new blocks, which take time to make: only the two values that promise most are tried.
+            own_ns = _item_price(figures, layer, item, int(best[item]), prices)
             for value in values[:NUM_VALUES]:
-                changed = best.copy()
-                changed[item] = value
-                if value != best[item] and _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
-                    yield changed
+                if value != best[item]:
+                    changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
+        for _, item, value in sorted(changes)[:NUM_CHANGES]:
+            changed = best.copy()
+            changed[item] = value
+            if _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
+                yield changed
 
     def _add(self, row: np.ndarray) -> bool:
         """Adds a row to every kind that can have it; whether it was new to any."""
