@@ -29,7 +29,7 @@ MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
 LESS_PARTS = (0.8, 0.6, 0.3, 0.0)
 NUM_BETWEEN = 2
 # If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
-LITTLE_LOAD = 2.2
+LITTLE_LOAD = 1.5
 # Last layers that swap nothing, tried with the best of these.
 STILL_LAYERS = (1, 3)
 NUM_CORRECTIONS = 5
