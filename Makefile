@@ -22,13 +22,13 @@ $(CHECK_VENV)/.installed: setup.py
 demo: $(VENV)/.installed  ## train the four documented cases on CPU with 8 workers and prove the swap (6 to 15 min; the first time installs MindSpore, some minutes more)
 	$(VENV)/bin/python tools/demo.py
 
-check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (5 min)
+check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
 	$(CHECK_VENV)/bin/mypy
 	$(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
 
-test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (25 min)
+test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (35 min)
 	$(VENV)/bin/pytest -q -n 2 --dist loadfile -m "mindspore and not ascend" --ignore tests/test_demo.py
 	$(VENV)/bin/pytest -q -m mindspore tests/test_demo.py
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"

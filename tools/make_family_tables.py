@@ -3,7 +3,7 @@
     python tools/make_family_tables.py            # writes the tables
     python tools/make_family_tables.py --check    # exit code 1 if a table is out of date
 
-Each variant is built from a small YAML, compiled once with every primitive tagged with its path,
+Each variant is built from a small YAML, compiled once with the primitives of a layer tagged with their paths,
 and read back: the tree from the network, the uses from the graph.
 """
 
@@ -25,8 +25,27 @@ LLAMA_YAML = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
 QWEN3_YAML = ROOT / "tests" / "data" / "qwen3_small.yaml"
 QWEN3_MOE_YAML = ROOT / "tests" / "data" / "qwen3_moe_small.yaml"
 
-# family -> YAML to start from, architectures, path of the layers, keys of model_config that change
-# the layer: every combination of their values is a variant; the first value is MindFormers' default.
+DEEPSEEK_YAML = ROOT / "configs" / "deepseek3" / "cpu" / "op_swap.yaml"
+
+EXPERTS = {
+    "moe_token_dispatcher_type": ["alltoall"],
+    "moe_router_force_expert_balance": [False],
+}
+LATENT_ATTENTION = {
+    "mla_qkv_concat": [True, False],
+    "qk_layernorm": [True],
+    "use_interleaved_weight_layout_mlp": [True],
+    "moe_router_enable_expert_bias": [True],
+    "moe_layer_freq": [1],
+    **EXPERTS,
+}
+# Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
+DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
+
+# family -> YAML to start from, what is different in its model (`arch`, or keys of model_config), architectures, path of
+# the layers, keys of model_config that change the layer: every combination of their values is a variant; the first
+# value is MindFormers' default, or the only one that trains. `dense` is the key that says how many layers have no
+# experts, and its default. What else changes the layer has no variant here: it is not known without MindFormers.
 FAMILIES = {
     "llama": {
         "yaml": LLAMA_YAML,
@@ -34,13 +53,41 @@ FAMILIES = {
         "layers_path": "model.layers",
         "keys": {"use_flash_attention": [False, True], "qkv_concat": [False, True], "fused_rms_norm": [True, False]},
     },
+    "glm2": {
+        "yaml": LLAMA_YAML,
+        "model": {
+            "arch": {"type": "ChatGLM2ForConditionalGeneration"},
+            "model_config": {
+                "type": "ChatGLM2Config", "num_layers": 2, "padded_vocab_size": 260, "hidden_size": 64,
+                "ffn_hidden_size": 128, "kv_channels": 16, "num_attention_heads": 4, "seq_length": 64, "rmsnorm": True,
+                "multi_query_attention": True, "multi_query_group_num": 2, "add_qkv_bias": True,
+                "post_layer_norm": True,
+                "apply_query_key_layer_scaling": True, "compute_dtype": "float32", "layernorm_compute_type": "float32",
+                "param_init_type": "float32", "rotary_dtype": "float32", "eos_token_id": 1, "pad_token_id": 0,
+            },
+        },
+        "architectures": ["ChatGLM2ForConditionalGeneration"],
+        "layers_path": "transformer.encoder.layers",
+        "keys": {"use_flash_attention": [True], "qkv_concat": [False, True], "mlp_concat": [True], "rmsnorm": [True]},
+    },
     "qwen3": {
         "yaml": QWEN3_YAML,
         "architectures": ["Qwen3ForCausalLM"],
         "layers_path": "model.decoder.layers",
         "keys": {"use_flash_attention": [True, False], "use_contiguous_weight_layout_attention": [False, True]},
     },
-    # Every layer has experts. What else changes the layer has no variant here: it is not known without MindFormers.
+    "telechat3": {
+        "yaml": QWEN3_YAML,
+        "model": {"model_config": {"model_type": "telechat3", "architectures": ["TeleChat3ForCausalLM"]}},
+        "architectures": ["TeleChat3ForCausalLM"],
+        "layers_path": "model.decoder.layers",
+        "keys": {
+            "hidden_act": ["silu", "swiglu"],
+            "qk_layernorm": [False],
+            "use_flash_attention": [True],
+            "use_contiguous_weight_layout_attention": [False],
+        },
+    },
     "qwen3_moe": {
         "yaml": QWEN3_MOE_YAML,
         "architectures": ["Qwen3MoeForCausalLM"],
@@ -48,50 +95,87 @@ FAMILIES = {
         "keys": {
             "use_flash_attention": [True],
             "use_contiguous_weight_layout_attention": [False],
-            "moe_token_dispatcher_type": ["alltoall"],
             "moe_router_enable_expert_bias": [False],
-            "moe_router_force_expert_balance": [False],
+            **EXPERTS,
             "moe_shared_expert_intermediate_size": [None],
         },
     },
-}
+    "deepseek3": {
+        "yaml": DEEPSEEK_YAML,
+        "architectures": ["DeepseekV3ForCausalLM"],
+        "layers_path": "model.decoder.layers",
+        "dense": ["first_k_dense_replace", 3],
+        "switches": DEEPSEEK_SWITCHES,
+        "keys": {"hidden_act": ["silu"], "use_flash_attention": [True], **LATENT_ATTENTION},
+        "on": ["q_lora_rank", "n_shared_experts", "n_group"],
+    },
+    "telechat3_moe": {
+        "yaml": DEEPSEEK_YAML,
+        "model": {
+            "model_config": {
+                "model_type": "telechat3_moe", "architectures": ["TeleChat3MoeForCausalLM"], "n_group": 0,
+                "topk_group": 0,
+            },
+        },
+        "architectures": ["TeleChat3MoeForCausalLM"],
+        "layers_path": "model.decoder.layers",
+        "dense": ["first_k_dense_replace", 3],
+        "switches": DEEPSEEK_SWITCHES,
+        "keys": {"hidden_act": ["silu", "fusedswiglu"], "use_flash_attention": [True], **LATENT_ATTENTION,
+                 "mla_qkv_concat": [False]},
+        "on": ["q_lora_rank", "n_shared_experts"],
+    },
+}  # fmt: skip
 
 
 def make_table(family: str) -> dict:
-    """The table of one family; each variant is built in a process of its own."""
+    """The table of one family; its variants are built in one process."""
     spec = FAMILIES[family]
     config = yaml.safe_load(spec["yaml"].read_text())
     config.pop("mindswap", None)  # the real attention, not the stand-in
-    variants = []
-    for values in itertools.product(*spec["keys"].values()):
-        when = dict(zip(spec["keys"], values, strict=True))
-        config["model"]["model_config"].update(when)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "variant.yaml"
-            path.write_text(yaml.safe_dump(config))
-            command = [sys.executable, __file__, "--variant", str(path)]
-            result = subprocess.run(command, check=True, capture_output=True, text=True)
-        variants.append({"when": when, **json.loads(result.stdout)})
+    for key, section in spec.get("model", {}).items():
+        is_other = "type" in section  # another class: nothing of the old one holds
+        config["model"][key] = section if is_other else {**config["model"][key], **section}
+    combinations = [
+        dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for index, when in enumerate(combinations):
+            config["model"]["model_config"].update(when)
+            paths.append(Path(folder) / f"{index}.yaml")
+            paths[-1].write_text(yaml.safe_dump(config))
+        kinds = ["--dense"] if "dense" in spec else []
+        command = [sys.executable, __file__, *kinds, "--variants", *map(str, paths)]
+        result = subprocess.run(command, check=True, capture_output=True, text=True)
+    switches = spec.get("switches", {})
+    on = {key: key in spec.get("on", ()) for key in switches}
+    found = json.loads(result.stdout)
     return {
         "family": family,
         "architectures": spec["architectures"],
         "layers_path": spec["layers_path"],
         "generated_with": {name: version(name) for name in ("mindspore", "mindformers")},
+        **({"dense": spec["dense"], "switches": switches} if "dense" in spec else {}),
         "defaults": {key: values[0] for key, values in spec["keys"].items()},
-        "variants": variants,
+        "variants": [{"when": {**when, **on}, **each} for when, each in zip(combinations, found, strict=True)],
     }
 
 
-def print_variant(config_path: str) -> None:
-    """Tree and uses of layer 1 of the network of one YAML, as JSON on standard output."""
+def print_variants(config_paths: list[str], has_dense: bool) -> None:
+    """Tree and uses of layer 1 of the network of each YAML, with the dense layer 0 if there is one, as JSON."""
     sys.path.insert(0, str(ROOT))
     from mindswap.adapters.quiet import quiet
 
+    variants = []
     with quiet():
         from mindswap.adapters.mindformers import read_operator_uses
 
-        tree, uses = read_operator_uses(config_path, layer_index=1)
-    print(json.dumps({"tree": _tree_to_json(tree), "uses": uses}))
+        for path in config_paths:
+            trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
+            dense = {"dense_tree": _tree_to_json(trees[0])} if has_dense else {}
+            variants.append({"tree": _tree_to_json(trees[-1]), **dense, "uses": uses})
+    print(json.dumps(variants))
 
 
 def _tree_to_json(node) -> dict:
@@ -105,13 +189,15 @@ def main() -> int:
     """Write or check every table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the tables, write nothing")
-    parser.add_argument("--variant", help=argparse.SUPPRESS)
+    parser.add_argument("--only", choices=FAMILIES, help="one family")
+    parser.add_argument("--variants", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--dense", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.variant:
-        print_variant(args.variant)
+    if args.variants:
+        print_variants(args.variants, args.dense)
         return 0
     outdated = []
-    for family in FAMILIES:
+    for family in [args.only] if args.only else FAMILIES:
         path = TABLES / f"{family}.json"
         text = json.dumps(make_table(family), indent=1) + "\n"
         if args.check and (not path.exists() or path.read_text() != text):

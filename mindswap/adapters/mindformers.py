@@ -58,7 +58,8 @@ def set_policy(
 ) -> tuple[LayerActions, ...]:
     """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
 
-    MindFormers gives the layers of multi-token prediction the index of the last transformer layer.
+    MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
+    around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
 
     Args:
         network: a network of MindFormers.
@@ -71,7 +72,7 @@ def set_policy(
         check_layers(policy, len(layers))
     indices = list(indices or range(len(layers)))
     mtp = getattr(getattr(network, "model", None), "mtp", None)
-    mtp_layers = [layer.transformer_layer for layer in getattr(mtp, "layers", ())]
+    mtp_layers = list(getattr(mtp, "layers", ()))
     return apply_policy(layers + mtp_layers, policy, logger, indices + indices[-1:] * len(mtp_layers))
 
 
@@ -88,22 +89,29 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
     return LayerTrees(trees, uses={}, source="the real network")
 
 
-def read_operator_uses(config_path: str, layer_index: int) -> tuple[CellNode, dict[str, list[str]]]:
-    """Tree of one layer, and which of its primitives read the output of which.
+def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[list[CellNode], dict[str, list[str]]]:
+    """Trees of some layers, and which primitives read the output of which in the same layer.
 
     Every primitive carries its path into the compile as an attribute. That keeps the compiler from
     merging equal operators, so this graph tells who uses what and is not a measure of memory.
 
     Returns:
-        The tree, and primitive path -> sorted paths of the primitives that use its output.
+        The trees, and primitive path -> sorted paths of the primitives that use its output, in any of the layers.
     """
     network, config = build_network(config_path, Policy())
-    layer = find_layers(network)[layer_index]
-    tree = read_tree(layer)
-    for path, primitive in iterate_primitives(layer, tree):
-        primitive.add_prim_attr(PATH_TAG, ".".join(path))
+    layers = [find_layers(network)[index] for index in layer_indices]
+    trees = [read_tree(layer) for layer in layers]
+    for index, (layer, tree) in enumerate(zip(layers, trees, strict=True)):
+        for path, primitive in iterate_primitives(layer, tree):
+            primitive.add_prim_attr(PATH_TAG, f"{index}.{'.'.join(path)}")
     enable_lazy_inline(find_lazy_inline_cell(network))
-    return tree, graph_uses(_compile(network, config), PATH_TAG)
+    uses: dict[str, set[str]] = {}
+    for name, users in graph_uses(_compile(network, config), PATH_TAG).items():
+        layer, _, name_in_layer = name.partition(".")
+        own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
+        if own:
+            uses.setdefault(name_in_layer, set()).update(own)
+    return trees, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 @dataclass(frozen=True)

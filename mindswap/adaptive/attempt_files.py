@@ -26,7 +26,7 @@ def prepare_attempt(
         yaml_text: the planned configuration.
         config_path: the user's file, which the planned one came from.
         checkpoint: what to start from; None for the beginning.
-        is_parallel: MindFormers takes a folder of ranks then, else a single file.
+        is_parallel: several processes, as MindFormers sees it.
 
     Returns:
         The configuration of the attempt: the planned one, and above it where to start from.
@@ -42,11 +42,10 @@ def prepare_attempt(
         if checkpoint is None:
             return plan.absolute()
         resume = (folder / "resume").absolute()
-        name = link_checkpoint(checkpoint, resume)
         resumed = {
             BASE_CONFIG: plan.name,
-            "load_checkpoint": str(resume if is_parallel else resume / "rank_0" / name),
-            "resume_training": name if is_parallel else True,
+            "load_checkpoint": str(resume),
+            "resume_training": link_checkpoint(checkpoint, resume, is_parallel=is_parallel),
             "load_ckpt_format": checkpoint.format,
         }
         config = folder / "config.yaml"

@@ -100,26 +100,35 @@ def _mark(path: Path) -> str | None:
     return f"{path.parent.name}/{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
 
 
-def link_checkpoint(checkpoint: Checkpoint, target: Path) -> str:
-    """Links to the files in `target/rank_0`, ..., where no later checkpoint pushes them out.
+def link_checkpoint(checkpoint: Checkpoint, target: Path, *, is_parallel: bool) -> str | bool:
+    """Links to the files in a folder for `load_checkpoint`, where no later checkpoint pushes them out.
+
+    Several processes take `rank_0`, `rank_1`, ... of it. One process refuses safetensors in such folders, and from 1.9
+    also a single file (mindformers 1.9.0: utils/load_checkpoint_utils.py:394, checkpoint/utils.py:468); it takes what
+    lies in the folder itself, with steps and epochs from `hyper_param.safetensors` (trainer/utils.py:373). A checkpoint
+    holds both, so that one name does.
 
     Returns:
-        Name of the file of rank 0: what `resume_training` takes.
+        What `resume_training` takes: the name of the file of rank 0, or True.
 
     Raises:
         OSError: the links cannot be made.
     """
-    names = []
+    if not is_parallel and checkpoint.format == "safetensors":
+        _link(checkpoint.files[0], target / "hyper_param.safetensors")
+        return True
+    saved = checkpoint.saved
+    name = f"{checkpoint.prefix}_rank_{{}}-{saved.epoch}_{saved.step}.{checkpoint.format}".format
     for rank, path in enumerate(checkpoint.files):
-        saved = checkpoint.saved
-        name = f"{checkpoint.prefix}_rank_{rank}-{saved.epoch}_{saved.step}.{checkpoint.format}"
-        link = target / f"rank_{rank}" / name
-        link.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):
-            link.unlink()
-        try:
-            os.link(path, link)
-        except OSError:  # another file system, or one without hard links
-            link.symlink_to(path.absolute())
-        names.append(name)
-    return names[0]
+        _link(path, target / f"rank_{rank}" / name(rank))
+    return name(0)
+
+
+def _link(path: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        link.unlink()
+    try:
+        os.link(path, link)
+    except OSError:  # another file system, or one without hard links
+        link.symlink_to(path.absolute())

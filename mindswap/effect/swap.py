@@ -8,6 +8,7 @@ from mindswap.effect.recompute import idle_recompute
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
+from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import Fate, SavedStorage, classify_saved, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
@@ -167,12 +168,16 @@ class _LayerComparison:
 
     def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_kept = {value_key(self.graph, node) for node in self.graph.kept_nodes}
+        still_kept = {value_key(self.graph, node): node for node in self.graph.kept_nodes}
         for node in self.baseline.kept_nodes:
             key = value_key(self.baseline, node)
             if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
                 continue
-            if self._is_asked(self.baseline, node):
+            owner = self.graph.owner(still_kept[key])
+            # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
+            # can name, so here what is set on it is what was asked.
+            is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
+            if is_nameable and self._is_asked(self.baseline, node):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:

@@ -1,5 +1,7 @@
 """Parameters of the compiled network that stand for constants of the step. Pure."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from mindswap.graph.model import Graph
@@ -29,18 +31,22 @@ def restore_constants(graph: Graph) -> Graph:
     return replace(graph, forward=forward, types={**graph.types, **types})
 
 
-def constant_bytes(graph: Graph) -> int:
+def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
     """Bytes of the constants and inputs that the operators of a step read, each once.
 
     They are on the device all the time: the runtime copies constants there before the first step and never frees
     them. A causal mask without compression and the tables of rotary embedding are the large ones.
+
+    Returns:
+        Layer -> bytes of what it alone reads; None -> of what several layers read, or something outside them.
     """
     handed = {saved.backward_name for saved in graph.saved}
-    names = {
-        name
-        for node in (*graph.forward, *graph.backward)
-        if node.op not in WEIGHT_OPS
-        for name in node.inputs
-        if name in graph.types and name not in handed and not is_cache(name)
-    }
-    return sum(graph.types[name].size_bytes for name in names)
+    readers: dict[str, set[int | None]] = {}
+    for node in (*graph.forward, *graph.backward):
+        for name in node.inputs if node.op not in WEIGHT_OPS else ():
+            if name in graph.types and name not in handed and not is_cache(name):
+                readers.setdefault(name, set()).add(node.layer_index)
+    found: Counter[int | None] = Counter()
+    for name, layers in readers.items():
+        found[next(iter(layers)) if len(layers) == 1 else None] += graph.types[name].size_bytes
+    return found

@@ -1,11 +1,11 @@
 """Layer and cell of operators to which the compiler gives no place, or that of another call of the same code. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
 from mindswap.graph.model import Node, Saved
-from mindswap.graph.ops import TYING_OPS, WEIGHT_OPS
+from mindswap.graph.ops import MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
 
 __all__ = ["MTP_CELL", "place_forward", "place_gradients"]
@@ -25,8 +25,10 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
     cell in their scope: they belong where their first input does. A function that several layers call (`ops.one_hot` of
     the routers of experts) is parsed once, so all its copies have the scope of the first call. What reads a value of a
     later layer than its scope says, or is outside the layers by its scope while layers read it, is such a copy.
+    A product without a cell (`Morph` of MindFormers has none) is in that of its weight, and so is the view it reads.
     """
     nodes = tuple(read)
+    weight_cells = _weight_cells(nodes)
     behind = 1 + max((node.layer_index for node in nodes if node.layer_index is not None), default=-1)
     read_in_layers = {name for node in nodes if node.layer_index is not None for name in node.inputs}
     placed: dict[str, Node] = {}
@@ -38,7 +40,8 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
         zone = zones[latest.name] if latest is not None else -1
         if node.layer_index is None and not node.cell_path:
             if sources and sources[0].layer_index is not None:
-                node = replace(node, layer_index=sources[0].layer_index, cell_path=sources[0].cell_path)
+                cell_path = weight_cells.get(node.name, sources[0].cell_path)
+                node = replace(node, layer_index=sources[0].layer_index, cell_path=cell_path)
                 zone = zones[sources[0].name]
         elif node.layer_index is None:
             if -1 < zone < behind and node.name in read_in_layers and latest is not None:
@@ -51,6 +54,32 @@ def place_forward(read: Iterable[Node]) -> tuple[Node, ...]:
             zone = node.layer_index
         placed[node.name], zones[node.name] = node, zone
     return tuple(placed.values())
+
+
+def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
+    """Of products that have no cell, and of views without one that they read: the cell of the weight."""
+    by_name = {node.name: node for node in nodes}
+    bare = {node.name for node in nodes if node.layer_index is None and not node.cell_path}
+    cells: dict[str, str] = {}
+    for node in nodes:
+        if node.op not in MATMUL_OPS or node.name not in bare:
+            continue
+        names = [_behind(name, WEIGHT_OPS, by_name) for name in node.inputs]
+        match = next(filter(None, map(WEIGHT_LAYER.search, names)), None)
+        if match is not None:
+            cells[node.name] = match["cell"]
+            for name in node.inputs:
+                while name in bare and by_name[name].op in VIEW_OPS:
+                    cells[name] = match["cell"]
+                    name = by_name[name].inputs[0]
+    return cells
+
+
+def _behind(name: str, ops: Set[str], by_name: Mapping[str, Node]) -> str:
+    """The value that operators of these kinds pass on."""
+    while name in by_name and by_name[name].op in ops:
+        name = by_name[name].inputs[0]
+    return name
 
 
 def _with_its_weight(node: Node) -> Node:

@@ -29,11 +29,18 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
         if names.isdisjoint(table["architectures"]):
             continue
         settings = table["defaults"] | {key: model_config[key] for key in table["defaults"] if key in model_config}
+        for key, (least, default) in table.get("switches", {}).items():
+            settings[key] = _number(model_config.get(key, default)) >= least
         for variant in table["variants"]:
             if all(settings.get(key) == value for key, value in variant["when"].items()):
                 made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
                 uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
-                layers = (_tree(json.dumps(variant["tree"])),) * num_layers
+                num_dense = 0
+                if "dense" in table:
+                    key, default = table["dense"]
+                    num_dense = min(_number(model_config.get(key, default)), num_layers)
+                dense = (_tree(json.dumps(variant["dense_tree"])),) * num_dense if num_dense else ()
+                layers = (*dense, *(_tree(json.dumps(variant["tree"])),) * (num_layers - num_dense))
                 return LayerTrees(layers, uses, f"table {table['family']} ({made_with})")
     return None
 
@@ -65,6 +72,10 @@ def _architecture_names(model_section: dict[str, Any]) -> set[str]:
     architectures = model_config.get("architectures")
     names += architectures if isinstance(architectures, list) else [architectures]
     return {name for name in names if isinstance(name, str)}
+
+
+def _number(value: object) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _mapping(value: object) -> dict[str, Any]:

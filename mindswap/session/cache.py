@@ -12,6 +12,8 @@ from mindswap.policy.model import Policy
 __all__ = ["cached_result"]
 
 T = TypeVar("T")
+# Rooms that read, write or show what was found, and the planner: none of them decides a captured step or a verdict.
+WITHOUT_A_SAY = ("adaptive", "commands", "convert", "datasets", "doctor", "launch", "logs", "megatron", "plan", "prove")
 
 
 def cached_result(
@@ -51,13 +53,14 @@ def _has_own_code(data: Any) -> bool:
 
 
 def _versions() -> dict[str, str]:
-    """What compiles and what reads the result; mindswap by its files, which change while it is developed."""
+    """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
     found = {}
     for name in ("mindspore", "mindformers"):
         try:
             found[name] = version(name)
         except PackageNotFoundError:
             found[name] = "none"
-    files = sorted(Path(__file__).parents[1].rglob("*.py"))
-    stamps = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
-    return {**found, "mindswap": make_key(files=stamps)}
+    package = Path(__file__).parents[1]
+    files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
+    texts = [[str(path), (package / path).read_text("utf-8")] for path in files if path.parts[0] not in WITHOUT_A_SAY]
+    return {**found, "mindswap": make_key(files=texts)}

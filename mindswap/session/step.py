@@ -23,7 +23,6 @@ from mindswap.cost.settings import read_cost_settings
 from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
-from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError, SimulationError
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -149,9 +148,9 @@ def load_step(
         CostError: if the device is not known.
     """
     recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
-    if recorded is None:
-        require_compilable(document)
     checked = check_document(document, environ=dict(os.environ))
+    if recorded is None and not checked.errors:
+        require_compilable(document)
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
     asked = read_cost_settings(document)
@@ -283,7 +282,7 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     Raises:
         PolicyError: if it is wrong.
     """
-    if checked.policy is None or any(problem.level is Level.ERROR for problem in checked.problems):
+    if checked.policy is None or checked.errors:
         raise PolicyError(checked.problems)
     num_layers = require_num_layers(document, checked.num_layers)
     if checked.policy.is_swap_enabled:

@@ -179,13 +179,14 @@ def _static_memory(
             last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
         )
     layer_map = captured.sample.layer_map
-    caches = [cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
-    cached = [
-        sum(caches[layer_map[section - 1]] for section in chain(*chunks) if 1 <= section <= len(layer_map))
+    layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
+    of_layers = [
+        sum(layer_bytes[layer_map[section - 1]] for section in chain(*chunks) if 1 <= section <= len(layer_map))
         for chunks in layout.chunks
     ]
     return tuple(
-        replace(stage, constant_bytes=constants + own_bytes) for stage, own_bytes in zip(stages, cached, strict=True)
+        replace(stage, constant_bytes=constants.get(None, 0) + own_bytes)
+        for stage, own_bytes in zip(stages, of_layers, strict=True)
     )
 
 

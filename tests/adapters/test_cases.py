@@ -187,13 +187,14 @@ def test_star_is_the_whole_layer_of_qwen3(qwen_graphs):
 
 
 def test_layers_of_multi_token_prediction_get_the_policy_of_the_last_layer(tmp_path):
-    """DeepSeek-V3 with two layers and one MTP layer: as in MindFormers, it counts as layer 1."""
-    swap = op_swap(("self_attention", 3, [0]), (r"self_attention\.core_attention", 8, [1]))
+    """DeepSeek-V3 with two layers and one MTP layer: as in MindFormers, it counts as layer 1, and is around a layer."""
+    both = r"(self_attention|transformer_layer)\.(core_attention|self_attention)"
+    swap = op_swap(("self_attention", 3, [0]), (both, 8, [1]))
     (result,) = compile_jobs([job(DEEPSEEK, tmp_path, {"swap_config": swap}, how="set")])
     assert result["lines"] == [
         "Set op_swap at layer 0: .self_attention, value=3",
         "Set op_swap at layer 1: self_attention.core_attention, value=8",
-        "Set op_swap at layer 1: self_attention.core_attention, value=8",
+        "Set op_swap at layer 1: transformer_layer.self_attention, value=8",
     ]
     prefetch = {}
     for name, value in result["offload"].items():
@@ -205,7 +206,7 @@ def test_layers_of_multi_token_prediction_get_the_policy_of_the_last_layer(tmp_p
     assert prefetch == {
         "decoder.layers.0": {"self_attention": {3}, "core_attention": {3}},
         "decoder.layers.1": {"core_attention": {8}},
-        "mtp.layers.0.transformer_layer": {"core_attention": {8}},
+        "mtp.layers.0.transformer_layer": {"self_attention": {8}, "core_attention": {8}},
     }
 
 

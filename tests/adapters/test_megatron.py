@@ -203,7 +203,7 @@ def test_modules_of_the_newer_models(qwen3):
     assert found == {(layer, *cell): 1 for layer in LAYERS for cell in cells}
     inputs = [
         *[("self_attention.core_attention", "Transpose")] * 3,  # query, key, value
-        ("self_attention", "Reshape"),  # attn_proj
+        ("self_attention.linear_proj", "Reshape"),  # attn_proj
         *[("", "AddExt")] * 2,  # mlp_norm and attn_norm: one operator
     ]
     assert pairs_of(qwen3["offload"]) == expected((LAYERS, 1, inputs))

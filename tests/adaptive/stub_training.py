@@ -73,8 +73,10 @@ def read_step(config: dict) -> int:
     place = config.get("load_checkpoint")
     if not place:
         return 0
-    path = Path(place)
-    if path.is_dir():
+    path = Path(place)  # always a folder: MindFormers 1.9.0 refuses a file
+    if config["resume_training"] is True:
+        path = path / "hyper_param.safetensors"
+    else:
         name = config["resume_training"].replace("_rank_0", f"_rank_{os.environ['RANK_ID']}")
         path = path / f"rank_{os.environ['RANK_ID']}" / name
     data = path.read_bytes()

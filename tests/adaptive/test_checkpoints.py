@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from mindswap.adaptive.checkpoints import CheckpointFolder, link_checkpoint
+from mindswap.adaptive.checkpoints import Checkpoint, CheckpointFolder, link_checkpoint
 from mindswap.adaptive.saved_steps import SavedStep, read_saved_step
 from tests.adaptive.stub_training import save
 
@@ -73,10 +73,26 @@ def test_no_folder_is_no_checkpoint(tmp_path):
 def test_links_survive_the_files(folder, tmp_path):
     newest = CheckpointFolder(folder, 2).newest()
     target = tmp_path / "resume"
-    assert link_checkpoint(newest, target) == "x_rank_0-1_8.safetensors"
+    assert link_checkpoint(newest, target, is_parallel=True) == "x_rank_0-1_8.safetensors"
     for path in newest.files:
         path.unlink()
     assert read_saved_step(target / "rank_1/x_rank_1-1_8.safetensors") == SavedStep(8, 1)
+
+
+def test_one_process_takes_safetensors_in_a_folder_without_ranks(folder, tmp_path):
+    newest = CheckpointFolder(folder, 1).newest()
+    target = tmp_path / "resume"
+    assert link_checkpoint(newest, target, is_parallel=False) is True
+    assert [path.name for path in target.iterdir()] == ["hyper_param.safetensors"]
+    assert read_saved_step(target / "hyper_param.safetensors") == newest.saved
+
+
+def test_one_process_takes_ckpt_by_name(tmp_path):
+    file = tmp_path / "x_rank_0-1_8.ckpt"
+    file.write_bytes(b"x")
+    checkpoint = Checkpoint(SavedStep(8, 1), (file,), "x", "ckpt")
+    assert link_checkpoint(checkpoint, tmp_path / "resume", is_parallel=False) == file.name
+    assert (tmp_path / "resume/rank_0" / file.name).read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff" * 64, b"\x08\0\0\0\0\0\0\0[1,2,3] ", b"\x02\0\0\0\0\0\0\0{}"])

@@ -16,11 +16,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.adaptive.conftest import ROOT, finish
+from mindswap.adaptive.checkpoints import CheckpointFolder
+from tests.adaptive.conftest import ROOT, finish, wait_for
+from tests.adaptive.test_supervise import small_disk
 
 pytestmark = pytest.mark.mindspore
 
 MIB = 1 << 20
+ONE_PROCESS = ["--use_parallel", "False", "--model.model_config.num_layers", "2"]
 LOSS = re.compile(r"step:\[ *(\d+)/.*?loss:\[([\d.]+)")
 SHAPES = {"batch_size: 2": "batch_size: 8", "seq_length: 64": "seq_length: 256", "hidden_size: 64": "hidden_size: 128"}
 CALLBACK = """callbacks:
@@ -86,15 +89,19 @@ def reference(folder):
     return losses(folder / "reference/worker_0.log")
 
 
-def adaptive(folder, name, command, *options, **extra):
+def start_adaptive(folder, name, command, *options, **extra):
     words = [
         sys.executable, str(Path(__file__).with_name("run_by_hand.py")), json.dumps(POLICIES),
         "--adaptive-memory-optimization", "--memory", "3200MB", "--run-dir", str(folder / name),
         "--measured-steps", "3", *options, "--", *command,
     ]  # fmt: skip
-    with subprocess.Popen(
+    return subprocess.Popen(
         words, cwd=folder, env=environment(**extra), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    ) as process:
+    )
+
+
+def adaptive(folder, name, command, *options, **extra):
+    with start_adaptive(folder, name, command, *options, **extra) as process:
         return finish(process, 400)
 
 
@@ -127,3 +134,35 @@ def test_an_allocation_that_mindspore_fails_to_make(folder):
     # Where the limit is met first, in the pool, an actor or a C++ container, differs from run to run.
     assert re.search(r"alloc failed|Allocate memory failed|malloc memory failed|Memory not enough|std::bad_alloc", out)
     assert "attempt 2: from the beginning" in out
+
+
+def test_one_process_killed_goes_on_from_its_checkpoint(folder):
+    """10 steps, a checkpoint at 4 and 8; killed while it is between them."""
+    words = [*training(folder, "killed"), *ONE_PROCESS, "--num_samples", "80"]
+    log = folder / "killed/attempt_1/worker_0.log"
+    with start_adaptive(folder, "killed", words) as process:
+        wait_for(lambda: log.exists() and "step:[    6/" in log.read_text(), 200)
+        process.kill()
+        process.communicate()
+    code, out = adaptive(folder, "killed", words)
+    assert code == 0 and "attempt 2: from the checkpoint of step 4, " in out, out
+    first, second = losses(log), losses(folder / "killed/attempt_2/worker_0.log")
+    assert [step for step, _ in second] == [5, 6, 7, 8, 9, 10]
+    assert len(first) >= 6 and second[: len(first) - 4] == first[4:]  # the very same numbers
+
+
+def test_a_full_disk_under_the_checkpoints_of_mindformers_then_room_again(folder):
+    """A checkpoint takes 5,630,532 bytes: 8 MiB hold that of step 4, and not that of step 8, the last."""
+    output = folder / "full/output"
+    words = [*training(folder, "full"), *ONE_PROCESS, "--num_samples", "64"]
+    with small_disk(output / "checkpoint", "8m") as make_room:
+        code, out = adaptive(folder, "full", words)
+        assert code == 1 and f"    {output / 'checkpoint'}: " in out, out
+        assert "of 8.0 MiB are free on its file system; a checkpoint needs 5.4 MiB" in out
+        make_room()
+        code, out = adaptive(folder, "full", words)
+        assert code == 0 and "attempt 2: from the checkpoint of step 4" in out, out
+        assert CheckpointFolder(output / "checkpoint", 1).newest().saved.step == 8
+    first, second = (losses(folder / f"full/attempt_{attempt}/worker_0.log") for attempt in (1, 2))
+    assert [step for step, _ in second] == [5, 6, 7, 8]
+    assert second == first[4:]  # the very same numbers

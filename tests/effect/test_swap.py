@@ -8,7 +8,8 @@ from mindswap.effect.swap import IdleReason, compare_effect
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from tests.builders import layer
-from tests.graph.builders import KIB, copy_in, copy_out, graph, node
+from tests.graph import builders
+from tests.graph.builders import KIB, copy_in, copy_out, graph
 
 # A layer with two products of one type in one cell.
 TREE = layer("""
@@ -20,6 +21,12 @@ TREE = layer("""
       mul2*
     add*
 """)
+
+
+def node(name, *rest, **attributes):
+    """An operator whose scope names a cell."""
+    made = builders.node(name, *rest, **attributes)
+    return dataclasses.replace(made, scope=f"Default/net-Net/{made.scope}")
 
 
 def forward():
@@ -97,6 +104,19 @@ def test_an_operator_that_stays_though_it_was_asked_is_missing():
     effect = compare(gelu_swapped(), policy("mlp"))
     assert ops(effect.missing) == ["Matmul"]
     assert not effect.is_as_asked
+
+
+@pytest.mark.parametrize(("settings", "missing"), [({}, []), ({"offload": True, "backward_prefetch": 5}, ["Matmul"])])
+def test_what_has_no_scope_is_asked_for_by_its_own_setting(settings, missing):
+    """A function in the cell that the entry names, or the operator of the cell itself."""
+    without = builders.node("matmul", "Matmul", "x", **settings)
+    before = graph([without, *forward()[1:]], saved="matmul gelu")
+    step = graph(
+        [without, *forward()[1:], copy_out("out", "gelu", prefetch=5)],
+        [copy_in("in", "out", prefetch=5), node("grad", "Grad", "in matmul_b", size_bytes=0)],
+        saved="matmul out",
+    )
+    assert ops(compare(step, policy("mlp"), baseline=before).missing) == missing
 
 
 def test_a_swap_that_nobody_asked_for_is_unasked():

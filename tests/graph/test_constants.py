@@ -33,5 +33,11 @@ def test_constants_count_once_and_weights_do_not():
     restored = restore_constants(masked())
     table = TensorType((64,), "float32", 256)
     step = replace(restored, types={**restored.types, "table": table, "▸CR_model.w": table, "unread": table})
-    # The mask of 4 KiB and the table of 256 bytes.
-    assert constant_bytes(step) == 4 * KIB + 256
+    # The mask of 4 KiB and the table of 256 bytes, which layer 0 alone reads.
+    assert constant_bytes(step) == {0: 4 * KIB + 256}
+
+
+def test_what_two_layers_read_is_of_neither():
+    table = TensorType((64,), "float32", 256)
+    nodes = [node("first", "Mul", "x both own"), node("second", "Mul", "first both", layer=1)]
+    assert constant_bytes(replace(graph(nodes), types={"both": table, "own": table})) == {None: 256, 0: 256}

@@ -59,5 +59,5 @@ def test_python_of_another_name(monkeypatch, tmp_path):
 
 def test_without_mindspore_the_message_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=r"pip install 'mindswap\[cpu\]'"):
+    with pytest.raises(LaunchError, match="pip install mindspore==2.9.0"):
         msrun.find_msrun()

@@ -62,6 +62,25 @@ def test_the_configuration_picks_the_variant(table):
     assert load_layer_trees(arch(concat=True), 1) is None
 
 
+def test_the_first_layers_may_be_without_experts(table, monkeypatch):
+    """Three by default; a switch is on from a least number on, and by the default of its class."""
+    variant = {
+        "when": {"groups": True},
+        "tree": {"name": "", "type": "Moe"},
+        "dense_tree": {"name": "", "type": "Dense"},
+    }
+    with_experts = {**TABLE, "dense": ["first_k", 3], "switches": {"groups": [2, 8]}, "variants": [variant]}
+    monkeypatch.setattr(families, "_tables", lambda: (with_experts,))
+
+    def types(num_layers, **model_config):
+        return [layer.type_name for layer in load_layer_trees(arch(**model_config), num_layers).layers]
+
+    assert types(4) == ["Dense", "Dense", "Dense", "Moe"]
+    assert types(2) == ["Dense", "Dense"]
+    assert types(2, first_k=0, groups=2) == types(2, first_k=None) == ["Moe", "Moe"]
+    assert load_layer_trees(arch(groups=1), 2) is load_layer_trees(arch(groups=None), 2) is None
+
+
 @pytest.mark.parametrize(
     "section",
     [{}, {"arch": None}, {"arch": {"type": 3}}, {"arch": {"type": "Other"}}, {"model_config": [1]}, {"arch": "x"}],
@@ -76,10 +95,15 @@ def shipped():
 
 
 @pytest.mark.parametrize("shipped_table", shipped(), ids=lambda shipped_table: shipped_table["family"])
-def test_shipped_tables_answer_for_their_defaults(shipped_table):
-    section = {"arch": {"type": shipped_table["architectures"][0]}, "model_config": {"use_flash_attention": True}}
-    trees = load_layer_trees(section, 2)
-    assert any(match_pattern(pattern, trees.layers[0]) for pattern in DEFAULT_SWAP_PATTERNS)
-    operators = {".".join(path) for path, _ in trees.layers[0].walk()}
-    assert set(trees.uses) <= operators
-    assert {user for users in trees.uses.values() for user in users} <= operators
+def test_shipped_tables_answer_for_their_variants(shipped_table):
+    switches = shipped_table.get("switches", {})
+    for variant in shipped_table["variants"]:
+        settings = {key: value if key not in switches else 8 * value for key, value in variant["when"].items()}
+        section = {"arch": {"type": shipped_table["architectures"][0]}, "model_config": settings}
+        trees = load_layer_trees(section, 5)
+        assert any(match_pattern(pattern, trees.layers[0]) for pattern in DEFAULT_SWAP_PATTERNS) or not settings.get(
+            "use_flash_attention", True
+        )
+        operators = {".".join(path) for layer in trees.layers for path, _ in layer.walk()}
+        assert set(trees.uses) <= operators
+        assert {user for users in trees.uses.values() for user in users} <= operators

@@ -4,7 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from mindswap.graph.load import _place_gradients, _split_scope, _with_layers
+from mindswap.graph.layer_places import place_forward, place_gradients
+from mindswap.graph.load import _split_scope
 from mindswap.graph.model import Saved
 from tests.graph.builders import node
 
@@ -37,7 +38,26 @@ def test_a_function_that_layers_call_is_where_it_reads():
         node("c", "Mul", "one_hot", layer=1),
         node("loss", "Sum", "c", layer=None, cell_path="loss"),
     ]
-    assert [placed.layer_index for placed in _with_layers(nodes)] == [0, 1, 1, 1, None]
+    assert [placed.layer_index for placed in place_forward(nodes)] == [0, 1, 1, 1, None]
+
+
+def test_a_product_without_a_cell_is_in_that_of_its_weight():
+    """`Morph` functions have no scope: what attention made, by token, times the weight of `linear_proj`."""
+    nodes = [
+        node("made", "Transpose", "x", layer=1, cell_path="attention.core"),
+        node("tokens", "Reshape", "made", layer=None, cell_path=""),
+        node("out", "MoveTo", "tokens", layer=None, cell_path=""),
+        node("tied", "Depend", "tokens out", layer=None, cell_path=""),
+        node("load", "Load", "▸model.layers.1.attention.linear_proj.weight ▸u", layer=1, cell_path="attention"),
+        node("weight", "TensorMove", "load", layer=None, cell_path=""),
+        node("product", "MatMul", "tied weight", layer=None, cell_path=""),
+        node("back", "Reshape", "product", layer=None, cell_path=""),
+        node("sum", "Add", "made back", layer=1, cell_path=""),
+    ]
+    cells = {placed.name: placed.cell_path for placed in place_forward(nodes)}
+    assert {cells[name] for name in ("tokens", "out", "tied", "product", "back")} == {"attention.linear_proj"}
+    assert (cells["made"], cells["sum"]) == ("attention.core", "")
+    assert {placed.layer_index for placed in place_forward(nodes)} == {1}
 
 
 def gradients(*backward):
@@ -45,7 +65,7 @@ def gradients(*backward):
     forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1)]
     saved = [Saved("mul0", "mul0_b"), Saved("mul1", "mul1_b")]
     origins = {each.name: ["mul0", "mul1"] for each in backward}
-    return [(n.layer_index, n.origin) for n in _place_gradients(backward, origins, forward, saved, {})]
+    return [(n.layer_index, n.origin) for n in place_gradients(backward, origins, forward, saved, {})]
 
 
 def test_of_several_origins_it_is_that_of_the_layer_it_reads():

@@ -1,0 +1,135 @@
+"""The swap of small models with experts, from the compiled graph: copies of the operators named, and their bytes.
+
+2 samples of 64 tokens, hidden 64, float32. A small DeepSeek-V3 (one dense layer, then experts) and a small Qwen3-MoE
+(experts in every layer); no operator is swapped in layer 3.
+"""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.adapters.graphs import ROOT
+
+pytestmark = pytest.mark.mindspore
+
+STATISTICS = 2 * 4 * 64 * 8 * 4  # maximum or sum of each row of the softmax, eight times, float32
+# Latent attention: 4 heads of 24 for queries and keys (16 and the 8 that are rotated), of 16 for values.
+LATENT_ATTENTION = [
+    ("self_attention.core_attention Transpose", 20, 2 * 4 * 64 * 24 * 4),  # query
+    ("self_attention.core_attention Transpose", 20, 2 * 4 * 64 * 24 * 4),  # key
+    ("self_attention.core_attention Transpose", 20, 2 * 4 * 64 * 16 * 4),  # value
+    ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
+    ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
+    ("self_attention.core_attention TupleGetItem", 20, 4),  # an output that holds nothing
+    ("self_attention.core_attention TupleGetItem", 20, 2 * 4 * 64 * 16 * 4),  # what it attended to
+    ("self_attention.linear_proj Reshape", 20, 128 * 64 * 4),  # the same by token
+]
+# 4 heads of queries and 2 of keys and values, 16 wide, float16: the kernel has no float32 here.
+GROUPED_ATTENTION = [
+    ("self_attention.core_attention Transpose", 20, 2 * 4 * 64 * 16 * 2),
+    ("self_attention.core_attention Transpose", 20, 2 * 2 * 64 * 16 * 2),
+    ("self_attention.core_attention Transpose", 20, 2 * 2 * 64 * 16 * 2),
+    ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
+    ("self_attention.core_attention TupleGetItem", 20, STATISTICS),
+    ("self_attention.core_attention TupleGetItem", 20, 2),
+    ("self_attention.core_attention TupleGetItem", 20, 2 * 4 * 64 * 16 * 2),
+]
+TOKENS = ("mlp Transpose", 15, 128 * 64 * 4)  # by sample, as router and experts read them
+DENSE_SILU = ("mlp.activation_func SiLU", 15, 128 * 128 * 4)  # the dense layer is 128 wide
+SHARED_SILU = ("mlp.shared_experts.activation_func SiLU", 15, 128 * 32 * 4)  # an expert is 32 wide
+
+# family -> pairs of layers 0 to 3
+PAIRS = {
+    "deepseek3": [
+        [*LATENT_ATTENTION, DENSE_SILU],
+        LATENT_ATTENTION,
+        [*LATENT_ATTENTION, TOKENS, SHARED_SILU],
+        [],
+    ],
+    "qwen3_moe": [
+        [*GROUPED_ATTENTION, TOKENS],
+        GROUPED_ATTENTION,
+        [*GROUPED_ATTENTION, TOKENS],
+        [],
+    ],
+}
+# 229380 = 98304 query and key, 98304 value and both outputs, 32768 statistics, 4.
+# 81922 = 32768 query and output, 16384 key and value, 32768 statistics, 2.
+SWAPPED_BYTES = {
+    "deepseek3": [229_380 + 65_536, 229_380, 229_380 + 32_768 + 16_384, 0],
+    "qwen3_moe": [81_922 + 32_768, 81_922, 81_922 + 32_768, 0],
+}
+# What a layer keeps without swap, by tensor. A row is a token, or one of the two experts of a token; float32 but int64
+# for order and choice. All layers read cosines and sines of positions, which layer 0 makes. A layer's input is the sum
+# that the layer before ends with.
+TOKENS_BYTES = 128 * 64 * 4
+ROW_SCALE = 128 * 4  # of a norm
+EXPERTS = (
+    TOKENS_BYTES  # by sample
+    + 4 * 256 * 8  # order of rows: out, by expert, and both ways back
+    + 8 * 8  # rows of each expert
+    + 256 * 64 * 4  # rows
+    + 256 * 2 * 32 * 4  # gate and value; their product runs again
+    + 256 * 64 * 4  # what came back
+)
+LATENT = (
+    (TOKENS_BYTES + ROW_SCALE)  # norm
+    + (128 * 32 * 4 * 2 + ROW_SCALE)  # what queries are made of, and its norm
+    + (128 * 16 * 4 * 2 + ROW_SCALE)  # the same for keys and values
+    + 229_380  # attention, as above
+    + TOKENS_BYTES  # sum
+    + (TOKENS_BYTES + ROW_SCALE)  # norm
+)
+DENSE = LATENT + 4 * 128 * 128 * 4 + TOKENS_BYTES  # gate, value, SiLU, product; sum
+GROUPED_CHOICE = (
+    128 * 8 * 4  # probabilities
+    + 128 * 2 * 2 * 8  # two best experts of each of two groups
+    + 128 * 8  # the best group
+    + 128 * 8  # which experts are not in it, bool
+    + 128 * 2 * (8 + 4)  # the experts of a token, int64 and int32
+    + 128 * 4 + 2 * 128 * 2 * 4  # sum of both weights, weights by it, and scaled
+    + 128 * 4 + 128 * 8 * 4 + 8 * 4  # loss of balance: sums of probabilities, probabilities by them, share of experts
+)  # fmt: skip
+LATENT_EXPERTS = LATENT + EXPERTS + GROUPED_CHOICE + 4 * 128 * 32 * 4 + TOKENS_BYTES  # as dense, of the shared expert
+GROUPED_EXPERTS = (
+    (TOKENS_BYTES + ROW_SCALE)  # norm
+    + 128 * (4 + 2) * (16 + 1) * 4  # queries and keys before their norms, and those
+    + 81_922  # attention, as above
+    + TOKENS_BYTES  # its output, float32
+    + TOKENS_BYTES  # sum
+    + ROW_SCALE  # norm; the experts read it by sample
+    + EXPERTS
+    + 128 * 8 * 4 + 128 * 2 * (4 + 8) + 8 * 4  # probabilities, two best and which, share of experts
+    + TOKENS_BYTES  # sum
+)  # fmt: skip
+KEPT_BYTES = {
+    "deepseek3": [DENSE + 2 * 64 * 8 * 4, LATENT_EXPERTS, LATENT_EXPERTS, LATENT_EXPERTS],
+    "qwen3_moe": [GROUPED_EXPERTS + 2 * 64 * 16 * 4, GROUPED_EXPERTS, GROUPED_EXPERTS, GROUPED_EXPERTS],
+}
+
+
+def test_sums_by_hand():
+    assert KEPT_BYTES == {
+        "deepseek3": [677_892, 735_332, 735_332, 735_332],
+        "qwen3_moe": [519_266, 511_074, 511_074, 511_074],
+    }
+
+
+@pytest.mark.parametrize("family", PAIRS)
+def test_what_is_named_moves_and_nothing_else(family):
+    command = [sys.executable, "-m", "mindswap", "verify", "--json", f"configs/{family}/cpu/op_swap.yaml"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    assert report["ok"] is True
+    keys = ("operator", "num_prefetch_ops", "size_bytes")
+    found = [sorted(tuple(pair[key] for key in keys) for pair in layer["pairs"]) for layer in report["layers"]]
+    assert found == [sorted(pairs) for pairs in PAIRS[family]]
+    assert [layer["swapped_bytes"] for layer in report["layers"]] == SWAPPED_BYTES[family]
+    assert [layer["one_way"] for layer in report["layers"]] == [[]] * 4
+    assert [layer["kept_before_bytes"] for layer in report["layers"]] == KEPT_BYTES[family]
+    # All that moves is off the device between forward and backward.
+    kept = [layer["kept_before_bytes"] - layer["kept_bytes"] for layer in report["layers"]]
+    assert kept == SWAPPED_BYTES[family]
