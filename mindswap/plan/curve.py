@@ -127,10 +127,11 @@ class Curve:
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
         rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
+        close_ppm = CLOSE_PPM if self.is_small else 15_000
         for rung in rungs if self.is_small else islice(rungs, MAX_RUNGS):
             bound_ns = self.bound_ns(rung.budget_bytes)
             if self.progress.is_stopped or (
-                best is not None and bound_ns is not None and best.step_time_ns <= _close_to(bound_ns)
+                best is not None and bound_ns is not None and best.step_time_ns <= bound_ns + bound_ns * close_ppm // 1_000_000
             ):
                 break
             found = self._at(rung)
@@ -183,6 +184,8 @@ class Curve:
         bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
         found: list[Candidate] = []
         good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
+        if bound_ns is not None and strict_ns is not None and 10 * strict_ns <= 9 * bound_ns + good_ns:
+            return self._solved(self.strict, budget_bytes, FULL_PERMILLE)
         # No search comes all the way down to its bound.
         if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
             found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))

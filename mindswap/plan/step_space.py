@@ -426,7 +426,7 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     if num_chunks > 1:  # whole rounds, as the order is made of them
         rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(num_whole + 1), most
+    return layout.short_of(num_whole + 2), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:

@@ -20,7 +20,7 @@ from mindswap.simulate.program import OpKind
 __all__ = ["solve"]
 
 # Simulations: so many operators altogether, but no more simulations than this.
-MAX_OPERATORS = 1_250_000
+MAX_OPERATORS = 2_000_000
 MAX_EVALUATIONS = 3000
 # Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one up and down, as
 # long as it gets better; and so many times between the best and its neighbours.
@@ -102,7 +102,8 @@ class _Solver:
         starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
         for _, load, num_still, choice in self.found:
             starts.setdefault((load, num_still), choice)
-        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS])
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
+        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
 
     def _try_loads(self) -> None:
         """The best with some loads of the link, and with layers that stay still."""
