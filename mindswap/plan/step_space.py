@@ -122,7 +122,7 @@ def _recompute_figures(
             continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
-            freed = _kept_bytes(plain) - _kept_bytes(again)
+            freed = _kept_bytes(model, plain) - _kept_bytes(model, again)
             if freed > 0:
                 freed_bytes[i, way] = freed
                 recompute_ns[i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
@@ -166,9 +166,10 @@ def _recomputed_names(item: Item, way: int) -> tuple[str, ...]:
     return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
 
 
-def _kept_bytes(block: Block) -> int:
-    tensors = block.arrays.own
-    return int(tensors.size_bytes[tensors.is_forward & (tensors.first_backward != NO_OP)].sum())
+def _kept_bytes(model: StepModel, block: Block) -> int:
+    """What is there from forward to backward. What all micro-batches read is there in any case if there are more."""
+    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
+    return sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in of_block)
 
 
 def _backward_ns(block: Block) -> int:
@@ -281,7 +282,7 @@ def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
     away_bytes = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
     copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
     return Worth(
-        _kept_bytes(plain) - _kept_bytes(block) + away_bytes,
+        _kept_bytes(model, plain) - _kept_bytes(model, block) + away_bytes,
         max(0, _backward_ns(block) - _backward_ns(plain)),
         max(sum(n * copy_ns(size) for n, size in zip(counts, sizes, strict=True)) for copy_ns in copies),
         sum(n * size for n, size in zip(counts, sizes, strict=True)),

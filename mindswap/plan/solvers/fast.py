@@ -12,7 +12,7 @@ import numpy as np
 from mindswap.plan.solvers.distances import grouped
 from mindswap.plan.solvers.fill import Even
 from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
-from mindswap.plan.solvers.mixture import Mixture
+from mindswap.plan.solvers.mixture import Mixture, in_front, spread
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
 from mindswap.simulate.program import OpKind
@@ -97,8 +97,6 @@ class _Solver:
         self._try_loads()
         self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
-        if not self.found[0][0].fits:
-            self._squeeze()
         starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
         for _, load, num_still, choice in self.found:
             starts.setdefault((load, num_still), choice)
@@ -112,12 +110,17 @@ class _Solver:
         # Time on the link if all that is to be freed were swapped.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
         is_little = all_ns <= LITTLE_LOAD * self.forward_ns
-        mixture, even = Mixture(self.space), Even(self.space)
+        mixture, even = Mixture(self.space, 0, spread), Even(self.space)
         maker = even if is_little else mixture
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         self._best_with(maker, first, 0)
+        if not min(self.found, key=_score_of)[0].fits:
+            self._squeeze()
+            assert self.search.best_score is not None
+            if not self.search.best_score.fits:
+                return  # nothing does
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
@@ -137,9 +140,10 @@ class _Solver:
         best = min(self.found, key=_score_of)[1]
         if is_little:
             self._best_with(mixture, best, 0)
+        self._best_with(Mixture(self.space, 0, in_front), best, 0)
         for num_still in STILL_LAYERS:
             if best and num_still < self.figures.num_layers:
-                self._best_with(Mixture(self.space, num_still), best, num_still)
+                self._best_with(Mixture(self.space, num_still, spread), best, num_still)
 
     def _best_with(self, maker: Mixture | Even, load: float, num_still: int) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
@@ -147,11 +151,15 @@ class _Solver:
         needed_bytes, step_bytes = self.deficit_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
         low = 0  # too little to free
         high: int | None = None  # what fits
+        before: np.ndarray | None = None
         for number in range(NUM_CORRECTIONS):
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
                 return
             host_bytes = self.space.host_budget_bytes / in_flight
             choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
+            if before is not None and np.array_equal(before, choice):
+                return  # there is no more, or no less
+            before = choice
             score, choice = self._with_distances(choice)
             self.found.append((score, load, num_still, choice))
             if score.fits:

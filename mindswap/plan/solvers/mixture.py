@@ -4,14 +4,15 @@ Equal layers of a good choice have few different rows: the linear programme that
 three limits, memory, link and host, so three rows are enough. Prices of the limits say which further rows would help.
 """
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 from scipy.optimize import linprog
 
 from mindswap.plan.space import KEEP, Figures, Space, Worth
 
-__all__ = ["Mixture"]
+__all__ = ["Mixture", "in_front", "spread"]
 
 MAX_ROUNDS = 12
 # Rows are made for kinds of layers that are at least this part of all; the others take what they can of them.
@@ -23,6 +24,25 @@ NUM_VALUES = 2
 NUM_CHANGES = 6
 # Prices of memory, link and host.
 Prices = np.ndarray
+# A row with what it comes to.
+Entry = tuple[np.ndarray, Worth]
+
+
+def in_front(rows: Sequence[Entry]) -> list[Entry]:
+    """What is on the link longest goes first, so that nothing is behind when backward begins."""
+    return sorted(rows, key=lambda entry: -entry[1].copy_ns)
+
+
+def spread(rows: Sequence[Entry]) -> list[Entry]:
+    """Equal rows at even distances, so that the copies of each have the time of the others."""
+    number = Counter(row.tobytes() for row, _ in rows)
+    seen: Counter[bytes] = Counter()
+    placed = []
+    for position, (row, worth) in enumerate(in_front(rows)):
+        key = row.tobytes()
+        placed.append(((seen[key] + 0.5) / number[key], -worth.copy_ns, position, (row, worth)))
+        seen[key] += 1
+    return [entry for *_, entry in sorted(placed, key=lambda one: one[:3])]
 
 
 class Mixture:
@@ -31,10 +51,12 @@ class Mixture:
     Args:
         space: whose layers.
         num_still: last layers that swap nothing: their copies would be on their way back at once.
+        arrange: order of the rows in the layers.
     """
 
-    def __init__(self, space: Space, num_still: int = 0):
+    def __init__(self, space: Space, num_still: int = 0, arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front):
         self.space = space
+        self.arrange = arrange
         figures = space.figures
         is_still = np.arange(figures.num_layers) >= figures.num_layers - num_still
         alike = [
@@ -44,7 +66,7 @@ class Mixture:
         _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
         self.is_still = [bool(is_still[layer]) for layer in first]
-        self.rows: list[dict[bytes, tuple[np.ndarray, Worth]]] = [{} for _ in self.layers]
+        self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
         self._add(np.zeros(figures.num_items, np.int64))
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1
@@ -65,8 +87,7 @@ class Mixture:
                 break
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
         for layers, known, parts in zip(self.layers, self.rows, counts, strict=True):
-            # What is on the link longest goes first, so that nothing is behind when backward begins.
-            rows = sorted(_whole(list(known.values()), parts, len(layers)), key=lambda entry: -entry[1].copy_ns)
+            rows = self.arrange(list(_whole(list(known.values()), parts, len(layers))))
             for layer, (row, _) in zip(layers, rows, strict=True):
                 choice[layer] = row
         return choice
@@ -162,9 +183,7 @@ def _price(worth: Worth, prices: Prices) -> float:
     return worth.again_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes
 
 
-def _whole(
-    rows: Sequence[tuple[np.ndarray, Worth]], parts: np.ndarray, num_layers: int
-) -> Iterator[tuple[np.ndarray, Worth]]:
+def _whole(rows: Sequence[Entry], parts: np.ndarray, num_layers: int) -> Iterator[Entry]:
     """Rows for whole layers: as many as the parts say; what is left over goes to the largest rests."""
     counts = np.floor(parts + 1e-6).astype(np.int64)
     left = num_layers - int(counts.sum())
