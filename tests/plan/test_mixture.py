@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mindswap.plan.solvers.mixture import Mixture
-from mindswap.plan.space import Figures
+from mindswap.plan.solvers.mixture import Mixture, in_front, spread
+from mindswap.plan.space import Figures, Worth
 from tests.plan.builders import Tensor, ToySpace
 
 # Two layers: 100 bytes that take 10 ns to make again, and 50 bytes that take 20 ns and cannot be swapped; a byte takes
@@ -31,6 +31,18 @@ def test_no_room_on_the_host_and_layers_that_stay_still():
     assert (Mixture(SPACE).choice(100, 100, 0) <= 0).all()
     assert (Mixture(SPACE, num_still=2).choice(100, 100, PLENTY) <= 0).all()
     assert Mixture(SPACE, num_still=1).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+
+
+def test_rows_in_front_and_spread():
+    """Two layers of A with 30 ns on the link, four of B with 10 ns.
+
+    In parts of their number A is at 1/4 and 3/4, B at 1/8, 3/8, 5/8 and 7/8.
+    """
+    a, b = ((np.array([value]), Worth(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
+    rows = [b, a, b, b, a, b]
+    assert [int(row[0]) for row, _ in in_front(rows)] == [1, 1, 0, 0, 0, 0]
+    assert [int(row[0]) for row, _ in spread(rows)] == [0, 1, 0, 0, 1, 0]
+    assert Mixture(SPACE, arrange=spread).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
 
 
 def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
