@@ -31,7 +31,9 @@ def names(sources):
 
 
 def test_folders_give_their_texts_sorted_without_hidden_and_binary_files(tree):
-    assert names(find_text_sources(["docs"])) == ["docs/a.txt", "docs/b.md", "docs/in/c.rst", "docs/wiki.train.tokens"]
+    assert names(find_text_sources(["docs"])) == [
+        "docs/a.txt", "docs/b.md", "docs/wiki.train.tokens", "docs/in/c.rst",
+    ]  # fmt: skip
 
 
 def test_named_files_may_have_any_suffix_and_keep_their_order(tree):
