@@ -1,12 +1,12 @@
 """With swap off a few layers of a Llama are compiled, and tell the same as all of them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
@@ -65,8 +65,8 @@ def test_a_sample_tells_the_same_as_all_layers(tmp_path):
     config["recompute_config"] = {"recompute": [1, 1, 1], "select_recompute": {"feed_forward": [2, 2, 2]}}
     path = tmp_path / "mixed.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    command = [sys.executable, "-c", SCRIPT, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    command = ["-c", SCRIPT, str(path)]
+    result = forked.run(command, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
     sampled, whole, stages = json.loads(result.stdout)
     assert sampled[:2] == [[0, 1, 2, 5], [0, 1, 2, 1, 2, 3]]
