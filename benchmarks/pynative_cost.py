@@ -2,20 +2,25 @@
 
     python benchmarks/pynative_cost.py
 
-CPU time of the main thread. In each round every form runs once, in another order, and is held against hooks that do
-nothing in the same round, as MindSpore switches its pipelines off while there are any; printed are medians of these
-differences over all rounds, with the quarter of them below and above. Where some layers have no hooks, MindSpore's
-threads wait busily, which counts, too. A release waits for the queue of kernels. Exit code 1 if a layer that moves
-nothing has a hook for saved tensors, or tells of one.
+The time of a step says nothing: MindSpore hands operators to threads that wait busily (`sched_yield`: ten thousands of
+switches in ten steps), more of them than a small machine has cores, so a step takes ten times as long in one run as in
+the next, with and without swap. Therefore operators run one by one here (`launch_blocking`), and what is timed are the
+calls of an observer: CPU time of the main thread. Every step makes the same calls. What disturbs a call makes it
+longer, so of each the shortest over all steps counts; hooks that do nothing are the cost of the clock, and taken off.
+What a call waits for (the queue of kernels, a copy) is not in it.
+
+Copies are timed by themselves: CPU time of the thread that makes them, the shortest of some, host memory used before.
+
+Exit code 1 if a layer that moves nothing has a hook for saved tensors, or tells of one.
 """
 
 import contextlib
 import gc
-import random
-import statistics
+import resource
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 
 import mindspore as ms
 import numpy as np
@@ -31,8 +36,10 @@ from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.decide import decide
 from mindswap.pynative.schedule import make_schedule
 from mindswap.report.tables import format_table
+from mindswap.units import format_bytes
 
-NUM_LAYERS, NUM_ROUNDS = 8, 25
+NUM_LAYERS, ROUNDS_S, NUM_COPIES = 8, 25, 15
+COPY_BYTES = (4 << 10, 256 << 10, 4 << 20, 32 << 20)
 
 
 class Layer(nn.Cell):
@@ -92,9 +99,35 @@ class Nothing:
         return kept
 
 
+class Timed:
+    """An observer that notes how long another one takes: CPU time of each of its calls, in ns."""
+
+    CALLS = ("begin", "end_forward", "pass_boundary", "save", "read", "begin_operator", "end_operator")
+
+    def __init__(self, observer):
+        self.observer = observer
+        self.calls: list[int] = []
+        for name in self.CALLS:
+            if hasattr(observer, name):
+                setattr(self, name, self._timed(getattr(observer, name)))
+
+    def __getattr__(self, name):
+        return getattr(self.observer, name)
+
+    def _timed(self, call):
+        def run(*args):
+            begin = time.thread_time_ns()
+            result = call(*args)
+            self.calls.append(time.thread_time_ns() - begin)
+            return result
+
+        return run
+
+
 def main() -> int:
-    """Print the table."""
+    """Print the tables."""
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
+    ms.runtime.launch_blocking()
     network = Network()
     layers, inputs = list(network.layers), ms.Tensor(np.ones((8, 32), np.float32))
     gradients = ms.value_and_grad(network, None, network.trainable_params())
@@ -107,44 +140,77 @@ def main() -> int:
     whole, one = (schedule_for(trace, layers, chosen) for chosen in (ALL_LAYERS, Layers((0,))))
     nothing = make_schedule(trace, {}, range(NUM_LAYERS))
     observers = {
-        "hooks that do nothing": (Nothing(), None),
-        "executor, moving nothing": (Executor(trace, nothing, ThreadCopies()), None),
+        "hooks that do nothing": (Nothing(), range(NUM_LAYERS)),
+        "executor, moving nothing": (Executor(trace, nothing, ThreadCopies()), range(NUM_LAYERS)),
         "executor, one layer": (Counted(trace, one, ThreadCopies()), one.hooked_layers),
-        "executor, every layer": (Executor(trace, whole, ThreadCopies()), None),
-        "recording": (Recorder(network, layers), None),
+        "executor, every layer": (Executor(trace, whole, ThreadCopies()), range(NUM_LAYERS)),
+        "recording": (Recorder(network, layers), range(NUM_LAYERS)),
     }
     hooked: dict[str, int] = {}
-    taken: dict[str, list[float]] = {name: [] for name in observers}
-    order = list(observers)
+    taken: dict[str, list[list[int]]] = {name: [] for name in observers}
     gc.disable()
-    for _ in range(NUM_ROUNDS):
-        random.shuffle(order)
-        for name in order:
-            observer, chosen = observers[name]
-            watch = Watch(network, layers, observer, chosen)
+    end = time.monotonic() + ROUNDS_S
+    while time.monotonic() < end or len(taken["recording"]) < 5:
+        for name, (observer, chosen) in observers.items():
+            timed = Timed(observer)
+            watch = Watch(network, layers, timed, chosen)
             hooked[name] = sum(layer._saved_tensors_pack_hook is not None for layer in layers)
             is_recording = isinstance(observer, Recorder)
-            with recording(observer, layers) if is_recording else contextlib.nullcontext():
-                taken[name].append(timed(step))
+            with recording(timed, layers) if is_recording else contextlib.nullcontext():
+                step()
             watch.remove()
+            taken[name].append(timed.calls)
         gc.collect()
-    base = taken["hooks that do nothing"]
-    counts = {"recording": (len(trace.operators), "operator")}
+    shortest = {name: [min(call) for call in zip(*steps, strict=True)] for name, steps in taken.items()}
+    clock_ns = sum(shortest["hooks that do nothing"]) / len(shortest["hooks that do nothing"])
+    cost_us = {name: (sum(calls) - clock_ns * len(calls)) / 1000 for name, calls in shortest.items()}
     rows = []
-    for name, all_us in taken.items():
-        count, unit = counts.get(name, (len(trace.saves), "saved tensor"))
-        low, middle, high = statistics.quantiles([us - other for us, other in zip(all_us, base, strict=True)], n=4)
-        more = f"{middle / count:.1f} ({low / count:.1f} to {high / count:.1f}) us per {unit}"
-        ratio = statistics.median(us / other for us, other in zip(all_us, base, strict=True))
-        rows.append((name, str(hooked[name]), f"{statistics.median(all_us):.0f}", f"{ratio:.2f}", more))
-    print(format_table(("", "layers hooked", "us per step", "ratio", "more than hooks that do nothing"), rows))
-    print(f"\n{NUM_ROUNDS} rounds; {NUM_LAYERS} layers, {len(trace.saves)} saves, {len(trace.operators)} operators")
-    others = {layer: count for layer, count in Counted.told.items() if layer not in one.hooked_layers}
+    for name, us in cost_us.items():
+        saves = sum(save.layer_index in observers[name][1] for save in trace.saves)
+        count, unit = (len(trace.operators), "operator") if name == "recording" else (saves, "saved tensor")
+        rows.append([name, str(hooked[name]), str(len(shortest[name])), f"{us:.0f}", f"{us / count:.1f} us per {unit}"])
+    print(format_table(("", "layers hooked", "calls", "us per step", "that is"), rows))
+    moving_us = (cost_us["executor, every layer"] - cost_us["executor, moving nothing"]) / len(whole.moved)
+    print(f"\na tensor that moves costs {moving_us:.1f} us more than one that stays")
+    print(f"{len(taken['recording'])} steps each; {NUM_LAYERS} layers, {len(trace.saves)} saves of which ", end="")
+    print(f"{len(whole.moved)} storages move, {len(trace.operators)} operators; the clock takes {clock_ns:.0f} ns\n")
     print(
-        f"one layer swaps: layers {', '.join(map(str, one.hooked_layers))} are hooked, told of in others: {len(others)}"
+        format_table(
+            ("copy of", "to the host", "back", "page faults back", "plain copy"), [copy_row(n) for n in COPY_BYTES]
+        )
     )
+    others = {layer: count for layer, count in Counted.told.items() if layer not in one.hooked_layers}
+    hooked_text = ", ".join(map(str, one.hooked_layers))
+    print(f"\none layer swaps: layers {hooked_text} are hooked, told of in others: {len(others)}")
     # Layer 0, and layer 1, which saves what layer 0 hands on.
     return 0 if hooked["executor, one layer"] == len(one.hooked_layers) <= 2 and not others else 1
+
+
+def copy_row(size: int) -> list[str]:
+    """One size: the copies of a storage there and back, and one between two arrays that are warm."""
+    copies = ThreadCopies()
+    storage = ms.Tensor(np.ones(size, np.uint8)).untyped_storage()
+    source, target = np.ones(size, np.uint8), np.ones(size, np.uint8)
+
+    def now_ns():
+        return copies._pool.submit(time.thread_time_ns).result()
+
+    taken, faults = [], []
+    for _ in range(NUM_COPIES):
+        moments = [now_ns()]
+        copy = copies.offload(storage)
+        moments.append(now_ns())
+        copies.release(copy)
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        copies.prefetch(copy)
+        moments.append(now_ns())
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+        copies.wait(copy)
+        copies._pool.submit(np.copyto, target, source)
+        moments.append(now_ns())
+        taken.append([end - begin for begin, end in pairwise(moments)])
+    there, back, plain = (f"{ns / 1000:.0f} us, {size / ns:.1f} GB/s" for ns in map(min, zip(*taken, strict=True)))
+    return [format_bytes(size), there, back, str(sorted(faults)[len(faults) // 2]), plain]
 
 
 def schedule_for(trace, layers, chosen):
@@ -153,13 +219,6 @@ def schedule_for(trace, layers, chosen):
     return make_schedule(
         trace, decide(trace, [resolve_layer(policy, i, read_tree(cell)) for i, cell in enumerate(layers)])
     )
-
-
-def timed(step) -> float:
-    """CPU time of the main thread, in us."""
-    begin = time.thread_time_ns()
-    step()
-    return (time.thread_time_ns() - begin) / 1000
 
 
 if __name__ == "__main__":

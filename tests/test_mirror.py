@@ -39,6 +39,7 @@ ELSEWHERE = {
     "adapters/step_report": ["adapters/test_training.py"],
     "adapters/versions/*": ["adapters/test_installed.py"],  # `make matrix` runs each with its own MindFormers
     "adaptive/attempt_files": ["adaptive/test_command.py"],
+    "adaptive/events": ["adaptive/test_decide.py"],
     "adaptive/model": ["adaptive/test_state.py", "adaptive/test_decide.py"],
     "adaptive/planner_child": ["adaptive/test_planner.py"],
     "adaptive/saved_steps": ["adaptive/test_checkpoints.py"],
@@ -137,7 +138,6 @@ ELSEWHERE = {
     "report/figures": ["commands/test_simulate.py"],
     "report/html_parts": ["report/simulation/test_html.py"],
     "report/logs": ["commands/test_verify_log.py"],
-    "report/memory": ["commands/test_inspect.py"],
     "report/outside": ["commands/test_simulate.py"],
     "report/plan_text": ["commands/test_plan.py"],
     "report/pynative": ["commands/test_pynative_text.py"],

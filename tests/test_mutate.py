@@ -29,7 +29,10 @@ def test_one_change_at_a_time():
 
 
 def test_what_cannot_be_changed_is_left_alone():
-    text = "if TYPE_CHECKING:\n    import a\n@dataclass(frozen=True)\nclass C:\n    '1'\n    x: str = g('a')"
+    text = (
+        "if TYPE_CHECKING:\n    import a\n@dataclass(frozen=True)\nclass C:\n    '1'\n    x: int | None = g('a')\n"
+        "def f(a: int | str = g('b')) -> tuple[int, 3]:\n    assert a is not None and a > 0\n    zip(a, a, strict=True)"
+    )
     assert list(load().mutants(ast.parse(text))) == []
 
 
@@ -49,3 +52,22 @@ def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatc
     assert not tool.is_killed(path, tool.mutate(tree, index, number), ["test_one.py"], "mindspore"), (
         "no test, no answer"
     )
+
+
+def test_its_own_tests_and_those_named_for_it_are_tried_first_and_once(tmp_path, monkeypatch):
+    folder = tmp_path / "tests" / "cost"
+    folder.mkdir(parents=True)
+    (folder / "test_fit_lines.py").write_text("")
+    (tmp_path / "tests/test_mirror.py").write_text(
+        "WHY = 'data'\nA = {'cost/f*': ['graph/test_x.py'], 'cost/g': WHY}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    own, ignored = (
+        "tests/cost/test_fit_lines.py",
+        ["--ignore=tests/cost/test_fit_lines.py", "--ignore=tests/graph/test_x.py"],
+    )
+    assert list(load().rounds(Path("mindswap/cost/fit.py"), ["tests/plan"])) == [
+        ("its own tests", [own, "tests/graph/test_x.py"]),
+        ("its folder", ["tests/cost", *ignored]),
+        ("the others", ["tests/plan", *ignored]),
+    ]

@@ -2,9 +2,10 @@
 
     python tools/mutate.py mindswap/policy mindswap/adaptive/decide.py --sample 200 --results /tmp/mutants.json
 
-A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`), what is left
-their folder, what is still left the folders of `--then`. Each runs in a fork of its own, which imports the changed
-module wherever it is asked for. With `--results` a run goes on where the last one stopped.
+A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`) and those that
+`tests/test_mirror.py` names for it, what is left the rest of their folder, what is still left the tests of `--then`.
+Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes
+on where the last one stopped.
 A survivor is a missing test, or a change without a meaning.
 """
 
@@ -25,6 +26,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatch
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -69,7 +72,8 @@ def changes(node: ast.AST) -> Iterator[tuple[str, Change]]:
 def mutants(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
     """Every change of one place, as number of the node, number of the change, and both in words.
 
-    What no test can notice is left out: options of decorators, and what only types are imported for.
+    What no test can notice, or every import does, is left out: options of decorators, types, what only types are
+    imported for, and what is asserted for the reader.
     """
     left_out = {id(part) for node in ast.walk(tree) for part in _without_effect(node)}
     for index, node in enumerate(ast.walk(tree)):
@@ -81,6 +85,12 @@ def mutants(tree: ast.Module) -> Iterator[tuple[int, int, str]]:
 def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
     for decorator in getattr(node, "decorator_list", ()):
         yield from ast.walk(decorator)
+    for types in (getattr(node, "annotation", None), getattr(node, "returns", None)):
+        yield from ast.walk(types) if types is not None else ()
+    if isinstance(node, ast.Assert):
+        yield from ast.walk(node)
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: says to the reader that lengths are equal
+        yield node.value
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         yield node
 
@@ -127,6 +137,7 @@ def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bo
             os.dup2(null, 1)
             os.dup2(null, 2)
             sys.meta_path.insert(0, Changed(path, tree))
+            _without_shrinking()
             with contextlib.redirect_stdout(io.StringIO()):
                 code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-m", marker, *tests]))
         os._exit(code)
@@ -136,16 +147,42 @@ def is_killed(path: Path, tree: ast.Module, tests: list[str], marker: str) -> bo
     return code not in (PASSED, NOTHING_COLLECTED)
 
 
+def _without_shrinking() -> None:
+    """A generated example that fails is enough; finding a smaller one takes minutes."""
+    with contextlib.suppress(ImportError):
+        from hypothesis import Phase, settings
+
+        settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], derandomize=True, database=None)
+        settings.load_profile("mutants")
+
+
 def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """The tests that a mutant of a module meets, the nearest first."""
+    """The tests that a mutant of a module meets, the nearest first, and as options of pytest what was tried before."""
     folder = Path("tests", *path.parent.parts[1:])
-    own = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
+    own = [*sorted(map(str, folder.glob(f"test_{path.stem}*.py"))), *_named_for(path)]
     if own:
         yield "its own tests", own
+    rest = [f"--ignore={test}" for test in own]
     if folder.is_dir():
-        yield "its folder", [str(folder)]
+        yield "its folder", [str(folder), *rest]
     if then:
-        yield "the others", then
+        yield "the others", [*then, *rest]
+
+
+def _named_for(path: Path) -> list[str]:
+    """The test files that the table of `tests/test_mirror.py` names for a module."""
+    name = Path(*path.with_suffix("").parts[1:]).as_posix()
+    return sorted({f"tests/{test}" for pattern, tests in _table() if fnmatch(name, pattern) for test in tests})
+
+
+@cache
+def _table() -> list[tuple[str, list[str]]]:
+    """Read, not imported: a module that is there already cannot be changed."""
+    mirror = Path("tests/test_mirror.py")
+    body = ast.parse(mirror.read_text("utf-8")).body if mirror.exists() else []
+    tables = [n.value for n in body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)]
+    pairs = [pair for table in tables for pair in zip(table.keys, table.values, strict=True)]
+    return [(ast.literal_eval(k), ast.literal_eval(v)) for k, v in pairs if isinstance(v, ast.List)]
 
 
 def find_killer(place: Place, then: list[str], marker: str) -> str | None:

@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextvars import ContextVar
 from pathlib import Path
@@ -21,6 +22,8 @@ __all__ = ["quiet", "tell"]
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # To the start of the line, and delete it.
 CLEAR_LINE = "\r\x1b[K"
+# The scratch folders in the temporary one, and how long they stay after a failure.
+PREFIX, LOG_NAME, KEPT_S = "mindswap-", "compile.log", 7 * 24 * 3600
 
 
 def tell(text: str) -> None:
@@ -36,19 +39,29 @@ def tell(text: str) -> None:
         os.write(descriptor, f"{CLEAR_LINE}{f'mindswap: {text} ...' if text else ''}".encode())
 
 
+def _remove_old_folders() -> None:
+    """What failures left in the temporary folder goes after a week; other users' cannot be removed."""
+    for log in Path(tempfile.gettempdir()).glob(f"{PREFIX}*/{LOG_NAME}"):
+        with contextlib.suppress(OSError):
+            if time.time() - log.stat().st_mtime > KEPT_S:
+                shutil.rmtree(log.parent, ignore_errors=True)
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[Path]:
     """While this lasts, whatever the process prints goes to a log file, and the working folder is a scratch one.
 
     MindSpore prints from C++ too, so the file descriptors themselves are redirected; both packages
     write logs and graphs into the working folder, MindFormers as soon as it is imported. The folder
-    is deleted at the end; after an error it stays, and the error carries the path of the log. Only `tell` gets through.
+    is deleted at the end; after an error it stays for a week, and the error carries the path of the log. Only `tell`
+    gets through.
 
     Yields:
         Path of the log.
     """
-    folder = Path(tempfile.mkdtemp(prefix="mindswap-"))
-    log_path = folder / "compile.log"
+    _remove_old_folders()
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
+    log_path = folder / LOG_NAME
     home = Path.cwd()
     gc.disable()  # a quarter of the time of importing MindFormers is the collector walking over new modules
     sys.stdout.flush()

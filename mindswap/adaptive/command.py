@@ -11,7 +11,7 @@ from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-__all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "parse_command", "saves_checkpoints"]
+__all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints"]
 
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
@@ -165,6 +165,13 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
         if kind is not None and kind.value == "CheckpointMonitor" and directory is not None and directory.value:
             output = str(directory.value)
     return working_folder / output / "checkpoint"
+
+
+def is_parallel(command: TrainingCommand, document: Document) -> bool:
+    """Whether MindFormers takes its processes for parts of one training: not so by default, whoever starts them."""
+    option = find_option(list(command.options), "--use_parallel")
+    node = document.get("use_parallel")
+    return option.lower() == "true" if option is not None else node is not None and node.value is True
 
 
 def saves_checkpoints(document: Document) -> bool:

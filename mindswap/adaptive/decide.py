@@ -7,9 +7,8 @@ started again, nor one that needs as much; a faster plan is tried only if it was
 from dataclasses import replace
 
 from mindswap.adaptive.correct import correct
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     Action,
-    Attempt,
     End,
     Event,
     Failed,
@@ -18,19 +17,22 @@ from mindswap.adaptive.model import (
     Killed,
     Measured,
     NewCheckpoint,
-    NothingFits,
     Opened,
-    Outcome,
     OutOfMemory,
-    Plan,
     Planned,
     RunPlanner,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
     Wait,
+)
+from mindswap.adaptive.model import (
+    Attempt,
+    NothingFits,
+    Outcome,
+    Plan,
+    State,
 )
 from mindswap.units import format_bytes, format_time
 
@@ -64,7 +66,7 @@ def decide(state: State, event: Event) -> tuple[State, Action]:
             return _killed(state, step, text)
         case Failed(step, text, exit_code):
             state = _close(state, Outcome.FAILED, step, text)
-            return _end(state, exit_code, f"the training failed, and not for want of memory: {text}")
+            return _end(state, exit_code, f"the training failed, and not for want of memory:\n{text}")
         case Finished(step):
             return _end(_close(state, Outcome.FINISHED, step), 0, "the training finished")
         case Interrupted(step):

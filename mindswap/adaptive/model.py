@@ -1,4 +1,4 @@
-"""What an adaptive run knows, what happens to it, and what it does about it: plain data, integer bytes and ns."""
+"""What an adaptive run knows: plain data, integer bytes and ns."""
 
 import enum
 from collections.abc import Callable
@@ -6,32 +6,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 __all__ = [
-    "Action",
     "Attempt",
     "Corrections",
-    "End",
-    "Event",
-    "Failed",
-    "Finished",
-    "Interrupted",
-    "Killed",
-    "Measured",
-    "NewCheckpoint",
     "NothingFits",
-    "Opened",
-    "OutOfMemory",
     "Outcome",
     "Plan",
-    "Planned",
     "Planner",
-    "RunPlanner",
     "Settings",
-    "Start",
-    "Started",
     "State",
-    "Stop",
-    "Stopped",
-    "Wait",
 ]
 
 
@@ -199,166 +181,3 @@ class State:
     def current(self) -> Attempt | None:
         """The last attempt."""
         return self.attempts[-1] if self.attempts else None
-
-
-# Events.
-
-
-@dataclass(frozen=True)
-class Opened:
-    """The command was called, for a new run or one to go on with."""
-
-
-@dataclass(frozen=True)
-class Planned:
-    """The planner answered."""
-
-    answer: Plan | NothingFits
-
-
-@dataclass(frozen=True)
-class Started:
-    """The workers were started from the checkpoint of a step (0: none)."""
-
-    first_step: int
-
-
-@dataclass(frozen=True)
-class Measured:
-    """Enough steps to judge the plan.
-
-    Attributes:
-        step: last step.
-        num_steps: of the whole training.
-        peak_bytes: highest use of any worker; None if none reported it.
-        step_time_ns: median over the slowest worker's steps, the first ones left out.
-        startup_ns: from the start to the first step.
-        has_checkpoints: a complete checkpoint exists, or the configuration saves them.
-    """
-
-    step: int
-    num_steps: int
-    peak_bytes: int | None
-    step_time_ns: int
-    startup_ns: int
-    has_checkpoints: bool
-
-
-@dataclass(frozen=True)
-class NewCheckpoint:
-    """A checkpoint of all ranks is complete."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Stopped:
-    """The workers were stopped as the last action asked."""
-
-
-@dataclass(frozen=True)
-class OutOfMemory:
-    """A worker died for want of memory.
-
-    Attributes:
-        worker: its number.
-        step: last step that was seen; 0 for none.
-        missing_bytes: what was missing by the log; None if it does not say.
-        text: what it said.
-    """
-
-    worker: int
-    step: int
-    missing_bytes: int | None
-    text: str
-
-
-@dataclass(frozen=True)
-class Killed:
-    """A process was ended by a signal, without a word about memory."""
-
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The training failed by itself: nothing that less memory would mend."""
-
-    step: int
-    text: str
-    exit_code: int = 1
-
-
-@dataclass(frozen=True)
-class Finished:
-    """The training ended well."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """The user stopped it."""
-
-    step: int
-
-
-Event = (
-    Opened
-    | Planned
-    | Started
-    | Measured
-    | NewCheckpoint
-    | Stopped
-    | OutOfMemory
-    | Killed
-    | Failed
-    | Finished
-    | Interrupted
-)
-
-
-# Actions; `reason` is for the user, "" says nothing.
-
-
-@dataclass(frozen=True)
-class RunPlanner:
-    """Ask the planner; workers that run go on."""
-
-    budget_bytes: int
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Start:
-    """Start the workers with a plan, from the newest complete checkpoint."""
-
-    plan: Plan
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Wait:
-    """Watch on; `for_checkpoint`: tell when a new checkpoint is complete."""
-
-    for_checkpoint: bool = False
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Stop:
-    """Stop all workers, then tell."""
-
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class End:
-    """The end; exit code 0 only after a training that finished."""
-
-    exit_code: int
-    reason: str
-
-
-Action = RunPlanner | Start | Wait | Stop | End

@@ -15,7 +15,7 @@ from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     Action,
     End,
     Event,
@@ -25,17 +25,19 @@ from mindswap.adaptive.model import (
     Measured,
     NewCheckpoint,
     Opened,
-    Outcome,
-    Plan,
     Planned,
-    Planner,
     RunPlanner,
-    Settings,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
+)
+from mindswap.adaptive.model import (
+    Outcome,
+    Plan,
+    Planner,
+    Settings,
+    State,
 )
 from mindswap.adaptive.state import StateFile, StateProblem, state_path
 from mindswap.adaptive.watch import RunWatch, Seen
@@ -69,6 +71,7 @@ class AdaptiveRun:
         settings: of the user.
         checkpoints: where the training saves them.
         saves_checkpoints: the configuration says that it does.
+        is_parallel: MindFormers takes its processes for parts of one training.
         environment: of the workers.
         num_measured_steps: steps after which a plan is judged.
         poll_s: pause between two looks at the logs.
@@ -81,6 +84,7 @@ class AdaptiveRun:
     settings: Settings
     checkpoints: Path
     saves_checkpoints: bool
+    is_parallel: bool
     environment: Mapping[str, str]
     num_measured_steps: int = 10
     poll_s: float = POLL_S
@@ -138,7 +142,8 @@ def _locked(run_dir: Path) -> Iterator[None]:
     except OSError as error:
         os.close(descriptor)
         raise LaunchError(
-            f"{run_dir}: an adaptive run is at work here\n    fix:     another --log_dir; mindswap status {run_dir}"
+            f"{run_dir}: an adaptive run is already running here\n"
+            f"    fix:     another --log_dir; mindswap status {run_dir}"
         ) from error
     try:
         yield
@@ -225,8 +230,8 @@ class _Supervisor:
         port = self._choose_port()
         checkpoint = self._checkpoints().newest() if self.state.attempts else None
         folder = attempt_folder(self.run.run_dir, number)
-        is_parallel = command.msrun_options is not None
-        config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=is_parallel)
+        parallel = self.run.is_parallel
+        config = prepare_attempt(folder, plan.yaml_text, command.config_path, checkpoint, is_parallel=parallel)
         logs = attempt_folder(self.run.plain_dir, number)
         self.next_words = command.words(config, logs, port, is_resumed=checkpoint is not None)
         step = checkpoint.saved.step if checkpoint else 0

@@ -6,7 +6,13 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mindswap.adaptive.model import Event, Failed, Finished, Killed, OutOfMemory
+from mindswap.adaptive.events import (
+    Event,
+    Failed,
+    Finished,
+    Killed,
+    OutOfMemory,
+)
 from mindswap.adaptive.watch import LogFollower, Seen, read_worker_exits
 from mindswap.errors import LaunchError
 from mindswap.launch.lifeline import tie_to_parent
@@ -100,7 +106,7 @@ class Workers:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
                 return OutOfMemory(worker, step, None, "killed by the system, whose memory ran out (oom_kill)")
             return Killed(step, f"{name} was killed by {signal.Signals(-exit_code).name}")
-        crash = f"{name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
+        crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
         return Failed(
             step, crash + failure_report(self._folder, range(self._num_workers)), exit_code if exit_code > 0 else 1
         )

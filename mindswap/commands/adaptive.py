@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mindswap.adaptive.command import FLAG, TrainingCommand, checkpoint_folder, parse_command, saves_checkpoints
+from mindswap.adaptive.command import (
+    FLAG,
+    TrainingCommand,
+    checkpoint_folder,
+    is_parallel,
+    parse_command,
+    saves_checkpoints,
+)
 from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.planner_child import planner_in_child
@@ -72,6 +79,7 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
             Settings(memory_bytes, args.max_restarts),
             checkpoint_folder(command, document, Path.cwd()),
             saves_checkpoints(document),
+            is_parallel(command, document),
             _environment(),
             args.measured_steps,
         )

@@ -82,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """
     request = _read_request(args)
     require_folders(Path(args.output) if args.output else None)
+    if args.overwrite and not args.output:
+        raise LaunchError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
     if args.trace and args.to not in VERSIONS:
         raise LaunchError("--trace: is for --to 2.x and --to 1.9")
     if args.to in VERSIONS:

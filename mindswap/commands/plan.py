@@ -143,6 +143,8 @@ def _refuse_early(args: argparse.Namespace) -> None:
     for option, is_there in single.items():
         if args.sweep and is_there:
             raise PlanError(f"--sweep makes many plans: choose one with --memory for {option}")
+    if args.overwrite and not args.output:
+        raise PlanError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
     require_folders(args.output, args.html, args.plot)
@@ -207,7 +209,7 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
             curve,
             points,
             args.plot,
-            title="Step time against peak memory",
+            title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],

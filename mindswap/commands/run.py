@@ -1,6 +1,7 @@
 """`mindswap run`: train with the plugin on, through a given script or the package's own entry."""
 
 import argparse
+import gc
 import os
 import runpy
 import sys
@@ -56,8 +57,11 @@ def run(args: argparse.Namespace) -> int:
     refuse_pynative(document)
     require_mindformers()
     _quiet_cpu(document)
-    from mindswap.adapters.plugin import install
-
+    gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`
+    try:
+        from mindswap.adapters.plugin import install
+    finally:
+        gc.enable()
     session = install(document)
     try:
         if script:
@@ -71,10 +75,18 @@ def run(args: argparse.Namespace) -> int:
         raise
     except Exception:  # noqa: BLE001 the training's own failure, not ours
         traceback.print_exc()
-        if hint := hint_without_cards(document, options):
+        if hint := hint_after_failure(document, options):
             print(f"mindswap: {hint}", file=sys.stderr)
         return 1
     return 0
+
+
+# What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.
+ON_CPU = {
+    ("mindswap", "cpu_stand_ins"): True,
+    ("model", "model_config", "use_rope_slice"): True,
+    ("model", "model_config", "fused_rms_norm"): False,
+}
 
 
 def _refuse_true_in_options(options: list[str]) -> None:
@@ -92,10 +104,15 @@ def _quiet_cpu(document: Document) -> None:
         os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
 
 
-def hint_without_cards(document: Document, options: list[str]) -> str:
-    """What to do after a failed training on a machine that seems to have no Ascend card; "" if that is no reason."""
+def hint_after_failure(document: Document, options: list[str]) -> str:
+    """What to do after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
     stated = document.get("context", "device_target")
     target = find_option(options, "--device_target") or (stated.value if stated is not None else "Ascend")
+    if target == "CPU":
+        nodes = {path: document.get(*path) for path in ON_CPU}
+        missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
+        keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
+        return f"a CPU has no kernels for much of a network\n    fix: {keys}; as configs/llama2_7b/cpu" if keys else ""
     if target != "Ascend" or has_cards() or any(Path("/dev").glob("davinci*")):
         return ""
     return (

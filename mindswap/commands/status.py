@@ -46,9 +46,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     print(format_summary(state))
     if is_at_work:
-        print("the run is at work")
+        print("running")
     elif not state.last_words:
-        print("not at work, and it did not end by itself: the same command goes on with it")
+        print("not running, and it did not end by itself: the same command goes on with it")
     return 0
 
 

@@ -44,7 +44,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     path = Path(text)
     if path.suffix in (".yaml", ".yml") or path.is_file():
         return path
-    closest = closest_names(text, list_devices(), max_distance=6)
+    closest = closest_names(text, list_devices(), max_distance=min(len(text) // 2, 6))
     hint = f"; did you mean {closest[0]}?" if closest else ""
     raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
 
@@ -89,10 +89,18 @@ class _Reader:
         for problem in self.document.problems:
             self.wrong.append(f"{problem.location}: {problem.message}")
         for duplicate in self.document.duplicates:
-            self.wrong.append(f"{duplicate.location}: {duplicate.path}: stands twice")
+            self.wrong.append(f"{duplicate.location}: {duplicate.path}: appears twice")
         if self.document.root is None:
             return
-        for entry in self.document.root.unique_entries():
+        entries = tuple(self.document.root.unique_entries())
+        if entries and not any(entry.key == "title" or entry.key in self._figure_of for entry in entries):
+            self._complain(
+                self.document.root,
+                f"this is no device file\n    allowed: {', '.join(list_devices())}, or a "
+                f"file like {FOLDER / 'generic.yaml'}",
+            )
+            return
+        for entry in entries:
             self._read_entry(entry)
         for figure in FIGURES.values():
             if figure.name not in self.sources and figure.default is not None:
@@ -219,7 +227,7 @@ def _build(name: str, reader: _Reader | _Replaced) -> Device:
         attention_permille=value["attention_fraction"],
         attention_grad_permille=value["attention_grad_fraction"],
         memory_bandwidth_bytes_per_s=value["memory_bandwidth"],
-        memory_permille=value["memory_fraction"],
+        memory_permille=value["memory_bandwidth_fraction"],
         cache_bytes=value["cache_size"],
         cache_bandwidth_bytes_per_s=value["cache_bandwidth"],
         vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
@@ -258,7 +266,7 @@ def figure_values(device: Device) -> dict[str, int]:
         "attention_fraction": device.attention_permille,
         "attention_grad_fraction": device.attention_grad_permille,
         "memory_bandwidth": device.memory_bandwidth_bytes_per_s,
-        "memory_fraction": device.memory_permille,
+        "memory_bandwidth_fraction": device.memory_permille,
         "cache_size": device.cache_bytes,
         "cache_bandwidth": device.cache_bandwidth_bytes_per_s,
         **{f"{kind}_rate": device.vector_rates[kind] for kind in RATES},

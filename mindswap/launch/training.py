@@ -37,6 +37,8 @@ def parse_training(words: list[str]) -> Training:
     options = words[1:] if script else words
     if script and not script.is_file():
         raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
+    if near := difflib.get_close_matches(ADAPTIVE_FLAG, [word for word in options if word != ADAPTIVE_FLAG], 1, 0.9):
+        raise LaunchError(f"{near[0]}: no such option\n    fix: {ADAPTIVE_FLAG}")
     config_path = _find_config(options)
     if script and not config_path.is_absolute():  # upstream's script reads it beside itself
         config_path = script.resolve().parent / config_path
@@ -53,9 +55,5 @@ def find_option(options: list[str], name: str) -> str | None:
 def _find_config(options: list[str]) -> Path:
     config = find_option(options, "--config")
     if config is None:
-        if near := difflib.get_close_matches(
-            ADAPTIVE_FLAG, [word for word in options if word != ADAPTIVE_FLAG], 1, 0.9
-        ):
-            raise LaunchError(f"{near[0]}: no such option\n    fix: {ADAPTIVE_FLAG}")
         raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
     return Path(config)

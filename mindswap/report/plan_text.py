@@ -11,7 +11,7 @@ from mindswap.units import UNITS, format_bytes, format_time
 
 __all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
 
-HEADER = ("simulated", "step time", "tokens/s/card", "against keep all", "peak memory", "fits")
+HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
 NUM_HOLDERS = 6
 
 
@@ -124,7 +124,7 @@ def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
         (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _gap(plan), _how(plan))
         for plan in plans
     ]
-    head = ("peak memory", "step time", "against keep all", "above the bound", "swap entries, recompute entries")
+    head = ("peak memory", "step time", "vs. keep all", "above the bound", "swap entries, recompute entries")
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from mindswap.adaptive import command as command_module
 from mindswap.adaptive.attempt_files import with_absolute_bases
-from mindswap.adaptive.command import checkpoint_folder, parse_command, saves_checkpoints
+from mindswap.adaptive.command import checkpoint_folder, is_parallel, parse_command, saves_checkpoints
 from mindswap.errors import LaunchError
 from tests.builders import document
 
@@ -82,6 +82,21 @@ def test_where_checkpoints_are(tmp_path):
     assert saves_checkpoints(document(text)) and not saves_checkpoints(document("callbacks: [{type: A}]"))
     command = parse_command([*TRAINING, "--output_dir", "/o"])
     assert checkpoint_folder(command, document("output_dir: x"), tmp_path) == Path("/o/checkpoint")
+
+
+@pytest.mark.parametrize(
+    ("options", "text", "expected"),
+    [
+        ([], "seed: 0", False),  # MindFormers' own default, also for workers of msrun
+        ([], "use_parallel: True", True),
+        ([], "use_parallel: False", False),
+        (["--use_parallel", "False"], "use_parallel: True", False),
+        (["--use_parallel=true"], "use_parallel: False", True),
+    ],
+)
+def test_several_processes_are_one_training_where_mindformers_takes_them_so(options, text, expected):
+    for words in (TRAINING, [*MSRUN, "python", "-m", "mindswap", "run", *TRAINING]):
+        assert is_parallel(parse_command([*words, *options]), document(text)) is expected
 
 
 def test_bases_hold_from_any_folder():

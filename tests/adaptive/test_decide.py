@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import (
+from mindswap.adaptive.events import (
     End,
     Failed,
     Finished,
@@ -12,20 +12,22 @@ from mindswap.adaptive.model import (
     Killed,
     Measured,
     NewCheckpoint,
-    NothingFits,
     Opened,
-    Outcome,
     OutOfMemory,
-    Plan,
     Planned,
     RunPlanner,
-    Settings,
     Start,
     Started,
-    State,
     Stop,
     Stopped,
     Wait,
+)
+from mindswap.adaptive.model import (
+    NothingFits,
+    Outcome,
+    Plan,
+    Settings,
+    State,
 )
 
 MEMORY = 6400
@@ -166,14 +168,15 @@ def test_three_kills_without_getting_further_are_enough():
 
 
 def test_a_failure_of_the_training_is_its_own():
-    _, action = play(state(), *RUNNING, Failed(3, "ValueError: x", 7))
-    assert action.exit_code == 7 and "ValueError: x" in action.reason
+    _, action = play(state(), *RUNNING, Failed(3, "    worker_0.log: ValueError: x", 7))
+    assert action == End(7, "the training failed, and not for want of memory:\n    worker_0.log: ValueError: x")
 
 
 def test_restarts_have_a_limit():
     after, _ = play(state(max_restarts=0), *RUNNING)
     _, action = decide(after, OutOfMemory(0, 0, 1, "text"))
     assert isinstance(action, End) and "all 0 restarts are used" in action.reason
+    assert action.exit_code == 1
 
 
 def test_an_interrupted_run_goes_on_and_its_restarts_count_anew():

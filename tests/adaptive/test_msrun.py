@@ -23,7 +23,7 @@ def free_port():
 def command():
     return [
         "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}", "--log_dir=ignored",
-        "python", "-m", "mindswap", "run", "--config", "c.yaml",
+        "python", "-m", "mindswap", "run", "--config", "c.yaml", "--use_parallel", "True",
     ]  # fmt: skip
 
 

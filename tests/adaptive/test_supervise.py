@@ -194,7 +194,7 @@ def test_two_runs_in_one_directory_are_refused(place):
     process = place.start()
     wait_for(place.workers)
     code, out = place.run()
-    assert code == 1 and "an adaptive run is at work here" in out
+    assert code == 1 and "an adaptive run is already running here" in out
     process.send_signal(signal.SIGTERM)
     assert finish(process)[0] == 143
 
@@ -344,7 +344,7 @@ def test_status_from_another_terminal(place):
         [sys.executable, "-m", "mindswap", "status", str(place.run_dir)], capture_output=True, text=True, check=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd="/",
     ).stdout  # fmt: skip
-    assert text.splitlines()[0].split()[:2] == ["attempt", "plan"] and "the run is at work" in text
+    assert text.splitlines()[0].split()[:2] == ["attempt", "plan"] and text.splitlines()[-1] == "running"
     process.send_signal(signal.SIGINT)
     assert finish(process)[0] == 130
 

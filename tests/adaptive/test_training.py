@@ -137,8 +137,9 @@ def test_an_allocation_that_mindspore_fails_to_make(folder):
 
 
 def test_one_process_killed_goes_on_from_its_checkpoint(folder):
-    """10 steps, a checkpoint at 4 and 8; killed while it is between them."""
-    words = [*training(folder, "killed"), *ONE_PROCESS, "--num_samples", "80"]
+    """10 steps, a checkpoint at 4 and 8; killed while it is between them. msrun starts it, which changes nothing."""
+    msrun = ["msrun", "--worker_num=1", "--local_worker_num=1", "--master_port=8245", "python"]
+    words = [*msrun, "-m", "mindswap", "run", *training(folder, "killed"), *ONE_PROCESS, "--num_samples", "80"]
     log = folder / "killed/attempt_1/worker_0.log"
     with start_adaptive(folder, "killed", words) as process:
         wait_for(lambda: log.exists() and "step:[    6/" in log.read_text(), 200)

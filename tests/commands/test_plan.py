@@ -43,6 +43,7 @@ def test_help_ends_with_examples(plan):
         (("--objective", "speed"), "invalid choice: 'speed'"),
         (("-o", "x.yaml", "--in-place"), "not allowed with argument"),
         (("-o", CONFIG), f"already there: {CONFIG}"),
+        (("--overwrite",), "--overwrite: no file is written without -o"),
         *(
             ((option, "no_folder/x"), "cannot write no_folder/x: there is no folder no_folder")
             for option in ("-o", "--html", "--plot")
@@ -92,7 +93,7 @@ def test_a_read_only_configuration_stays(plan, tmp_path):
 
 
 def test_a_device_without_figures_is_refused(plan, tmp_path):
-    (tmp_path / "x.yaml").write_text("name: x\n")
+    (tmp_path / "x.yaml").write_text("title: x\n")
     code, out, error = plan(CONFIG, "--device", tmp_path / "x.yaml")
     assert (code, out) == (1, "")
     assert error.startswith(f"mindswap: error: {tmp_path / 'x.yaml'}:1:1: ")

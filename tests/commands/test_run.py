@@ -39,8 +39,9 @@ def test_without_a_configuration_it_says_how(run):
     )
 
 
-def test_another_spelling_of_the_adaptive_flag_is_named(run):
-    assert run("--adaptive-memory-optimisation", "--memory", "54GiB", "--", "msrun") == (
+@pytest.mark.parametrize("words", [("--memory", "54GiB", "--", "msrun"), ("--config", "x.yaml")])
+def test_another_spelling_of_the_adaptive_flag_is_named(run, words):
+    assert run("--adaptive-memory-optimisation", *words) == (
         1,
         "mindswap: error: --adaptive-memory-optimisation: no such option\n    fix: --adaptive-memory-optimization\n",
     )
@@ -118,10 +119,20 @@ def test_true_behind_options_is_refused_where_mindformers_reads_false(run, tmp_p
 )
 def test_a_failed_training_without_cards_says_so(text, options, has_hint, monkeypatch):
     monkeypatch.setattr(run_command, "has_cards", lambda: False)
-    hint = run_command.hint_without_cards(document(text), options)
+    hint = run_command.hint_after_failure(document(text), options)
     assert ("no Ascend card was found" in hint) is has_hint
+
+
+def test_a_failed_training_on_a_cpu_says_what_it_takes_there():
+    model = "context: {device_target: CPU}\nmodel: {model_config: {use_rope_slice: True}}"
+    assert run_command.hint_after_failure(document(model), []) == (
+        "a CPU has no kernels for much of a network\n"
+        "    fix: mindswap.cpu_stand_ins: True, model.model_config.fused_rms_norm: False; as configs/llama2_7b/cpu"
+    )
+    ready = model.replace("True", "True, fused_rms_norm: False") + "\nmindswap: {cpu_stand_ins: True}"
+    assert run_command.hint_after_failure(document(ready), []) == ""
 
 
 def test_with_cards_the_failure_speaks_for_itself(monkeypatch):
     monkeypatch.setattr(run_command, "has_cards", lambda: True)
-    assert run_command.hint_without_cards(document("seed: 0"), []) == ""
+    assert run_command.hint_after_failure(document("seed: 0"), []) == ""

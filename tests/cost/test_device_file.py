@@ -82,6 +82,18 @@ def test_an_unknown_name_lists_the_known_ones():
     assert all(name in str(caught.value) for name in list_devices())
 
 
+def test_a_name_that_is_far_from_all_has_no_hint():
+    for name in ("foo", "adir"):
+        with pytest.raises(CostError, match=f"^device '{name}': no such device\n    known: "):
+            load_device(name)
+
+
+def test_a_configuration_is_no_device_file(tmp_path):
+    (tmp_path / "x.yaml").write_text("seed: 0\nmodel: {}\n")
+    assert len(wrong(tmp_path / "x.yaml")) == 2  # the message, and what is allowed
+    assert wrong(tmp_path / "x.yaml")[0] == "x.yaml:1:1: this is no device file"
+
+
 def test_a_missing_file_is_an_error(tmp_path):
     assert wrong(tmp_path / "none.yaml")[0] == "none.yaml: the file does not exist"
 
@@ -162,9 +174,9 @@ def test_the_user_replaces_figures():
 
 def test_wrong_figures_of_the_user_are_listed_at_once():
     with pytest.raises(CostError) as caught:
-        load_device("generic", {"memory": "16", "d2h": "20Gb/s", "d3h": "1GB/s", "memory_fraction": "none"})
+        load_device("generic", {"memory": "16", "d2h": "20Gb/s", "d3h": "1GB/s", "memory_bandwidth_fraction": "none"})
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["memory", "d2h", "d3h", "memory_fraction"]
+    assert [line.partition(":")[0] for line in lines] == ["memory", "d2h", "d3h", "memory_bandwidth_fraction"]
     assert "such as 16" not in lines[0] and "such as 54GiB" in lines[0]
 
 

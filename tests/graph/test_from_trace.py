@@ -1,5 +1,7 @@
 """The graph of `builders.squares`: y = (x w)^2, the square reads a copy of a view of x w."""
 
+from dataclasses import replace
+
 from mindswap.graph.from_trace import TAG, graph_of_trace
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
@@ -44,3 +46,29 @@ def test_operators_of_layers_carry_their_path():
         ("square",),
         ("square",),
     ]
+
+
+def test_a_copy_that_only_its_storage_tells_of_is_what_backward_reads():
+    """The square names the view as its input; that it saved a copy, memory 3, the storage says."""
+    trace = squares()
+    view = trace.operators[1].outputs[0]
+    told = (*trace.operators[:2], replace(trace.operators[2], inputs=(view,)), *trace.operators[3:])
+    graph = graph_of_trace(replace(trace, operators=_without_copy_marks(told)))
+    assert [(node.name, node.op, node.inputs) for node in graph.forward[3:]] == [
+        ("f2.copy1", "Contiguous", ("f1",)),
+        ("f2", "Square", ("f1",)),
+    ]
+    assert graph.backward[0].inputs == ("f2.copy1.saved", "f2.saved")
+
+
+def _without_copy_marks(operators):
+    return tuple(
+        replace(operator, inputs=tuple(replace(value, copy_of=None) for value in operator.inputs))
+        for operator in operators
+    )
+
+
+def test_nothing_of_a_trace_is_recomputed_or_a_copy_of_an_operator():
+    graph = graph_of_trace(squares())
+    nodes = [*graph.forward, *graph.backward]
+    assert [(node.is_recomputed, node.is_duplicate) for node in nodes] == [(False, False)] * len(nodes)

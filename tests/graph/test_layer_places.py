@@ -78,3 +78,20 @@ def test_a_copy_is_where_its_own_scope_says():
     """It reads what the layer before made."""
     copy = replace(node("again", "Mul", "mul0_b", layer=1), is_duplicate=True)
     assert gradients(copy) == [(1, "mul1")]
+
+
+def test_a_copy_that_has_a_layer_and_no_cell_stays_there_too():
+    copy = replace(node("again", "Mul", "mul0_b", layer=1, cell_path=""), is_duplicate=True)
+    assert gradients(copy) == [(1, "mul1")]
+
+
+def test_a_read_of_a_weight_is_in_the_layer_and_cell_of_its_name():
+    """Layers of multi-token prediction are behind those of the model."""
+    reads = [
+        node("load", "Load", "▸model.layers.2.mlp.w1.weight ▸u", layer=1, cell_path="x"),
+        node("mtp", "Load", "▸model.mtp.layers.0.mlp.weight ▸u", layer=0, cell_path="x"),
+        node("other", "Load", "▸model.norm.weight ▸u", layer=1, cell_path="x"),
+    ]
+    assert [(placed.layer_index, placed.cell_path) for placed in place_forward(reads)] == [
+        (2, "mlp.w1"), (None, "mlp"), (1, "x"),
+    ]  # fmt: skip

@@ -158,3 +158,18 @@ def test_equal_names_of_forward_and_backward_are_two_operators():
     forward, backward = measure_work(step)
     assert (forward[0].read_bytes, forward[0].written_bytes) == (0, 64)
     assert (backward[0].read_bytes, backward[0].written_bytes) == (64, 8)
+
+
+@pytest.mark.parametrize(("first", "second", "expected"), [(1, 0, True), (0, 1, False), (1, 1, True)])
+def test_a_product_whose_first_operand_is_transposed_is_a_gradient_of_a_weight(first, second, expected):
+    operands = [shaped("a", "Mul", "x", (8, 4)), shaped("b", "Mul", "y", (8, 16))]
+    step = graph([*operands, shaped("c", "MatMul", "a b first second", (4, 16))], first=first, second=second)
+    assert forward_work(step, "c").is_weight_gradient is expected
+    bare = replace(step.forward[2], inputs=("first", "second"))
+    assert forward_work(replace(step, forward=(bare,)), "c").is_weight_gradient is expected
+
+
+def test_an_operator_that_reads_a_part_of_its_first_operand_reads_the_others_whole():
+    """100 rows, of which 4 elements are taken by 16 indices."""
+    operands = [shaped("table", "Mul", "x", (100,)), shaped("which", "Mul", "y", (16,))]
+    assert forward_work(graph([*operands, shaped("taken", "Gather", "table which", (4,))]), "taken").flops == 16

@@ -189,8 +189,8 @@ def test_no_choice_beats_the_bound():
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return capture_apart(CONFIG, tmp_path_factory.mktemp("capture"))
+def model():
+    return capture_apart(CONFIG)
 
 
 @pytest.mark.mindspore

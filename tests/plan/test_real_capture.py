@@ -15,7 +15,7 @@ from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
-NUM_ITEMS = 3  # of each layer; with 2 layers some thousand choices, nightly ten thousand
+NUM_ITEMS = 3 if is_nightly() else 2  # of each layer; with 2 layers some hundred choices, nightly ten thousand
 DISTANCES = (2, 16, 40) if is_nightly() else (2, 40)  # of 45 operators that a layer has in forward
 
 
@@ -25,7 +25,7 @@ def two_layers(tmp_path_factory):
     text = (ROOT / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml").read_text("utf-8")
     folder = tmp_path_factory.mktemp("capture")
     (folder / "two.yaml").write_text(text.replace("num_layers: 32", "num_layers: 2"), "utf-8")
-    return capture_apart(folder / "two.yaml", folder)
+    return capture_apart(folder / "two.yaml")
 
 
 def restrict(catalog: Catalog, kept: list[int]) -> Catalog:

@@ -6,6 +6,7 @@ import mindswap
 from mindswap import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS
+from mindswap.policy.schema import RECOMPUTE_FLAGS
 
 
 def test_layers_are_a_set_of_indices():
@@ -66,3 +67,7 @@ def test_a_wrong_configuration_is_refused_with_every_problem():
     with pytest.raises(PolicyError) as error:
         Policy.from_config({"swap_config": {"swap": True, "layer_swap": [{"layers": [0], "backward_prefetch": 0}]}})
     assert [problem.rule for problem in error.value.problems] == ["bad-prefetch"]
+
+
+def test_flags_that_are_not_written_are_as_in_a_policy_without_them():
+    assert {flag: getattr(Policy(True), flag) for flag in RECOMPUTE_FLAGS} == RECOMPUTE_FLAGS

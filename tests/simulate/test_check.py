@@ -8,6 +8,7 @@ import pytest
 from mindswap.errors import SimulationError
 from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.program import OpKind
 from tests.simulate.builders import Copy, Span, program_of
 
 GOOD = Copy(producer=0, release=1, prefetch=1, user=2)
@@ -90,3 +91,11 @@ def test_simulate_checks_unless_told_not_to():
         simulate(program)
     with pytest.raises(SimulationError, match="wait for each other"):
         simulate(program, check=False)
+
+
+@pytest.mark.parametrize("kind", [-1, len(OpKind)])
+def test_kinds_of_operators(kind):
+    program = program_of(*STAGES)
+    kinds = np.array([0, 0, 1, 0, kind], np.int8)
+    with pytest.raises(SimulationError, match="^operator 4: its kind is no OpKind$"):
+        check_program(replace(program, ops=replace(program.ops, kind=kinds)))

@@ -61,6 +61,18 @@ def test_release_clamped_to_the_last_operator_stalls_nothing():
     assert timeline.release_ns.tolist() == [30]
 
 
+def test_a_wait_for_a_copy_in_is_none_for_a_copy_out_that_ends_with_it():
+    # No operator waits for a release. Copy 0 goes out 10 to 15 and comes in 20 to 35, when copy 1, 20 to 35, is out.
+    # Operator 2 ends at 30, so operator 3 waits 5; copy 1 comes in 45 to 46.
+    copies = [
+        Copy(producer=0, release=4, prefetch=1, user=3, out_ns=5, in_ns=15),
+        Copy(producer=1, release=4, prefetch=3, user=4, out_ns=15, in_ns=1),
+    ]
+    timeline = run("F10 F10 F10 B10 B10", copies=copies)
+    assert (out_times(timeline), in_times(timeline)) == ([(10, 15), (20, 35)], [(20, 35), (45, 46)])
+    assert stalls(timeline) == {3: (5, StallCause.COPY_IN, 0), 4: (1, StallCause.COPY_IN, 1)}
+
+
 def test_release_after_a_collective_holds_the_compute_stream():
     # Release after operator 1, a collective (10 to 15). The next compute operator waits for the copy, 10 to 30;
     # operator 3, a collective that waits for nothing, does not: it follows operator 1 at once.

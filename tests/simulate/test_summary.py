@@ -1,11 +1,17 @@
 """Figures of a simulated step; the times of the small one are worked out in `simulated.py`."""
 
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.program import MemoryKind
-from mindswap.simulate.summary_layers import group_layer_rows
+from mindswap.simulate.summary_layers import group_layer_rows, measure_layers
 from mindswap.simulate.summary_model import Cause, Holder, LayerRow, Moment
 from mindswap.simulate.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
+from tests.simulate.builders import Span, program_of
 
 
 def test_the_step_and_what_it_yields():
@@ -79,6 +85,22 @@ def test_layers_of_all_micro_batches_and_stages():
     for stage in report.stages:
         waits = stage.copy_out_ns + stage.copy_in_ns + stage.communication_ns + stage.bubble_ns
         assert stage.compute_ns + waits == report.timeline.step_time_ns
+
+
+def test_what_is_outside_the_layers_has_a_row_per_stage():
+    program = program_of(
+        "F3 F10 B20", "F5 F7 B1", spans=[Span(8, 1, 2), Span(9, 4, 5, stage=1), Span(4, 2, 2, MemoryKind.RECOMPUTED)]
+    )
+    program = replace(
+        program,
+        ops=replace(program.ops, layer=np.array([-1, 0, 0, 1, -1, 1], np.int32)),
+        intervals=replace(program.intervals, layer=np.array([0, -1, 0], np.int32)),
+    )
+    rows = [
+        (row.layer, row.stage, row.kept_bytes, row.recomputed_bytes, row.forward_ns, row.backward_ns)
+        for row in measure_layers(simulate(program))
+    ]
+    assert rows == [(0, 0, 8, 4, 10, 20), (1, 1, 0, 0, 5, 1), (-1, 0, 0, 0, 3, 0), (-1, 1, 9, 0, 7, 0)]
 
 
 def test_equal_layers_are_one_group_with_all_their_waiting():

@@ -28,7 +28,7 @@ __all__ = [
 
 NUM_CAUSES = 8
 NUM_HOLDERS = 8
-STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of it recompute", "bubble",
+STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of which recompute", "bubble",
                 "waits: copy out", "waits: copy in", "waits: collective", "swapped", "link out", "link in")  # fmt: skip
 LAYER_HEADER = ("per micro-batch", "kept", "swapped", "recomputed", "copies", "forward", "backward", "recompute",
                 "waited for its copies")  # fmt: skip

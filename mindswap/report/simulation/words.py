@@ -119,4 +119,4 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
 
 def _terms(report: SimulationReport) -> str:
     parts = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
-    return f"of it {', '.join(parts)}" if parts else ""
+    return f"of which {', '.join(parts)}" if parts else ""

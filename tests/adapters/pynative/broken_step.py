@@ -1,4 +1,4 @@
-"""A step that breaks off in the last layer, and one behind it."""
+"""A step that breaks off in the last layer; behind it forward passes alone, and a step."""
 
 import mindspore as ms
 
@@ -27,6 +27,12 @@ def main():
     except RuntimeError:
         is_on_host = swap.copies.host_bytes > 0
     network.layers[2].construct = construct
+    on_host = []
+    for requires_grad in (network.requires_grad, False):
+        network.set_grad(requires_grad)
+        network(inputs)
+        on_host.append(swap.copies.host_bytes)
+    print(f"MindSpore saves on {on_host[0] > 0}, behind set_grad(False) {on_host[1] > 0}")
     is_equal = are_equal(step(inputs), expected)
     print(f"on the host {is_on_host}, equal {is_equal}, left {swap.copies.host_bytes}")
 

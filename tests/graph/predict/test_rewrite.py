@@ -70,7 +70,7 @@ TWO = graph(
 
 
 def settings(step, tree=TREE, **policy):
-    num_layers = 1 + max(n.layer_index for n in step.forward)
+    num_layers = 1 + max(n.layer_index or 0 for n in step.forward)
     names = OperatorNames([tree] * num_layers, step, "tag")
     actions = [resolve_layer(Policy(True, **policy), index, tree) for index in range(num_layers)]
     return settings_of_policy(step, names, actions)
@@ -283,6 +283,38 @@ def test_what_backward_does_not_need_is_not_copied():
     assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).swap_pairs == ()
 
 
+# matmul -> gelu, marked `recompute` by the model or by nobody, -> add. Backward reads x and what `extra` names.
+def marked_step(mark, extra=""):
+    forward = [op("matmul", "Matmul", "x"), op("gelu", "Gelu", "matmul"), op("add", "Add", "gelu x", cell_path="")]
+    forward[1] = replace(forward[1], attributes=mark)
+    return graph(forward, saved=f"x {extra}")
+
+
+def copies(step):
+    return [copy.inputs for copy in step.index.one_way_copies], [pair.producer.name for pair in step.swap_pairs]
+
+
+def test_what_a_marked_operator_reads_is_copied_out_also_if_backward_does_not_need_it():
+    swapped = {"op_swap": (swap(r"mlp\.matmul", 3),)}
+    step = rewritten(marked_step({"recompute": True}), **swapped)
+    assert copies(step) == ([("matmul",)], [])
+    assert [n.name for n in step.forward] == ["matmul", "matmul@out", "gelu", "add"]
+    (copy,) = step.index.one_way_copies
+    assert (copy.attributes["backward_prefetch"], copy.size_bytes, saved(step)) == (3, KIB, {"x"})
+    assert copies(rewritten(marked_step({"recompute": False}), **swapped)) == ([], [])
+    # Where backward reads it, the same copy comes back; where the policy marks the reader, it is a mark as well.
+    assert copies(rewritten(marked_step({"recompute": True}, "matmul"), **swapped)) == ([], ["matmul"])
+    by_policy = rewritten(marked_step({}), **swapped, select_recompute=recompute(r"mlp\.gelu"))
+    assert copies(by_policy) == ([("matmul",)], [])
+
+
+def test_a_marked_operator_itself_is_not_copied():
+    step = rewritten(
+        marked_step({"recompute": True}), op_swap=(swap(r"mlp\.gelu", 3),), select_recompute=recompute(r"add")
+    )
+    assert copies(step) == ([], [])
+
+
 def test_swapping_one_of_two_names_copies_and_frees_nothing():
     forward = [op("matmul", "Matmul", "x"), op("view", "Reshape", "matmul"), op("gelu", "Gelu", "view")]
     step = graph(forward, [node("reader", "Grad", "matmul_b view_b")], saved="matmul view")
@@ -331,3 +363,27 @@ def test_an_operator_that_runs_again_does_the_same_work():
     of_forward, of_backward = measure_work(again)
     assert of_backward[0] == of_forward[1]
     assert (of_backward[0].read_bytes, of_backward[0].written_bytes) == (KIB, KIB)
+
+
+def test_what_hands_on_communication_that_runs_again_runs_again():
+    """The path goes up through views to the operator whose communication is recomputed; `add` in between ends it."""
+    behind = [op("view", "Reshape", "matmul0"), op("whole", "AllGather", "view")]
+    step = graph([*ONE.forward[:1], *behind], layer_backward(), saved="x")
+    recomputed = {"select_comm_recompute": (OpRecompute(r"mlp\.matmul", ALL_LAYERS),)}
+    assert settings(step, **recomputed).recomputed == {"whole"}
+    assert settings(step).recomputed == set()
+    apart = [op("add0", "Add", "matmul0 x"), op("whole", "AllGather", "add0")]
+    assert settings(graph([*ONE.forward[:1], *apart], []), **recomputed).recomputed == set()
+    before = [replace(op("first", "Matmul", "x"), layer_index=None), op("whole", "AllGather", "first")]
+    assert settings(graph(before[:1] + [ONE.forward[0], before[1]], []), **recomputed).recomputed == set()
+
+
+def test_equal_operators_of_a_tagged_step_are_merged_first():
+    tagged = graph(
+        [node("a", "Cast", "x", tag="a.cast"), node("b", "Cast", "x", tag="b.cast")],
+        [node("grads", "Grad", "a_b b_b")],
+        saved="a b",
+    )
+    nothing = NodeSettings(frozenset(), {})
+    assert [n.name for n in rewrite_graph(tagged, nothing, "tag").forward] == ["a"]
+    assert [n.name for n in rewrite_graph(tagged, nothing).forward] == ["a", "b"]

@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.ranks.collectives import Collective, find_collectives
-from mindswap.graph.ranks.ring import RING, Kernel, list_rounds, ring_flops
+from mindswap.graph.ranks.ring import RING, Kernel, list_rounds, ring_axes, ring_flops
 from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node
@@ -80,3 +80,11 @@ def test_rounds_of_backward():
     # Keys and values in the first two rounds, their gradients in the last two.
     assert [one.num_exchanges for one in rounds] == [1, 2, 1]
     assert rounds[1].after == (Kernel("Add", 2400), Kernel("Split", 400), Kernel("Add", 600))
+
+
+def test_where_the_sequence_is_in_either_layout():
+    """4 ranks share the sequence, 2 the heads: BSH is (1, 4, 2), BNSD (1, 2, 4, 1)."""
+    for strategy in ((1, 4, 2), (1, 2, 4, 1)):
+        attributes = {"in_strategy": (strategy,) * 3, "enable_ring_attention": True}
+        attention = node("f", "FlashAttentionScore", "q k v", **attributes)
+        assert ring_axes(graph([attention]), attention) == (4, 2)

@@ -1,7 +1,7 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
 from mindswap.graph.ranks.sharding import shard_graph
-from mindswap.graph.ranks.split_table import Redistribution
+from mindswap.graph.ranks.split_table import Redistribution, makes_more_than_a_number
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.ranks.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op, shapes
@@ -275,3 +275,25 @@ def test_a_stage_without_head_has_no_loss():
     assert [node.name for node in stage.forward] == ["embed", "a", "stat"]
     assert [node.name for node in stage.backward] == ["da"]
     assert [entry.forward_name for entry in stage.saved] == ["stat"]
+
+
+def test_further_outputs_of_an_operator_whose_rule_is_not_known_are_whole():
+    step = graph(
+        op("two", "Unknown", "x", (8, 4), (8, 2), in_strategy=((2, 1),), out_strategy=((2, 1),)), types={"x": (8, 4)}
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[0].outputs] == [(4, 4), (8, 2)]
+
+
+def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
+    """Its operands are one, its outputs two: which is which is not known."""
+    step = graph(
+        op("cut", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("both", "MakeTuple", "cut number", (8, 4), (1,)),
+        types={"x": (8, 4)},
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[1].outputs] == [(8, 4), (1,)]
+
+
+def test_one_number_is_nothing_to_cut():
+    assert not makes_more_than_a_number(op("sum", "ReduceSum", "x", (), (1,), (1, 1)))
+    assert makes_more_than_a_number(op("two", "Split", "x", (1,), (2, 1)))

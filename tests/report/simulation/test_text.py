@@ -7,7 +7,7 @@ from tests.report.simulated import MIB, MS, large_program, pipeline_report, repo
 TEXT = """\
 simulated step of small.yaml on Atlas 800T A2
 
-  step time            25.0 ms  of it 5.00 ms optimizer
+  step time            25.0 ms  of which 5.00 ms optimizer
   tokens/s per card     163840
   MFU                   40.0 %  of 100.0 TFLOPS per card
   peak memory          4.1 GiB  fits in 5.0 GiB with 960.0 MiB to spare
