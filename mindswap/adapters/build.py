@@ -15,7 +15,7 @@ from mindspore.nn.utils import no_init_parameters
 from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.config_file import leave_out_checkpoint
-from mindswap.adapters.experts import set_exchange
+from mindswap.adapters.expert_exchange import set_exchange
 from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model
 from mindswap.adapters.rank_code import use_whole_tensors
@@ -94,10 +94,11 @@ def _build(config_path, policy, layers, placement):
             f"parallel_config.seq_split_num: {type(network).__name__} has no caches of keys and values, which pieces "
             "of sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
         )
+    notes = use_rope_slices(network)
     if is_cut:
-        _set_exchange(network, config, placement)
+        notes += _set_exchange(network, config, placement)
         use_whole_tensors(network)
-    config[NOTES_KEY] = use_rope_slices(network)
+    config[NOTES_KEY] = notes
     return network, config
 
 
@@ -129,13 +130,14 @@ def _cut_layers(config, num_layers: int) -> int:
     return before
 
 
-def _set_exchange(network, config, placement) -> None:
-    """How many tokens the rank has and exchanges; nothing without experts."""
-    layer = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
-    if layer is not None:
-        batch, length = config.runner_config.batch_size or 1, layer.config.seq_length
-        num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
-        set_exchange(layer.config, layer.ep, num_tokens, placement.expert_skew_permille)
+def _set_exchange(network, config, placement) -> list[str]:
+    """How many tokens the rank has and exchanges; nothing without experts. Notes for the user."""
+    experts = next((cell for _, cell in network.cells_and_names() if type(cell).__name__ == "FFNGroupedGEMM"), None)
+    if experts is None:
+        return []
+    batch, length = config.runner_config.batch_size or 1, experts.config.seq_length
+    num_tokens = batch * length // (placement.model_parallel * placement.context_parallel)
+    return set_exchange(experts, num_tokens, placement.expert_skew_permille)
 
 
 def _use_one_rank(config) -> None:

@@ -10,7 +10,7 @@ from mindspore import nn
 
 from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
 from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
-from mindswap.adapters.experts import compiled_experts
+from mindswap.adapters.expert_exchange import compiled_experts
 from mindswap.adapters.interleave import place_in_model
 from mindswap.adapters.mindspore import (
     PATH_TAG,
@@ -32,7 +32,7 @@ from mindswap.errors import GraphError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import REDISTRIBUTION_OPS
 from mindswap.graph.ranks.collectives import Collective, find_collectives
-from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES, restore_names
+from mindswap.graph.ranks.experts import is_exchange, restore_names
 from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.split_table import Unresolved
 from mindswap.graph.ranks.stage import drop_head
@@ -248,12 +248,13 @@ def _as_on_rank(whole: Capture, placement: RankPlacement) -> Capture:
     collectives = find_collectives(sharding)
     unresolved = (*sharding.unresolved, *collectives.unresolved)
     graph, notes = sharding.graph, [*whole.notes, *_describe_unresolved(unresolved)]
-    if any(node.op in REDISTRIBUTION_OPS and node.layer_index is not None for node in graph.forward):
+    inserted = (node for node in graph.forward if node.op in REDISTRIBUTION_OPS and not is_exchange(node))
+    if any(node.layer_index is not None for node in inserted):
         notes.append(
             "AllGather, AllToAll and Slice are what MindSpore inserts in place of a Reshape between unlike splits; "
             "op_swap cannot name them, select_comm_recompute can have an AllGather run again"
         )
-    if placement.expert_parallel > 1 and any(node.op == RANK_NAMES[EXCHANGE] for node in graph.forward):
+    if placement.expert_parallel > 1 and any(is_exchange(node) for node in graph.forward):
         skew = placement.expert_skew_permille
         how = "as many tokens as it sends out" if skew == 1000 else f"{skew / 1000:g} times that"
         notes.append(f"assumed: the rank's experts receive {how} (--expert-skew of simulate, plan and compare)")

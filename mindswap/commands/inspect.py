@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
 def _only_layers(report: MemoryReport, wanted: frozenset[int]) -> MemoryReport:
     there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
     if beyond := sorted(wanted.difference(there)):
-        raise GraphError(f"--layers: there are layers {format_layers(there)}, not {beyond}")
+        raise GraphError(f"--layers: there are {format_layers(there)}, not {beyond}")
     return report.only(wanted)
 
 

@@ -19,7 +19,15 @@ __all__ = [
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 
 # Options of the device that `--help` lists; the others are there all the same.
-COMMON_OPTIONS = ("memory", "host_memory", "d2h", "h2d", "contended_fraction", "compute_fraction", "memory_fraction")
+COMMON_OPTIONS = (
+    "memory",
+    "host_memory",
+    "d2h",
+    "h2d",
+    "contended_fraction",
+    "compute_fraction",
+    "memory_bandwidth_fraction",
+)
 FIGURE_PREFIX = "figure_"
 
 _SWITCH = {"action": "store_true"}

@@ -215,7 +215,7 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
             curve,
             points,
             args.plot,
-            title="Step time against peak memory",
+            title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],

@@ -206,7 +206,7 @@ TABLE = (
     _ops("AllGather", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="ReduceScatter"),
     _ops("ReduceScatter", _C.COMMUNICATION, gradient="AllGather"),
     _ops("AllToAll", _C.COMMUNICATION, _T.REDISTRIBUTES, gradient="AllToAll"),
-    _ops("AlltoAll AlltoAllV Send Receive", _C.COMMUNICATION),
+    _ops("AlltoAll AlltoAllV AlltoAllVC Send Receive", _C.COMMUNICATION),
     # Vector units, with a rate of their own.
     _ops("RmsNorm LayerNorm LayerNormV3", _C.NORM, cut=Cut.LIKE_FIRST, rate="norm"),
     _ops("LayerNormExt", _C.NORM, rate="norm"),

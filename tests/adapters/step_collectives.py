@@ -1,4 +1,4 @@
-"""Tensor parallel communication of the captured steps of several configurations, as JSON.
+"""Communication of the captured steps of several configurations, as JSON.
 
 python -m tests.adapters.step_collectives CONFIG...
 MindFormers builds the legacy and the newer models only in different processes.
@@ -11,6 +11,7 @@ from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
 from mindswap.config.rank import place_rank
 from mindswap.document.source import load_document
+from mindswap.graph.storage import classify_saved
 
 
 def main():
@@ -18,7 +19,10 @@ def main():
 
 
 def communication(config):
-    """Rows [layer, "forward", "again" or "backward", kind, bytes, ranks] in order of execution, and the notes."""
+    """Rows in order of execution, bytes that each layer keeps for backward, by cell, and the notes.
+
+    A row is [layer, "forward", "again" or "backward", kind, bytes, ranks, from one rank to the next].
+    """
     document = load_document(config)
     num_layers = check_document(document).num_layers
     with quiet():
@@ -30,8 +34,13 @@ def communication(config):
         which = "forward" if node.name in step.graph.forward_nodes else "again" if node.is_duplicate else "backward"
         name = node.origin if node.is_duplicate else node.name
         for one in step.collectives.get(name, ()):
-            rows.append([node.layer_index, which, one.kind, one.size_bytes, one.num_ranks])
-    return {"rows": rows, "notes": list(step.notes)}
+            rows.append([node.layer_index, which, one.kind, one.size_bytes, one.num_ranks, one.stride, node.cell_path])
+    kept = [
+        [each.storage.layer_index, each.storage.producer.cell_path, each.kept_bytes]
+        for each in classify_saved(step.graph)
+        if each.storage.producer is not None
+    ]
+    return {"rows": rows, "kept": kept, "notes": list(step.notes)}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """`mindswap trace`: a step recorded on this CPU is simulated like a compiled one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.session.recorded import capture_of, read_trace
 from mindswap.session.step import load_step
+from tests import forked
 
 CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
 
@@ -20,8 +19,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op
 def recorded(tmp_path_factory):
     """A trace, made in a process of its own: it leaves MindSpore in PyNative mode."""
     path = tmp_path_factory.mktemp("trace") / "step.json"
-    command = [sys.executable, "-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
+    ran = forked.run(command, check=True)
     return path, json.loads(ran.stdout[ran.stdout.index("{") :])
 
 

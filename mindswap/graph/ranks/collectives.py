@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel, products_of_attention
-from mindswap.graph.ranks.experts import EXCHANGE, RANK_NAMES
+from mindswap.graph.ranks.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.ranks.ring import RING, ring_axes
 from mindswap.graph.ranks.sharding import Sharding
 from mindswap.graph.ranks.split_forward import name_communication
@@ -101,7 +101,7 @@ class _Finder:
         for moved in self.sharding.redistributions:
             self._add_redistribution(moved)
         for node in (*self.graph.forward, *self.graph.backward):
-            if node.op == RANK_NAMES[EXCHANGE]:
+            if is_exchange(node):
                 self._add_exchange(node)
             elif products_of_attention(node.op) and not node.is_duplicate:
                 self._add_ring(node)
@@ -140,9 +140,11 @@ class _Finder:
     def _add_exchange(self, node: Node) -> None:
         """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
         source = (self.graph.forward_nodes.get(node.inputs[0]) or self.backward.get(node.inputs[0], node)).size_bytes
-        num_ranks = node.attributes.get("num_ranks")
-        assert isinstance(num_ranks, int)
-        self._add(node.name, Collective("AllToAll", max(source, node.size_bytes), num_ranks))
+        num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
+        assert isinstance(num_ranks, int) and isinstance(stride, int)
+        if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
+            kind = node.op if gradient_of_collective(node.op) else "AllToAll"
+            self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
 
     def _add_ring(self, node: Node) -> None:
         """One exchange of the ring: keys and values of a rank, or their gradients."""

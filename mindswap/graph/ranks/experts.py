@@ -3,21 +3,72 @@
 `adapters.experts` says what they stand for.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
+from fractions import Fraction
 
 from mindswap.graph.model import HOST_COPY, Graph, Node
 from mindswap.graph.ops import FIRST_INPUT_OPS
 
-__all__ = ["EXCHANGE", "FROM_LOCAL", "NAME_MARK", "RANK_NAMES", "TO_LOCAL", "LocalNames", "restore_names"]
+__all__ = [
+    "EXCHANGE",
+    "FROM_LOCAL",
+    "NAME_MARK",
+    "NUM_RANKS",
+    "STRIDE",
+    "TO_LOCAL",
+    "LocalNames",
+    "is_exchange",
+    "num_copies",
+    "rank_name",
+    "restore_names",
+]
 
 TO_LOCAL, FROM_LOCAL, EXCHANGE = "ToLocal", "FromLocal", "ExchangeTokens"
 # Attribute of a primitive that stands for another: the name of that one.
 NAME_MARK = "mindswap_name"
 # Name that a gradient has, for the primitive that its forward operator stands for.
 GRADIENT_NAMES = {"IndexSelect": {"UnsortedSegmentSum": "InplaceIndexAddExt"}}
-# Names in the step of one rank.
-RANK_NAMES = {TO_LOCAL: "Reshape", FROM_LOCAL: "Reshape", EXCHANGE: "AlltoAllV"}
+# An exchange has its name on a rank as an attribute, with the ranks of its group.
+KIND, NUM_RANKS, STRIDE = "kind", "num_ranks", "stride"
+
+
+def rank_name(node: Node) -> str:
+    """Its operator in the step of one rank."""
+    if node.op == EXCHANGE:
+        return str(node.attributes[KIND])
+    return "Reshape" if node.op in (TO_LOCAL, FROM_LOCAL) else node.op
+
+
+def is_exchange(node: Node) -> bool:
+    """Whether it is communication of experts, under whichever name."""
+    return KIND in node.attributes and NUM_RANKS in node.attributes
+
+
+def num_copies(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, num_groups: int, top_groups: int) -> int:
+    """Copies of tokens that a rank sends out where each goes once to every rank that has an expert of it.
+
+    Assumed: all choices of experts are as likely. A token takes `top_groups` of the groups of experts, and `top_k`
+    experts of those (`n_group` and `topk_group` of DeepSeek-V3).
+
+    Args:
+        num_tokens: tokens of the rank.
+        num_experts: in the model.
+        top_k: experts of a token.
+        num_ranks: ranks of expert parallelism, each with as many experts.
+        num_groups, top_groups: groups of experts, and how many a token takes; 1 and 1 without groups.
+    """
+    own, in_group = num_experts // num_ranks, num_experts // num_groups
+    own_groups, allowed = max(1, own // in_group), in_group * top_groups
+    missed = Fraction(0)
+    for taken in range(min(own_groups, top_groups) + 1):
+        share = math.comb(own_groups, taken) * math.comb(num_groups - own_groups, top_groups - taken)
+        others = allowed - taken * min(own, in_group)
+        missed += Fraction(
+            share * math.comb(others, top_k), math.comb(num_groups, top_groups) * math.comb(allowed, top_k)
+        )
+    return math.ceil(num_tokens * num_ranks * (1 - missed))
 
 
 def restore_names(graph: Graph) -> Graph:

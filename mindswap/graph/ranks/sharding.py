@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS
 from mindswap.graph.ranks.arrivals import GatheredGradient, with_arrivals, with_gathered_gradients
-from mindswap.graph.ranks.experts import RANK_NAMES
+from mindswap.graph.ranks.experts import rank_name
 from mindswap.graph.ranks.split_backward import BackwardSplits
 from mindswap.graph.ranks.split_forward import ForwardSplits
 from mindswap.graph.ranks.split_table import PartialSum, Redistribution, SplitTable, Unresolved, cut_type
@@ -82,7 +82,7 @@ def _of_one_rank(table: SplitTable) -> Graph:
     def own(node: Node) -> Node:
         splits = table.splits[node.name]
         outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
-        op = table.communications.get(node.name, RANK_NAMES.get(node.op, node.op))
+        op = table.communications.get(node.name, rank_name(node))
         return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
 
     graph = table.graph
