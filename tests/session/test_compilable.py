@@ -68,5 +68,5 @@ def test_a_file_for_inference_is_refused_before_anything_is_compiled(tmp_path, r
     path = write(
         tmp_path, PYNATIVE.replace("mode: 1", "mode: 0").replace("num_layers: 2", "num_layers: 2, use_past: True")
     )
-    with pytest.raises(GraphError, match=re.escape(f"{path}:4:64: model.model_config.use_past: True: the file is for")):
+    with pytest.raises(GraphError, match=re.escape(f"{path}:4:68: model.model_config.use_past: True: the file is for")):
         read(path)
