@@ -58,7 +58,7 @@ def test_pairs_of_the_last_rank():
     assert ring_flops(160, 4, 1) == 100  # alone: 10 of 16 pairs
 
 
-# Statistics of 64 bytes: eight operators with two operands move 192 each (Maximum, Add, twice Sub, Mul and RealDiv), Exp,
+# Statistics of 64 bytes: eight operators with two operands move 192 each (Maximum, Add, twice Sub, Mul, RealDiv), Exp,
 # twice, 128. Spreading one of them: 128 + 12 + 8 + 800. The results of 800 bytes: three operators with two operands.
 SPREAD = 2 * (128 + 12 + 8 + 800)
 
