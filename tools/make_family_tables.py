@@ -4,7 +4,7 @@
     python tools/make_family_tables.py --check    # exit code 1 if a table is out of date
 
 Each variant is built from a small YAML, compiled once with the primitives of a layer tagged with their paths,
-and read back: the tree from the network, the uses from the graph. One process builds the legacy models, one the newer.
+and read back: the tree from the network, the uses from the graph.
 """
 
 import argparse
@@ -13,7 +13,6 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -129,19 +128,8 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def make_tables(families: Sequence[str]) -> dict[str, dict]:
-    """The table of each family."""
-    tables = {}
-    for is_legacy in (True, False):
-        jobs = [job for family in families for job in make_jobs(family) if job["is_legacy"] == is_legacy]
-        found = iter(build_variants(jobs) if jobs else [])
-        for family, of_family in itertools.groupby(jobs, key=lambda job: job["family"]):
-            tables[family] = make_table(family, [(job["when"], next(found)) for job in of_family])
-    return tables
-
-
-def make_jobs(family: str) -> list[dict]:
-    """What the child is told of each variant: the configuration, and whether layer 0 is dense."""
+def make_table(family: str) -> dict:
+    """The table of one family; its variants are built in one process."""
     spec = FAMILIES[family]
     config = yaml.safe_load(spec["yaml"].read_text())
     config.pop("mindswap", None)  # the real attention, not the stand-in
@@ -151,27 +139,18 @@ def make_jobs(family: str) -> list[dict]:
     combinations = [
         dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
     ]
-    jobs = []
-    for when in combinations:
-        config["model"]["model_config"].update(when)
-        text, is_legacy = yaml.safe_dump(config), config.get("use_legacy", True)
-        job = {"family": family, "when": when, "config": text, "is_legacy": is_legacy, "has_dense": "dense" in spec}
-        jobs.append(job)
-    return jobs
-
-
-def build_variants(jobs: list[dict]) -> list[dict]:
-    """What a process that builds them all prints."""
-    command = [sys.executable, __file__, "--variants"]
-    result = subprocess.run(command, input=json.dumps(jobs), check=True, capture_output=True, text=True)
-    return json.loads(result.stdout)
-
-
-def make_table(family: str, variants: list[tuple[dict, dict]]) -> dict:
-    """The table of one family, from what keys each variant has and what was found."""
-    spec = FAMILIES[family]
+    with tempfile.TemporaryDirectory() as folder:
+        paths = []
+        for index, when in enumerate(combinations):
+            config["model"]["model_config"].update(when)
+            paths.append(Path(folder) / f"{index}.yaml")
+            paths[-1].write_text(yaml.safe_dump(config))
+        kinds = ["--dense"] if "dense" in spec else []
+        command = [sys.executable, __file__, *kinds, "--variants", *map(str, paths)]
+        result = subprocess.run(command, check=True, capture_output=True, text=True)
     switches = spec.get("switches", {})
     on = {key: key in spec.get("on", ()) for key in switches}
+    found = json.loads(result.stdout)
     return {
         "family": family,
         "architectures": spec["architectures"],
@@ -179,24 +158,22 @@ def make_table(family: str, variants: list[tuple[dict, dict]]) -> dict:
         "generated_with": {name: version(name) for name in ("mindspore", "mindformers")},
         **({"dense": spec["dense"], "switches": switches} if "dense" in spec else {}),
         "defaults": {key: values[0] for key, values in spec["keys"].items()},
-        "variants": [{"when": {**when, **on}, **found} for when, found in variants],
+        "variants": [{"when": {**when, **on}, **each} for when, each in zip(combinations, found, strict=True)],
     }
 
 
-def print_variants(jobs: list[dict]) -> None:
-    """Tree and uses of layer 1 of each network, with the dense layer 0 if there is one, as JSON."""
+def print_variants(config_paths: list[str], has_dense: bool) -> None:
+    """Tree and uses of layer 1 of the network of each YAML, with the dense layer 0 if there is one, as JSON."""
     sys.path.insert(0, str(ROOT))
     from mindswap.adapters.quiet import quiet
 
     variants = []
-    with tempfile.TemporaryDirectory() as folder, quiet():
+    with quiet():
         from mindswap.adapters.mindformers import read_operator_uses
 
-        path = Path(folder) / "variant.yaml"
-        for job in jobs:
-            path.write_text(job["config"])
-            trees, uses = read_operator_uses(str(path), (0, 1) if job["has_dense"] else (1,))
-            dense = {"dense_tree": _tree_to_json(trees[0])} if job["has_dense"] else {}
+        for path in config_paths:
+            trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
+            dense = {"dense_tree": _tree_to_json(trees[0])} if has_dense else {}
             variants.append({"tree": _tree_to_json(trees[-1]), **dense, "uses": uses})
     print(json.dumps(variants))
 
@@ -213,15 +190,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="compare with the tables, write nothing")
     parser.add_argument("--only", choices=FAMILIES, help="one family")
-    parser.add_argument("--variants", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--variants", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--dense", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.variants:
-        print_variants(json.load(sys.stdin))
+        print_variants(args.variants, args.dense)
         return 0
     outdated = []
-    for family, table in make_tables([args.only] if args.only else list(FAMILIES)).items():
+    for family in [args.only] if args.only else FAMILIES:
         path = TABLES / f"{family}.json"
-        text = json.dumps(table, indent=1) + "\n"
+        text = json.dumps(make_table(family), indent=1) + "\n"
         if args.check and (not path.exists() or path.read_text() != text):
             outdated.append(str(path))
         elif not args.check:
