@@ -16,6 +16,28 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 settings.register_profile("nightly")
 
 
+# Files that take longest come first: whichever worker has the last file, the others wait for it.
+LONGEST = (
+    "tests/test_demo.py",
+    "tests/adapters/test_rewrites.py",
+    "tests/adaptive/test_training.py",
+    "tests/adapters/test_training.py",
+    "tests/test_docs.py",
+    "tests/test_family_tables.py",
+    "tests/commands/test_prove.py",
+    "tests/commands/test_plan_end_to_end.py",
+    "tests/commands/test_verify.py",
+    "tests/adapters/test_megatron.py",
+    "tests/commands/test_inspect_rank.py",
+)
+
+
+def pytest_collection_modifyitems(items):
+    """Files in the order of `LONGEST`, then the others as they were."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.nodeid.partition("::")[0], len(places)))
+
+
 def pytest_configure(config):
     """`--hypothesis-profile nightly` is another way to say MINDSWAP_NIGHTLY=1; processes of pytest-xdist see it too."""
     if config.getoption("--hypothesis-profile", default=None) == "nightly":

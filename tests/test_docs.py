@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 ROOT = Path(__file__).parents[1]
 # Pages in English, each beside the same in Chinese.
 ENGLISH = (
@@ -43,11 +45,15 @@ def consoles(compiles: bool) -> list[str]:
     return [block for block in found if (block.split()[2] in COMPILING) == compiles]
 
 
-def run_console(block: str) -> None:
+def run_fresh(words: list, cwd: Path) -> subprocess.CompletedProcess:
+    """In a Python of its own, where nothing of MindSpore is."""
+    return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True)
+
+
+def run_console(block: str, run=run_fresh) -> None:
     """A line `...` stands for any lines."""
     command, _, output = block.partition("\n")
-    words = shlex.split(command)[2:]
-    result = subprocess.run([sys.executable, "-m", "mindswap", *words], cwd=ROOT, capture_output=True, text=True)
+    result = run(["-m", "mindswap", *shlex.split(command)[2:]], cwd=ROOT)
     printed = result.stdout + result.stderr
     if LEFT_OUT not in output:
         assert printed == output
@@ -64,21 +70,21 @@ def test_an_example_prints_what_the_page_says(block):
 @pytest.mark.mindspore
 @pytest.mark.parametrize("block", consoles(compiles=True), ids=lambda block: block.partition("\n")[0])
 def test_an_example_that_compiles_prints_what_the_page_says(block):
-    run_console(block)
+    run_console(block, forked.run)
 
 
-def run_python(example: str, folder: Path) -> subprocess.CompletedProcess:
+def run_python(example: str, folder: Path, run=forked.run) -> subprocess.CompletedProcess:
     """An example as a script in an empty folder, in which the configurations are found."""
     (folder / "configs").symlink_to(ROOT / "configs")
     script = folder / "example.py"
     script.write_text(example)
-    result = subprocess.run([sys.executable, script], cwd=folder, capture_output=True, text=True)
+    result = run([script], cwd=folder)
     assert result.returncode == 0, result.stderr
     return result
 
 
 def test_the_python_example_of_a_policy_runs(tmp_path):
-    run_python(blocks("docs/python.md", "python")[0], tmp_path)
+    run_python(blocks("docs/python.md", "python")[0], tmp_path, run_fresh)
 
 
 @pytest.mark.mindspore
@@ -88,7 +94,7 @@ def test_the_python_example_of_a_network_logs_what_the_page_says(tmp_path):
         r"^```python\n((?:(?!^```).)*)^```\n\n```text\n(.*?)^```", page, re.MULTILINE | re.DOTALL
     ).groups()
     assert example == blocks("docs/python.md", "python")[1]
-    assert output in run_python(example, tmp_path).stderr
+    assert output in run_python(example, tmp_path, run_fresh).stderr
 
 
 @pytest.mark.mindspore

@@ -1,7 +1,14 @@
-"""The commands on the training configurations that the wheel of MindFormers brings; `make models` tries all 31."""
+"""The commands on the training configurations that the wheel of MindFormers brings, and the table of all 31.
+
+    MINDSWAP_MODELS_FOLDER=~/mindformers pytest -m mindspore -k every_file tests/test_try_models.py
+
+is every command on all of them, as `make models`: an hour.
+"""
 
 import importlib.util
 import json
+import os
+import re
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
@@ -12,6 +19,20 @@ from mindswap import cli
 TOOL = Path(__file__).parents[1] / "tools" / "try_models.py"
 EFFORT = "7 s, 1.0 GB"
 OUTER = {"ok": True, "error": None, "problems": []}
+CHECKOUT = os.environ.get("MINDSWAP_MODELS_FOLDER", "")
+# What a cell may say; "refused: ..." and "not tried" may stand in all of them.
+TOOK = r" \(\d+ s, \d+\.\d GB\)"
+VERIFIED = rf"(right|nothing asked|NOT as asked in \d+ of \d+ layers){TOOK}"
+FORMS = {
+    "check": "right",
+    "explain": "right",
+    "inspect": f"right{TOOK}",
+    "verify": VERIFIED,
+    "verify swap": VERIFIED,
+    "simulate": rf"\d+\.\d\d s, \d+\.\d GiB(, does not fit)?{TOOK}",
+    "plan": rf"(\d+\.\d\d s, \d+\.\d % above the bound|nothing fits, least \d+\.\d GiB){TOOK}",
+    "tried": r"20\d\d-\d\d-\d\d",
+}
 
 
 def load():
@@ -82,6 +103,41 @@ def test_a_reason_stands_once_in_a_row():
     assert row.endswith("| as `explain` | not tried |")
 
 
+def lines_of(page):
+    text = page.read_text("utf-8")
+    return text[text.index(TRY.BEGIN) + len(TRY.BEGIN) : text.index(TRY.END)].strip().splitlines()
+
+
+def rows_of(lines):
+    """Cells by configuration and command, as the tool had them before it wrote the table."""
+    columns = ["configuration", *FORMS]
+    assert lines[0] == "| " + " | ".join(columns) + " |"
+    rows = {}
+    for line in lines[2:]:
+        cells = dict(zip(columns, line.strip("| ").split(" | "), strict=True))
+        name = cells.pop("configuration").strip("`")
+        rows[name] = {column: cells[text[4:-1]] if text[:4] == "as `" else text for column, text in cells.items()}
+    return rows
+
+
+def test_the_table_of_the_docs_is_as_the_tool_writes_it():
+    lines, translated = (lines_of(page) for page in TRY.PAGES)
+    assert lines == translated
+    rows = rows_of(lines)
+    assert lines == TRY.table(rows)
+    # All 31 training configurations of MindFormers 1.9.0, and the 7 without a model once more with one.
+    assert len(rows) == 31 + 7
+    assert {name.split(f" {TRY.OPTION} ")[0] for name in rows if TRY.OPTION in name} == set(TRY.WITHOUT_MODEL)
+    wrong = {
+        (name, command): cells[command]
+        for name, cells in rows.items()
+        for command, form in FORMS.items()
+        if not re.fullmatch(f"{form}|refused: .+|not tried", cells[command])
+    }
+    assert not wrong
+    assert all(text == TRY.plain(text) for cells in rows.values() for text in cells.values())
+
+
 def wheel():
     try:
         return Path(distribution("mindformers").locate_file(""))
@@ -98,7 +154,7 @@ def tries(tmp_path_factory):
 @pytest.mark.mindspore
 @pytest.mark.parametrize("command", ["check", "explain"])
 def test_the_files_of_the_wheel_are_right_or_refused_with_what_is_missing_upstream(tries, capsys, command):
-    cells = {}
+    cells, of_the_docs = {}, rows_of(lines_of(TRY.PAGES[0]))
     for name, config, options in tries:
         # Not `TRY.run`, which starts a process for each.
         code = cli.main([command, "--json", str(config), *options])
@@ -106,6 +162,7 @@ def test_the_files_of_the_wheel_are_right_or_refused_with_what_is_missing_upstre
         found = TRY.judge(command, code, printed.out, printed.err, EFFORT)
         assert not found.is_fault, f"{name}: {found.cell}"
         cells[name] = found.cell
+        assert found.cell == of_the_docs[name][command], f"{name}: docs/models.md says something else"
     # The wheel of 1.9.0 has 15 of the files; the model of 7 is in a folder, and they are tried with one as well.
     assert len(cells) == 15 + 7
     refused = {name: text for name, text in cells.items() if text != "right"}
@@ -116,3 +173,14 @@ def test_the_files_of_the_wheel_are_right_or_refused_with_what_is_missing_upstre
     assert all("pretrained_model_dir: the model is not known" in text for text in refused.values())
     # Of those 7, one says itself how many layers there are.
     assert len(refused) == (6 if command == "explain" else 0)
+
+
+@pytest.mark.mindspore
+@pytest.mark.skipif(not CHECKOUT, reason="MINDSWAP_MODELS_FOLDER names no checkout of MindFormers")
+@pytest.mark.parametrize("command", TRY.COMMANDS)
+@pytest.mark.parametrize("row", TRY.find_tries(Path(CHECKOUT)) if CHECKOUT else [], ids=lambda row: row[0])
+def test_every_file_through_every_command(row, command):
+    name, config, options = row
+    found = TRY.run(command, config, options, 240, TRY.PLACE / "captures")
+    print(f"{name}: {command}: {found.cell}")
+    assert not found.is_fault, found.cell

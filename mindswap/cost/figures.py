@@ -73,7 +73,7 @@ FIGURES = {
         Figure("attention_fraction", Kind.FRACTION, "share of the peak that flash attention reaches"),
         Figure("attention_grad_fraction", Kind.FRACTION, "the same of its backward kernel"),
         Figure("memory_bandwidth", Kind.BANDWIDTH, "device memory"),
-        Figure("memory_fraction", Kind.FRACTION, "share of the memory bandwidth that kernels reach"),
+        Figure("memory_bandwidth_fraction", Kind.FRACTION, "share of the memory bandwidth that kernels reach"),
         Figure("cache_size", Kind.SIZE, "cache that all cores share; 0 for none", True),
         Figure("cache_bandwidth", Kind.BANDWIDTH, "what kernels reach that move no more than the cache holds", True),
         Figure("norm_rate", Kind.RATE, "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only", True),

@@ -43,7 +43,7 @@ KERNEL_FIGURES = (
     KernelFigure("activation_rate", False),
     KernelFigure("activation_grad_rate", False),
     KernelFigure("cache_bandwidth", False),
-    KernelFigure("memory_fraction", False),
+    KernelFigure("memory_bandwidth_fraction", False),
 )
 MIN_KERNELS = 3
 # No kernel of a real card was seen above: it is another card, or a kernel that works in the cache.

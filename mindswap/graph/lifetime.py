@@ -7,6 +7,7 @@ Copies take no time here: the simulator knows about time, this is what must be t
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_MEMORY_OPS
@@ -34,8 +35,8 @@ class Peak:
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:
     """The peak of activation memory of one micro-batch on the whole model.
 
-    The compiled layers are replayed in order; what the layers that are not compiled keep is added
-    while forward has passed and backward has not reached the layer that stands for them.
+    The compiled layers are replayed in order, each as the last of those that it stands for; what the layers keep that
+    are not compiled is added.
 
     Args:
         graph: a compiled step with lazy_inline on.
@@ -107,15 +108,20 @@ def _last_uses(nodes: tuple[Node, ...], offset: int) -> dict[str, int]:
 
 
 def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, int]]:
-    """What the layers keep that the sample leaves out, while the one that stands for them waits for backward."""
-    offset = len(graph.forward)
-    kept: dict[int, int] = {}
+    """What the layers keep that the sample leaves out, at each operator.
+
+    It runs for the last layer of the model that its own stands for: then all layers before that one wait for
+    backward, and of the sample those before its own.
+    """
+    kept = [0] * len(sample.indices)
     for entry in classify_saved(graph):
         if entry.storage.layer_index is not None:
-            kept[entry.storage.layer_index] = kept.get(entry.storage.layer_index, 0) + entry.kept_bytes
-    for position in set(sample.layer_map):
-        num_more = sample.layer_map.count(position) - 1
-        if num_more and kept.get(position):
-            last_forward = max(m for m, node in enumerate(graph.forward) if node.layer_index == position)
-            backward = [m for m, node in enumerate(graph.backward, start=offset) if node.layer_index == position]
-            yield last_forward, min(backward, default=offset), num_more * kept[position]
+            kept[entry.storage.layer_index] += entry.kept_bytes
+    waiting = list(accumulate((kept[position] for position in sample.layer_map), initial=0))
+    compiled = list(accumulate(kept, initial=0))
+    last = {position: layer for layer, position in enumerate(sample.layer_map)}
+    running: int | None = None
+    for moment, node in enumerate((*graph.forward, *graph.backward)):
+        running = node.layer_index if node.layer_index is not None else running
+        if running is not None:
+            yield moment, moment, waiting[last[running]] - compiled[running]

@@ -1,17 +1,15 @@
 """Which layers to compile when most are alike. Pure.
 
 What a layer keeps depends on itself and on its neighbours: a recomputed layer keeps its input, which
-the layer before it made. So of each run of equal layers three are enough: the first, one that has an
-equal layer on both sides, and the last. The middle one stands for all the others of its run.
+the layer before it made. So a stretch of layers can be left out when each of them has its like, between
+the same neighbours, among the rest, and the rest has the neighbours that it had.
 """
 
+from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 __all__ = ["LayerSample", "sample_layers"]
-
-LAYERS_PER_RUN = 3
 
 
 @dataclass(frozen=True)
@@ -38,15 +36,32 @@ def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
     Args:
         kinds: for each layer, what it consists of and what is set on it; equal means alike.
     """
-    indices: list[int] = []
-    layer_map: list[int] = []
-    for _, run in groupby(range(len(kinds)), key=kinds.__getitem__):
-        layers = list(run)
-        start = len(indices)
-        if len(layers) <= LAYERS_PER_RUN:
-            indices += layers
-            layer_map += range(start, start + len(layers))
-        else:
-            indices += [layers[0], layers[1], layers[-1]]
-            layer_map += [start, *[start + 1] * (len(layers) - 2), start + 2]
-    return LayerSample(tuple(indices), tuple(layer_map))
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
+    ends = [-1, *(numbers[kind] for kind in kinds), -1]
+    places = [(before, kind, after) for before, kind, after in zip(ends, ends[1:], ends[2:], strict=False)]
+    indices = list(range(len(kinds)))
+    while cut := _longest_cut([places[index] for index in indices]):
+        del indices[cut]
+    position_of: dict[tuple[int, ...], int] = {}
+    for position, index in enumerate(indices):
+        position_of.setdefault(places[index], position)
+    own = {index: position for position, index in enumerate(indices)}
+    return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
+
+
+def _longest_cut(places: Sequence[tuple[int, ...]]) -> slice | None:
+    """The longest stretch that can be left out, of equal ones the last; None where there is none.
+
+    Args:
+        places: for each layer the kind of the one before it, its own, and of the one behind it.
+    """
+    in_all = Counter(places)
+    borders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for index, place in enumerate(places):
+        borders[place[1:]].append(index)
+    stretches = [(first, last) for same in borders.values() for first in same for last in same if first < last]
+    for first, last in sorted(stretches, key=lambda each: (each[0] - each[1], -each[0])):
+        left_out = Counter(places[first + 1 : last + 1])
+        if all(in_all[place] > count for place, count in left_out.items()):
+            return slice(first + 1, last + 1)
+    return None

@@ -22,7 +22,7 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
         ("compute_fraction", "of it reached", _share(device.compute_permille)),
         ("attention_fraction", "by flash attention", _share(device.attention_permille)),
         ("memory_bandwidth", "memory bandwidth", format_bandwidth(device.memory_bandwidth_bytes_per_s)),
-        ("memory_fraction", "of it reached", _share(device.memory_permille)),
+        ("memory_bandwidth_fraction", "of it reached", _share(device.memory_permille)),
         ("usable_memory", "usable memory", format_bytes(device.usable_memory_bytes)),
         ("margin", "of it left free by plans", _share(device.margin_permille)),
         ("d2h", "copy out (D2H)", format_bandwidth(device.offload.bandwidth_bytes_per_s)),

@@ -2,7 +2,7 @@ import pydoc_data.topics
 
 import pytest
 
-from tests.adapters.training import run_python
+from tests import forked
 
 
 @pytest.fixture(scope="session")
@@ -11,6 +11,5 @@ def data(tmp_path_factory):
     folder = tmp_path_factory.mktemp("data")
     (folder / "text.txt").write_text("\n\n".join(pydoc_data.topics.topics.values())[:20_000])
     command = ("-m", "mindswap", "prepare-data", "text.txt", "--output", "text.mindrecord", "--seq-length", "64")
-    result = run_python(folder, *command)
-    assert result.exit_code == 0, result.log
+    forked.run(command, cwd=folder, check=True)
     return folder / "text.mindrecord"

@@ -1,13 +1,12 @@
 """Graphs of networks that real MindFormers builds, compiled in processes of their own."""
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +29,7 @@ def job(config: Path, folder: Path | None = None, edits: dict | None = None, how
 
 def compile_jobs(jobs: list[dict]) -> list[dict]:
     """What `graph_pairs.py` says of each job; all jobs share one process."""
-    result = subprocess.run(
-        [sys.executable, str(SCRIPT)], input=json.dumps(jobs), capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    result = forked.run([str(SCRIPT)], input=json.dumps(jobs), cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return json.loads(result.stdout)
 

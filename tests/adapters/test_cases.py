@@ -6,11 +6,10 @@ whose output leaves the device, once per output.
 
 import json
 import re
-import subprocess
-import sys
 
 import pytest
 
+from tests import forked
 from tests.adapters.graphs import (
     CASES,
     CPU_CASES,
@@ -142,8 +141,8 @@ def test_all_of_a_recomputed_feed_forward_runs_again_but_its_output(cpu_graphs):
 
 
 def test_verify_shows_the_pretraining_file_layer_by_layer(tmp_path):
-    command = [sys.executable, "-m", "mindswap", "verify", "--json", str(CASES / "pretrain_llama2_7b.yaml")]
-    result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    command = ["-m", "mindswap", "verify", "--json", str(CASES / "pretrain_llama2_7b.yaml")]
+    result = forked.run(command, cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     report = json.loads(result.stdout)
     assert report["ok"] is True

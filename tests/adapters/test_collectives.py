@@ -1,12 +1,11 @@
 """Tensor parallel communication of real models, against what their strategies ask for, in bytes worked out by hand."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import ROOT
 
@@ -47,8 +46,8 @@ def write(path, source, changes):
 
 
 def run(configs):
-    command = [sys.executable, "-m", "tests.adapters.step_collectives", *configs.values()]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["-m", "tests.adapters.step_collectives", *configs.values()]
+    result = forked.run(command, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     return dict(zip(configs, json.loads(result.stdout), strict=True))
 

@@ -1,11 +1,11 @@
 """`graph.gather` against what the frontend of the installed MindSpore makes of the parallel optimizer."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 pytestmark = pytest.mark.mindspore
 
@@ -16,7 +16,7 @@ NUM_RANKS = 2048
 def compiled():
     """For each case the functions, each a list of (operator, name, inputs, rows, is recomputed)."""
     script = Path(__file__).with_name("parallel_optimizer_graph.py")
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=300)
+    done = forked.run([str(script)], timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     return json.loads(done.stdout[done.stdout.index("{") :])
 

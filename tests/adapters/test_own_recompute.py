@@ -1,12 +1,12 @@
 """With swap off a few layers of a Llama are compiled, and tell the same as all of them."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case4_swap_and_recompute.yaml"
@@ -27,7 +27,7 @@ with quiet():
     from mindswap.adapters import mindformers
 path = sys.argv[1]
 document = load_document(path)
-asked = expand_stage_recompute(document, 5).policy
+asked = expand_stage_recompute(document, 6).policy
 compile_network = mindformers.capture
 
 def answer():
@@ -42,13 +42,13 @@ def answer():
 
 sampled = answer()
 sample_layers = mindformers.sample_layers
-mindformers.sample_layers = lambda kinds: LayerSample(tuple(range(5)), tuple(range(5)))
+mindformers.sample_layers = lambda kinds: LayerSample(tuple(range(6)), tuple(range(6)))
 stages = []
 whole = answer()
 mindformers.capture, mindformers.sample_layers = compile_network, sample_layers
-for rank in (0, 1):
+for rank in (0, 2):
     with quiet():
-        effects, compiled = verify.verify_recompute(path, asked, place_rank(document, rank, 5))
+        effects, compiled = verify.verify_recompute(path, asked, place_rank(document, rank, 6))
     stages.append([compiled.sample.indices, recompute_effect_to_json(effects, True, ())["layers"]])
 print(json.dumps([sampled, whole, stages]))
 """
@@ -56,25 +56,25 @@ print(json.dumps([sampled, whole, stages]))
 
 @pytest.mark.mindspore
 def test_a_sample_tells_the_same_as_all_layers(tmp_path):
-    # Layers 0-1 are on stage 0, layers 2-4 on stage 1. Whole: 1 of stage 0. feed_forward: 2 of stage 0 and 3 of
-    # stage 1, so every layer, of which layer 0 is whole. Of the run 1-4 its first two and its last are compiled.
+    # Three stages of two layers. Whole: the first of each. feed_forward: both, of which the first is whole. So
+    # w f w f w f: layers 3 and 4 are as 1 and 2, between the same neighbours, and are not compiled.
     config = yaml.safe_load(CPU_CASE.read_text())
-    config["model"]["model_config"] |= {"num_layers": 5, "offset": [0, 1]}
-    config["parallel_config"] |= {"data_parallel": 1, "pipeline_stage": 2, "micro_batch_num": 2}
+    config["model"]["model_config"] |= {"num_layers": 6}
+    config["parallel_config"] |= {"data_parallel": 1, "pipeline_stage": 3, "micro_batch_num": 3}
     config["swap_config"] = {"swap": False}
-    config["recompute_config"] = {"recompute": [1, 0], "select_recompute": {"feed_forward": [2, 3]}}
+    config["recompute_config"] = {"recompute": [1, 1, 1], "select_recompute": {"feed_forward": [2, 2, 2]}}
     path = tmp_path / "mixed.yaml"
     path.write_text(yaml.safe_dump(config, sort_keys=False))
-    command = [sys.executable, "-c", SCRIPT, str(path)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=600)
+    command = ["-c", SCRIPT, str(path)]
+    result = forked.run(command, cwd=ROOT, timeout=600)
     assert result.returncode == 0, result.stderr
     sampled, whole, stages = json.loads(result.stdout)
-    assert sampled[:2] == [[0, 1, 2, 4], [0, 1, 2, 2, 3]]
-    assert whole[0] == [0, 1, 2, 3, 4]
+    assert sampled[:2] == [[0, 1, 2, 5], [0, 1, 2, 1, 2, 3]]
+    assert whole[0] == [0, 1, 2, 3, 4, 5]
     assert sampled[2:] == whole[2:]
     # A layer keeps 833 KiB, 4 x 96 KiB of them in feed_forward; recomputed whole its input of 32 KiB (test_verify).
     part = 833 - 4 * 96
-    assert [layer["kept_bytes"] // 1024 for layer in sampled[3]["layers"]] == [32, part, part, part, part]
+    assert [layer["kept_bytes"] // 1024 for layer in sampled[3]["layers"]] == [32, part] * 3
     # One rank of a stage has its layers only, each as in the whole model.
-    assert [indices for indices, _ in stages] == [[0, 1], [2, 3, 4]]
-    assert [layer for _, layers in stages for layer in layers] == whole[3]["layers"]
+    assert [indices for indices, _ in stages] == [[0, 1], [4, 5]]
+    assert [layer for _, layers in stages for layer in layers] == [whole[3]["layers"][index] for index in (0, 1, 4, 5)]

@@ -1,12 +1,11 @@
 """Tied embeddings, layers in two halves and long masks: compiled by MindSpore and simulated."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import CPU_CASES, ROOT
 from tests.adapters.test_capture_rank import SETTINGS
@@ -22,8 +21,8 @@ def run(folder, **edits):
     source = yaml.safe_load((CPU_CASES / "case1_default_swap.yaml").read_text())
     config = folder / "config.yaml"
     config.write_text(yaml.safe_dump(edited(source, {**TENSOR_PARALLEL, **edits})))
-    command = [sys.executable, "-m", "mindswap", "simulate", "--json", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    command = ["-m", "mindswap", "simulate", "--json", str(config)]
+    return forked.run(command, cwd=ROOT)
 
 
 def simulated(folder, **edits):

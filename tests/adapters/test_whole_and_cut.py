@@ -1,12 +1,11 @@
 """A few compiled layers say of a model with experts what the whole of it would say, once compiled."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import ROOT
 
@@ -23,8 +22,8 @@ def test_the_cut_model_is_the_whole_one(family, tmp_path):
     source = yaml.safe_load((ROOT / "configs" / family / "cpu" / "op_swap.yaml").read_text())
     config = tmp_path / "config.yaml"
     config.write_text(yaml.safe_dump(edited(source, {"model.model_config.num_hidden_layers": num_layers})))
-    command = [sys.executable, "-m", "tests.adapters.whole_and_cut", str(config), str(num_layers)]
-    result = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    command = ["-m", "tests.adapters.whole_and_cut", str(config), str(num_layers)]
+    result = forked.run(command, cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     whole, cut = json.loads(result.stdout.splitlines()[-1])  # MindFormers logs before it
     assert (whole.pop("num_compiled"), cut.pop("num_compiled")) == (num_layers, num_compiled)

@@ -97,3 +97,10 @@ def test_the_demo_says_what_comes_and_how_long_it_takes():
     assert "installing MindSpore and MindFormers into $(VENV): some minutes, once" in makefile
     assert "6 to 15 min; the first time installs MindSpore" in makefile
     assert "It takes one to three minutes." in (ROOT / "docs" / "plan.md").read_text("utf-8")  # a sweep
+
+
+def test_no_option_beside_memory_reads_like_a_share_of_it(typed):
+    code, shown = typed("", "simulate", "x.yaml", "--memory-fraction", "0.9")
+    assert code != 0 and "unrecognized arguments: --memory-fraction" in shown
+    code, shown = typed("", "simulate", "--help")
+    assert code == 0 and "--memory-bandwidth-fraction" in shown

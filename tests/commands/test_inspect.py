@@ -3,12 +3,11 @@
 import json
 import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
 from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -20,10 +19,10 @@ pytestmark = pytest.mark.mindspore
 
 def inspect(*arguments, check=True, cache=None):
     """The command as a user runs it: one network to a process."""
-    command = [sys.executable, "-m", "mindswap", "inspect", *map(str, arguments)]
+    command = ["-m", "mindswap", "inspect", *map(str, arguments)]
     command += [] if cache else ["--no-cache"]
     environment = {**os.environ, "MINDSWAP_CACHE": str(cache)}
-    return subprocess.run(command, capture_output=True, text=True, check=check, cwd=ROOT, env=environment)
+    return forked.run(command, check=check, cwd=ROOT, env=environment)
 
 
 def rewrite(source: Path, target: Path, **settings) -> Path:
@@ -107,7 +106,7 @@ mindformers.sample_layers = lambda _: LayerSample(tuple(range(7)), tuple(range(7
 whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
 print(json.dumps([sampled, whole]))
 """
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    result = forked.run(["-c", script], check=True, cwd=ROOT)
     sampled, whole = json.loads(result.stdout)
     assert sampled["layers"] == whole["layers"]
     assert sampled["total"] == whole["total"]
@@ -122,8 +121,7 @@ def test_a_picture_is_written(tmp_path):
 def test_layers_that_do_not_exist_are_refused():
     result = inspect(CPU_CASE, "--layers", "2-5", check=False)
     assert result.returncode == 1
-    assert "layers 0-3" in result.stderr
-    assert "Traceback" not in result.stderr
+    assert result.stderr == "mindswap: error: --layers: there are layers 0-3, not [4, 5]\n"
 
 
 def test_the_second_time_nothing_is_compiled(tmp_path):

@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE = ROOT / "configs" / "llama2_7b" / "case1_default_swap.yaml"
@@ -31,8 +31,8 @@ def inspect(config, *arguments, **settings):
         text, count = re.subn(rf"(?m)^(\s*){key}: [^#\n]*", rf"\g<1>{key}: {value} ", text)
         assert count, key
     config.write_text(text)
-    command = [sys.executable, "-m", "mindswap", "inspect", "--no-cache", "--json", *arguments, str(config)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    command = ["-m", "mindswap", "inspect", "--no-cache", "--json", *arguments, str(config)]
+    return forked.run(command, cwd=ROOT)
 
 
 def layer_bytes(result):

@@ -2,13 +2,13 @@
 
 import json
 import subprocess
-import sys
 
 import pytest
 
 from mindswap.graph.storage import Fate
 from mindswap.plan.explain import saved_by_label
 from mindswap.session.step import load_step
+from tests import forked
 from tests.adapters.conftest import data  # noqa: F401 a fixture
 from tests.adapters.training import SMALL, train, write_config
 
@@ -30,8 +30,8 @@ BY_THE_SPECIFICATION = ("--allow", "swap,recompute")
 
 
 def mindswap(*words) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "mindswap", *map(str, words)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    command = ["-m", "mindswap", *map(str, words)]
+    return forked.run(command, timeout=300)
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import termios
 
 import pytest
 
+from tests import forked
 from tests.adapters.graphs import ROOT
 
 pytestmark = pytest.mark.mindspore
@@ -30,8 +31,8 @@ def environ(tmp_path_factory):
 
 
 def mindswap(environ, *words) -> subprocess.CompletedProcess:
-    command = [sys.executable, "-m", "mindswap", *map(str, words)]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
+    command = ["-m", "mindswap", *map(str, words)]
+    return forked.run(command, env=environ, timeout=300)
 
 
 class Terminal:

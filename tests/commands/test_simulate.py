@@ -1,14 +1,13 @@
 """`mindswap simulate` and `mindswap compare` on the small Llama; wrong input without MindSpore."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from mindswap import cli
+from tests import forked
 from tests.adapters.edits import edited
 from tests.schema import answer_of
 
@@ -118,8 +117,8 @@ def outputs(tmp_path_factory):
     environment = {**os.environ, "MINDSWAP_CACHE": str(folder / "cache")}
 
     def mindswap(*arguments):
-        command = [sys.executable, "-m", "mindswap", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=True, cwd=folder, env=environment).stdout
+        command = ["-m", "mindswap", *map(str, arguments)]
+        return forked.run(command, check=True, cwd=folder, env=environment).stdout
 
     return {
         "folder": folder,

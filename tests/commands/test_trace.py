@@ -1,8 +1,6 @@
 """`mindswap trace`: a step recorded on this CPU is simulated like a compiled one."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,6 +10,7 @@ from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.session.recorded import capture_of, read_trace
 from mindswap.session.step import load_step
+from tests import forked
 
 CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
 
@@ -20,8 +19,8 @@ CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op
 def recorded(tmp_path_factory):
     """A trace, made in a process of its own: it leaves MindSpore in PyNative mode."""
     path = tmp_path_factory.mktemp("trace") / "step.json"
-    command = [sys.executable, "-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    command = ["-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
+    ran = forked.run(command, check=True)
     return path, json.loads(ran.stdout[ran.stdout.index("{") :])
 
 
@@ -83,3 +82,29 @@ def test_another_json_file_is_refused(tmp_path, capsys):
     path.write_text("{}")
     assert cli.main(["simulate", str(path)]) == 1
     assert "no trace of a step" in capsys.readouterr().err
+
+
+START = '{"schema":"mindswap-trace","version":2}'
+
+
+@pytest.mark.parametrize("command", [["check"], ["verify"], ["explain"], ["convert", "--to", "2.x"], ["prove"]])
+def test_a_trace_is_no_configuration(command, tmp_path, capsys):
+    (tmp_path / "step.json").write_text(START)
+    assert cli.main([*command, str(tmp_path / "step.json")]) == 1
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert "the file is a step that `mindswap trace` recorded" in text
+    assert "mindswap inspect, simulate, compare or plan" in text
+
+
+def test_the_chrome_trace_of_simulate_does_not_replace_a_recorded_step(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    path.write_text(START)
+    assert cli.main(["simulate", str(CONFIG), "--trace", str(path)]) == 1
+    assert f"fix:     to simulate that step: mindswap simulate {path}" in capsys.readouterr().err
+    assert path.read_text() == START
+
+
+def test_a_trace_has_a_name_that_other_commands_know(tmp_path, capsys):
+    assert cli.main(["trace", str(CONFIG), "-o", str(tmp_path / "step")]) == 1
+    assert "the name of a trace ends in .json" in capsys.readouterr().err

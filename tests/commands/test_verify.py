@@ -3,14 +3,13 @@
 import json
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from mindswap import cli
 from mindswap.effect.swap import IdleReason
+from tests import forked
 from tests.logs.samples import STATISTICS
 from tests.schema import answer_of
 
@@ -70,8 +69,8 @@ def folder(tmp_path_factory):
 
 
 def run_in(folder, *arguments):
-    command = [sys.executable, "-m", "mindswap", "verify", "--no-cache", *arguments]
-    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=600)
+    command = ["-m", "mindswap", "verify", "--no-cache", *arguments]
+    return forked.run(command, cwd=folder, timeout=600)
 
 
 @pytest.fixture(scope="module")
@@ -157,5 +156,5 @@ def test_the_measured_peak_stands_beside_the_simulated_one(tmp_path):
 
 def run_json(command: str, config: str, *options: str) -> dict:
     """What a command prints for machines, in a process of its own."""
-    words = [sys.executable, "-m", "mindswap", command, "--json", config, *options]
-    return json.loads(subprocess.run(words, capture_output=True, text=True, check=False).stdout)
+    words = ["-m", "mindswap", command, "--json", config, *options]
+    return json.loads(forked.run(words).stdout)

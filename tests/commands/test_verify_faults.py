@@ -2,11 +2,11 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests import forked
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASE = ROOT / "configs" / "llama2_7b" / "cpu" / "case1_default_swap.yaml"
@@ -34,8 +34,8 @@ def result(tmp_path_factory):
     config = tmp_path_factory.mktemp("faults") / "faults.yaml"
     settings = re.sub(r"(?ms)^(recompute|swap)_config:\n( .*\n)+", "", CPU_CASE.read_text())
     config.write_text(settings + FAULTS)
-    command = [sys.executable, "-m", "mindswap", "verify", "--no-cache", "--json", str(config)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    command = ["-m", "mindswap", "verify", "--no-cache", "--json", str(config)]
+    return forked.run(command, cwd=ROOT)
 
 
 def layer(result, index):

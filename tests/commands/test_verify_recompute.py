@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +9,7 @@ import yaml
 
 from mindswap.cli import main
 from mindswap.session import verify
+from tests import forked
 from tests.schema import answer_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -30,9 +29,9 @@ def write(folder, recompute, num_layers=8, stages=2, chunks=2, **sections):
 
 
 def run(path, *options):
-    command = [sys.executable, "-m", "mindswap", "verify", str(path), *options]
+    command = ["-m", "mindswap", "verify", str(path), *options]
     environ = os.environ | {"MINDSWAP_CACHE": str(path.parent / "cache")}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environ, timeout=600)
+    return forked.run(command, cwd=ROOT, env=environ, timeout=600)
 
 
 # Nothing is compiled here.

@@ -29,7 +29,7 @@ def objections(result):
 
 def test_figures_and_their_source():
     result = calibrate(profile([*[matmul(40_000)] * 3, *[mul(24_000)] * 3]), GENERIC)
-    assert accepted(result) == {"compute_fraction": 500, "memory_fraction": 250}
+    assert accepted(result) == {"compute_fraction": 500, "memory_bandwidth_fraction": 250}
     assert (result.device.compute_permille, result.device.memory_permille) == (500, 250)
     assert result.device.sources["compute_fraction"] == "measured, 1 rank of a profile, 3 samples"
     assert result.explained.explained_permille == 1000

@@ -174,9 +174,9 @@ def test_the_user_replaces_figures():
 
 def test_wrong_figures_of_the_user_are_listed_at_once():
     with pytest.raises(CostError) as caught:
-        load_device("generic", {"memory": "16", "d2h": "20Gb/s", "d3h": "1GB/s", "memory_fraction": "none"})
+        load_device("generic", {"memory": "16", "d2h": "20Gb/s", "d3h": "1GB/s", "memory_bandwidth_fraction": "none"})
     lines = str(caught.value).splitlines()
-    assert [line.partition(":")[0] for line in lines] == ["memory", "d2h", "d3h", "memory_fraction"]
+    assert [line.partition(":")[0] for line in lines] == ["memory", "d2h", "d3h", "memory_bandwidth_fraction"]
     assert "such as 16" not in lines[0] and "such as 54GiB" in lines[0]
 
 

@@ -18,7 +18,7 @@ def test_shares_of_the_peaks():
     # 20 us of compute in 40 us: 0.5. 6 us of memory in 24 us: 0.25.
     found = fits(*[matmul(40_000)] * 3, *[mul(24_000)] * 4)
     assert found["compute_fraction"] == FigureFit("compute_fraction", 1000, 500, 3, 0, "")
-    assert found["memory_fraction"] == FigureFit("memory_fraction", 1000, 250, 4, 0, "")
+    assert found["memory_bandwidth_fraction"] == FigureFit("memory_bandwidth_fraction", 1000, 250, 4, 0, "")
 
 
 def test_the_fixed_cost_is_no_part_of_the_share():
@@ -90,7 +90,7 @@ def test_each_operator_counts_for_the_figure_that_decides_its_time():
     )
     assert {name: fit.fitted for name, fit in found.items() if fit.fitted is not None} == {
         "cache_bandwidth": 10**12,
-        "memory_fraction": 800,
+        "memory_bandwidth_fraction": 800,
         "norm_rate": 20 * 10**9,
         "activation_rate": 40 * 10**9,
     }

@@ -43,7 +43,7 @@ def test_gpt_with_tensor_parallel_8_on_24_cores():
     assert 150e9 <= figures["norm_rate"].fitted <= 165e9
     # Mul of 604 MB in 471 us, Cast of 453 MB in 335 and 359: 1.28, 1.35 and 1.26 TB/s of 1.76: 0.72 to 0.77; single
     # kernels of up to 629 MB that found their inputs in the cache (2.0) move the middle little.
-    assert 715 <= figures["memory_fraction"].fitted <= 770
+    assert 715 <= figures["memory_bandwidth_fraction"].fitted <= 770
     # Seven DSAStatelessGenBitMask and seven AI_CPU Cast are no vector kernels.
     assert (
         sum(kernel.engine is Engine.OTHER for kernel in read(f"{ADVISOR}/advisor_backend/compute_advice").kernels) == 14
@@ -75,7 +75,7 @@ def test_training_of_two_ranks_on_20_cores():
     # 7 rounds of 20 cores, 140 places: 193 / 294.9 x 140 / 128 = 0.716.
     assert 700 <= figures["compute_fraction"].fitted <= 735
     # Vector kernels beyond the cache: 0.60 to 0.68 TB/s of 1.76.
-    assert 330 <= figures["memory_fraction"].fitted <= 390
+    assert 330 <= figures["memory_bandwidth_fraction"].fitted <= 390
     # One link: 440 MB reduced in 26.3 ms at best, 155.6 MB gathered in 8.5: 16.7 and 18.3 of 28 GB/s.
     assert 590 <= figures["collective_fraction"].fitted <= 660
     assert result.explained.explained_permille >= 700

@@ -64,6 +64,23 @@ def test_layers_left_out_add_what_they_keep():
     assert (peak.size_bytes, peak.node.name) == (5 * KIB, "loss")
 
 
+def test_in_backward_the_layers_before_wait():
+    # Four layers, of which 1 stands for 1 and 2. While 2 is in backward 0, 1 and 2 keep 1 KiB each; with its own 1 and
+    # 10 KiB that is 14 KiB.
+    step = graph(
+        [node("a", "Mul", "x", layer=0), node("b", "Mul", "a", layer=1), node("c", "Mul", "b", layer=2)],
+        [
+            node("gc", "MulGrad", "c_b", layer=2),
+            node("gb", "MulGrad", "gc", layer=1),
+            node("big", "MulGrad", "gb b_b", layer=1, size_bytes=10 * KIB),
+            node("ga", "MulGrad", "big a_b", layer=0),
+        ],
+        saved="a b c",
+    )
+    peak = find_peak(step, LayerSample((0, 1, 3), (0, 1, 1, 2)))
+    assert (peak.size_bytes, peak.node.name) == (14 * KIB, "big")
+
+
 def test_gradients_of_weights_are_no_activations():
     step = graph(
         [node("a", "Mul", "x")],

@@ -12,6 +12,7 @@ import pytest
 
 from mindswap.adapters.apply import apply_policy
 from mindswap.errors import GraphError
+from mindswap.graph.load import load_graph
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 
 pytestmark = pytest.mark.mindspore
@@ -206,6 +207,35 @@ def test_nodes_carry_layer_cell_and_types(ms):
     gelu = next(node for node in graph.forward if node.op == "GeLU")
     assert [(t.shape, t.dtype, t.size_bytes) for t in gelu.outputs] == [((4, 8), "float32", 128)]
     assert next(n for n in graph.forward if n.op == "ReduceSum").layer_index is None
+    assert not graph.types.keys() & {node.name for node in (*graph.forward, *graph.backward)}  # operators say their own
+
+
+def test_values_of_attributes():
+    from mindspore.train.mind_ir_pb2 import AttributeProto, ModelProto
+
+    def put(entries, kind, name="", **fields):
+        return entries.add(name=name, type=AttributeProto.AttributeType.Value(kind), **fields)
+
+    model = ModelProto()
+    model.graph.node.add(name="n", op_type="REF::p", domain="Default/Mul-op0")
+    attributes = model.primitives.add(name="p", op_type="Mul").attribute
+    put(attributes, "BOOL", "yes", i=1)
+    put(attributes, "STRING", "text", s=b"mlp.mul")
+    put(attributes, "INT64", "number", i=7)
+    put(attributes, "INT64", "of a list", ints=[8])
+    put(attributes, "FLOAT", "not read", f=1.5)
+    for kind, name in (("TUPLE", "tuple"), ("LIST", "list")):
+        values = put(attributes, kind, name).values
+        put(values, "INT64", i=2)
+        put(values, "STRING", s=b"a")
+    layout = put(attributes, "DICT", "layout").values
+    put(put(layout, "TUPLE", "device_matrix").values, "INT64", i=4)
+    put(layout, "TUPLE", "empty")
+    (node,) = load_graph(model).forward
+    assert node.attributes == {
+        "yes": True, "text": "mlp.mul", "number": 7, "of a list": 8, "not read": None, "tuple": (2, "a"),
+        "list": (2, "a"), "layout": {"device_matrix": 4},
+    }  # fmt: skip
 
 
 def test_gradients_belong_to_the_layer_and_cell_of_their_operator(ms):

@@ -12,8 +12,8 @@ pytestmark = pytest.mark.mindspore
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return capture_apart(ROOT / "configs/llama2_7b/cpu/case3_op_swap.yaml", tmp_path_factory.mktemp("capture"))
+def model():
+    return capture_apart(ROOT / "configs/llama2_7b/cpu/case3_op_swap.yaml")
 
 
 def sentences(model, **policy):

@@ -25,7 +25,7 @@ def two_layers(tmp_path_factory):
     text = (ROOT / "configs" / "llama2_7b" / "pretrain_llama2_7b.yaml").read_text("utf-8")
     folder = tmp_path_factory.mktemp("capture")
     (folder / "two.yaml").write_text(text.replace("num_layers: 32", "num_layers: 2"), "utf-8")
-    return capture_apart(folder / "two.yaml", folder)
+    return capture_apart(folder / "two.yaml")
 
 
 def restrict(catalog: Catalog, kept: list[int]) -> Catalog:

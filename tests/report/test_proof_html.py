@@ -29,7 +29,10 @@ def test_a_loss_that_differs_stands_out():
 
 
 def test_the_calibration_is_shown_with_what_it_replaces():
-    fits = (Fit("memory_fraction", 600, 710, "80 kernels"), Fit("d2h", 23_000_000_000, None, "too few copies"))
+    fits = (
+        Fit("memory_bandwidth_fraction", 600, 710, "80 kernels"),
+        Fit("d2h", 23_000_000_000, None, "too few copies"),
+    )
     whole = proof(calibration=fits, calibration_notes=("no trace_view.json",))
     whole = with_yaml(whole, calibrated=Simulated(103 * MS, 15 * GIB, 40 * MS, 4 * MS, 2 * GIB))
     text = page(whole)

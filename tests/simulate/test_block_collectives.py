@@ -1,5 +1,7 @@
 """Collectives in the blocks of the step of `steps.py`, and where blocks meet."""
 
+from dataclasses import replace
+
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.ops import is_kernel
 from mindswap.graph.ranks.collectives import Collective
@@ -44,6 +46,20 @@ def test_a_collective_before_its_operator():
         ("mul AllReduce", OpKind.COLLECTIVE, 77, None),
         ("mul", OpKind.BACKWARD, 10, 0),
         ("mlp.gelu", OpKind.BACKWARD, 10, None),
+    ]
+
+
+def test_a_collective_waits_for_the_maker_of_the_first_operand_only():
+    """`add` reads gelu, which is there before mul ends."""
+    forward = tuple(replace(n, inputs=("gelu1", "mul1")) if n.name == "add1" else n for n in GRAPH.forward)
+    step = replace(GRAPH, forward=forward)
+    gather = {"add1": (Collective("AllGather", KIB, 8, is_before=True),)}
+    block = cut_blocks(step, lambda node, work: 10, NAMES, gather, lambda one: 77).layers[1]
+    assert ops(block.forward)[1:] == [
+        ("mlp.gelu", OpKind.FORWARD, 10, None),
+        ("mul", OpKind.FORWARD, 10, None),
+        ("add AllGather", OpKind.COLLECTIVE, 77, 1),
+        ("add", OpKind.FORWARD, 10, 3),
     ]
 
 

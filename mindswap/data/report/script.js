@@ -49,6 +49,16 @@
     return getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   }
 
+  function isLight(hex) {
+    const [red, green, blue] = [1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16));
+    return 0.299 * red + 0.587 * green + 0.114 * blue > 150;
+  }
+
+  // To the microsecond, wherever in a step of seconds.
+  function formatMoment(ns) {
+    return (ns / 1e6).toFixed(3) + " ms";
+  }
+
   function formatTime(ns) {
     const [unit, size] = [["s", 1e9], ["ms", 1e6], ["us", 1e3], ["ns", 1]].find(([, s]) => Math.abs(ns) >= s) || ["ns", 1];
     const value = ns / size;
@@ -159,7 +169,7 @@
     const letters = Math.floor((words.length * room) / context.measureText(words).width);
     if (letters < Math.min(words.length, 12)) return;
     context.textAlign = "center";
-    context.fillStyle = bar.kind === data.bubble ? colour("soft") : "#ffffff";
+    context.fillStyle = bar.kind === data.bubble ? colour("soft") : isLight(colours[bar.kind]) ? "#1d2733" : "#ffffff";
     const shown = letters < words.length ? words.slice(0, letters - 1) + "\u2026" : words;
     context.fillText(shown, x + width / 2, row.y + row.height / 2 + 0.5);
   }
@@ -312,7 +322,7 @@
     if (bar.microBatch >= 0) where.push("micro-batch " + bar.microBatch);
     if (where.length) addLine(where.join(", "));
     const duration = bar.end - bar.start;
-    addLine(formatTime(duration) + ", from " + formatTime(bar.start));
+    addLine(formatTime(duration) + ", from " + formatMoment(bar.start));
     if (bar.count > 1) {
       const what = isWait ? " waits" : bar.size ? " copies" : " operators";
       addLine(bar.count + what + (bar.idle ? ", " + formatTime(duration - bar.idle) + " busy" : ""));
@@ -323,7 +333,7 @@
   function describeMemory(ns) {
     const stage = data.stages[view.stage], { time, stack } = memoryOf[view.stage];
     const i = Math.max(0, upperBound(time, ns, (t) => t) - 1);
-    addHeading(formatBytes(stack.length ? stack[stack.length - 1][i] : stage.static_bytes) + " at " + formatTime(ns));
+    addHeading(formatBytes(stack.length ? stack[stack.length - 1][i] : stage.static_bytes) + " at " + formatMoment(ns));
     for (let k = stack.length - 1; k >= 0; k--) {
       const bytes = stack[k][i] - (k ? stack[k - 1][i] : stage.static_bytes);
       if (bytes) addLine(formatBytes(bytes) + " " + data.memory_kinds[k][1], "memory-" + data.memory_kinds[k][0]);
