@@ -104,7 +104,7 @@ def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, save
     for node in graph.backward:
         own = [name for name in node.inputs if name in places]
         of_loss = bool(own) and all(places[name] == num_layers or name in follows for name in own)
-        if of_loss and not saved.intersection(node.inputs):
+        if of_loss and not any(name in saved for name in node.inputs):
             follows.add(node.name)
     lowest: dict[str, int] = {}  # section of the last reader
     shared: set[str] = set()
