@@ -31,7 +31,7 @@ def test_one_change_at_a_time():
 def test_what_cannot_be_changed_is_left_alone():
     text = (
         "if TYPE_CHECKING:\n    import a\n@dataclass(frozen=True)\nclass C:\n    '1'\n    x: int | None = g('a')\n"
-        "def f(a: int | str = g('b')) -> tuple[int, 3]:\n    assert a is not None and a > 0"
+        "def f(a: int | str = g('b')) -> tuple[int, 3]:\n    assert a is not None and a > 0\n    zip(a, a, strict=True)"
     )
     assert list(load().mutants(ast.parse(text))) == []
 

@@ -135,6 +135,7 @@ def test_the_table_of_the_docs_is_as_the_tool_writes_it():
         if not re.fullmatch(f"{form}|refused: .+|not tried", cells[command])
     }
     assert not wrong
+    assert all(text == TRY.plain(text) for cells in rows.values() for text in cells.values())
 
 
 def wheel():

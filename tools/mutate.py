@@ -89,6 +89,8 @@ def _without_effect(node: ast.AST) -> Iterator[ast.AST]:
         yield from ast.walk(types) if types is not None else ()
     if isinstance(node, ast.Assert):
         yield from ast.walk(node)
+    if isinstance(node, ast.keyword) and node.arg == "strict":  # of zip: says to the reader that lengths are equal
+        yield node.value
     if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":
         yield node
 

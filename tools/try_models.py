@@ -2,6 +2,7 @@
 
     make models FOLDER=~/mindformers                        # all of them: an hour on two cores
     python tools/try_models.py ~/mindformers --only qwen3_moe --commands inspect,simulate
+    python tools/try_models.py ~/mindformers --missing      # goes on where it was stopped
 
 FOLDER is a checkout of MindFormers, or `site-packages` with the 15 of them that its wheel brings. "verify swap" is
 `verify` of a copy with the default swap in place of its recompute. A file whose model is in a folder of Hugging Face is
@@ -246,6 +247,7 @@ def main() -> int:
     parser.add_argument("root", type=Path, help="checkout of MindFormers 1.9.0")
     parser.add_argument("--only", default="", help="configurations whose path has this text")
     parser.add_argument("--commands", default=",".join(COMMANDS), help="comma-separated")
+    parser.add_argument("--missing", action="store_true", help="only what has no cell yet")
     parser.add_argument("--seconds", type=int, default=240, help="of CPU for one command")
     parser.add_argument("--write", action="store_true", help="put the table into docs/models.md and its translation")
     args = parser.parse_args()
@@ -255,6 +257,8 @@ def main() -> int:
         if args.only not in name:
             continue
         for command in args.commands.split(","):
+            if args.missing and command in read_rows().get(name, {}):
+                continue
             found = run(command, config, options, args.seconds, PLACE / "captures")
             has_fault |= found.is_fault
             print(f"{name}: {command}: {found.cell}", flush=True)

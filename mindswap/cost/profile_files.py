@@ -31,6 +31,7 @@ MAX_DEPTH = 6
 # Enough of a JSON file to tell what it is.
 SNIFFED_BYTES = 2**16
 MAX_INFO_BYTES = 2**20
+AS_WRITTEN = "analyse the profile again and leave its files as they are: a spreadsheet writes other ones"
 
 
 Kind = TypeVar("Kind", Table, "Text")
@@ -127,7 +128,10 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
     """
     ranks = find_profiles(path)
     told = progress(read_bytes(ranks)) if progress else None
-    profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
+    try:
+        profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
+    except CostError as error:
+        raise error if "fix:" in str(error) else CostError(f"{error}\n    fix:     {AS_WRITTEN}") from error
     notes = tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))
     peaks = [profile.peak_memory_bytes for profile in profiles if profile.peak_memory_bytes is not None]
     return replace(

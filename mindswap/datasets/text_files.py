@@ -13,7 +13,7 @@ from mindswap.errors import DataError
 
 __all__ = ["TEXT_SUFFIXES", "TextSource", "find_text_sources", "read_blocks"]
 
-TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py")
+TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".tokens")
 BLOCK_BYTES = 1 << 20
 
 

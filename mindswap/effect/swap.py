@@ -90,6 +90,11 @@ class LayerEffect:
         """Bytes that leave the device in forward and come back in backward."""
         return sum(pair.size_bytes for pair in self.pairs)
 
+    @property
+    def one_way_bytes(self) -> int:
+        """Bytes that leave the device for nothing."""
+        return sum(copy.size_bytes for copy in self.one_way)
+
 
 def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
     """Compare the intent for each layer with the graph.
@@ -118,7 +123,6 @@ class _LayerComparison:
     def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
         """Everything about this layer."""
         own = tuple(entry for entry in saved if entry.storage.layer_index == self.index)
-        paired_copies = {pair.copy_out.name for pair in self.pairs}
         return LayerEffect(
             layer_index=self.index,
             pairs=self.pairs,
@@ -127,11 +131,7 @@ class _LayerComparison:
             wrong_prefetch=tuple(
                 pair for pair in self.pairs if pair.num_prefetch_ops not in self._prefetch_named(pair.producer) | {None}
             ),
-            one_way=tuple(
-                node
-                for node in self.graph.forward
-                if node.op == "MoveTo" and node.layer_index == self.index and node.name not in paired_copies
-            ),
+            one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
             idle=(*self._idle(), *self._idle_recompute()),
             wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
             beyond_specification=tuple(self._beyond_specification()),

@@ -105,6 +105,7 @@ class Execution:
         num_moved: operators that stand elsewhere in the frontend's own order.
         notes: what was changed in the configuration so that it could run.
         witness: MindSpore's own execution; None where it was not asked.
+        num_one_way: copies to the host that never come back, beside `num_copies`.
     """
 
     num_forward: int
@@ -124,6 +125,7 @@ class Execution:
     num_moved: int
     notes: tuple[str, ...] = ()
     witness: Witness | None = None
+    num_one_way: int = 0
 
     @property
     def are_gradients_equal(self) -> bool:

@@ -140,6 +140,13 @@ class GraphIndex:
         return tuple(pairs)
 
     @functools.cached_property
+    def one_way_copies(self) -> tuple[Node, ...]:
+        """Every `MoveTo` of swap in forward whose value no operator of backward takes: copied out for nothing."""
+        paired = {pair.copy_out.name for pair in self.swap_pairs}
+        copies = (node for node in self._forward if node.op == "MoveTo" and "backward_prefetch" in node.attributes)
+        return tuple(copy for copy in copies if copy.name not in paired)
+
+    @functools.cached_property
     def kept_nodes(self) -> tuple[Node, ...]:
         """See `Graph.kept_nodes`."""
         read = {name for node in self._backward for name in node.inputs}

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from mindswap.effect.recompute import RecomputeEffect
 from mindswap.effect.swap import Idle, LayerEffect
-from mindswap.graph.model import SwapPair
+from mindswap.graph.model import Node, SwapPair
 from mindswap.graph.storage import SavedStorage
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
@@ -26,9 +26,11 @@ def format_effect(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[s
     unit = common_unit(size for effect in effects for size in (effect.kept_before_bytes, effect.swapped_bytes))
     total = sum(effect.swapped_bytes for effect in effects)
     pairs = sum(len(effect.pairs) for effect in effects)
+    wasted = sum(effect.one_way_bytes for effect in effects)
     verdict = (
         f"the compiled graph {'does' if is_ok else 'does NOT do'} what the policy asks: {pairs} MoveTo pairs, "
         f"{format_bytes(total)} swapped per micro-batch"
+        + (f", {format_bytes(wasted)} more copied out and never read back" if wasted else "")
     )
     return _format(effects, HEADER, partial(_row, unit=unit), _describe, notes, verdict)
 
@@ -89,6 +91,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                 "unasked": [_name(pair) for pair in effect.unasked],
                 "wrong_prefetch": [_name(pair) for pair in effect.wrong_prefetch],
                 "one_way": [node.scope for node in effect.one_way],
+                "one_way_bytes": effect.one_way_bytes,
                 "without_effect": [
                     {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
                     for idle in effect.idle
@@ -133,7 +136,10 @@ def _describe(effect: LayerEffect) -> tuple[str, ...]:
             f"prefetch differs from the policy: {_name(pair)}: {pair.num_prefetch_ops}"
             for pair in effect.wrong_prefetch
         ),
-        *(f"copied out and never back: {node.scope}" for node in effect.one_way),
+        *(
+            f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing"
+            for node in effect.one_way
+        ),
         *(f"without effect: {_reason(idle)}" for idle in effect.idle),
         *(f"copied for nothing: {_waste(entry)}" for entry in effect.wasted),
         *(
@@ -159,8 +165,12 @@ def _waste(entry: SavedStorage) -> str:
 
 
 def _size(pair: SwapPair) -> str:
-    tensor = pair.copy_out.outputs[0]
-    return f"{format_bytes(pair.size_bytes)} {tensor.dtype}{list(tensor.shape)}"
+    return _tensor(pair.copy_out)
+
+
+def _tensor(copy: Node) -> str:
+    tensor = copy.outputs[0]
+    return f"{format_bytes(copy.size_bytes)} {tensor.dtype}{list(tensor.shape)}"
 
 
 def _recompute_row(effect: RecomputeEffect, unit: str) -> tuple[str, ...]:

@@ -13,9 +13,11 @@ __all__ = ["execution_to_json", "format_execution"]
 def format_execution(result: Execution) -> str:
     """A few lines for readers; what failed says so first."""
     num = result.num_forward + result.num_backward
+    for_nothing = f", {result.num_one_way} of them out only, for nothing" if result.num_one_way else ""
     lines = [
         f"executed on CPU: {num} operators ({result.num_forward} forward, {result.num_backward} backward), "
-        f"{result.num_copies} copies out and back of {format_bytes(result.offloaded_bytes)}",
+        f"{result.num_copies + result.num_one_way} copies out and back of {format_bytes(result.offloaded_bytes)}"
+        f"{for_nothing}",
         f"    gradients: {_gradients(result)}",
         f"    memory: {_memory(result)}",
     ]

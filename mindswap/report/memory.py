@@ -1,16 +1,16 @@
 """Activation memory as text and as JSON."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import CAPTURE_PREFIX, LayerMemory, OperatorMemory
-from mindswap.graph.model import Node
+from mindswap.graph.memory import CAPTURE_PREFIX, LayerMemory, OperatorMemory, OperatorNames
+from mindswap.graph.model import Graph, Node
 from mindswap.report.tables import format_layers, format_table
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "rows_of"]
+__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
 
 COLUMNS = ("kept", "swapped", "recomputed", "op_swap alone frees")
 
@@ -48,6 +48,18 @@ class MemoryReport:
     def recomputed_bytes(self) -> int:
         """Bytes that recompute saves."""
         return sum(layer.recomputed_bytes for layer in self.layers)
+
+
+def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, int]) -> Iterator[str]:
+    """What is copied to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
+    found: dict[str, list[int]] = {}
+    for copy in graph.index.one_way_copies:
+        what = f"{format_bytes(copy.size_bytes)} of {names(graph.forward_nodes[copy.inputs[0]])}"
+        layers = [index for index, position in layer_map.items() if position == copy.layer_index]
+        found.setdefault(what, []).extend(layers)
+    for what, layers in found.items():
+        where = f", in {'each of ' * (len(layers) > 1)}{format_layers(sorted(layers))}" if layers else ""
+        yield f"copied out and never read back, for nothing: {what}{where}"
 
 
 def format_memory(report: MemoryReport, by: str = "operator") -> str:

@@ -86,6 +86,7 @@ def execute_config(config_path: str, document: Document, policy: Policy, use_cac
         num_moved=timetable.num_moved,
         notes=notes,
         witness=reference.witness,
+        num_one_way=len(swapped.graph.index.one_way_copies),
     )
 
 

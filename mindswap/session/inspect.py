@@ -16,7 +16,7 @@ from mindswap.graph.model import Node, TensorType
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.memory import MemoryReport
+from mindswap.report.memory import MemoryReport, one_way_notes
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
@@ -90,7 +90,8 @@ def _inspect_trace(path: str) -> Inspection:
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
     layers = measure_layers(graph, captured.graph, names, captured.sample)
-    return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), captured.notes))
+    notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
+    return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), notes))
 
 
 def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:
@@ -113,7 +114,9 @@ def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | 
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
-    notes = compiled.notes
+    indices = placement.layers if placement is not None else range(len(compiled.sample.layer_map))
+    layer_map = dict(zip(indices, compiled.sample.layer_map, strict=True))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

@@ -92,7 +92,7 @@ class BlockTensor:
         uses: where the block itself reads it.
         role: set where other blocks read it.
         prefetch: `backward_prefetch` of its copies.
-        num_copies: how often it is copied, once for each name that is swapped; 0 where it is not.
+        num_copies: how often it is copied, once for each name that is swapped; 0 where it is not; `ONE_WAY`.
         is_held: another name of it is not swapped, so it stays on the device all the same.
         is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
         is_gradient: of a weight.

@@ -18,6 +18,7 @@ from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Read, Role, Source, Uses
 from mindswap.simulate.gradients import GradientRule
+from mindswap.simulate.program import ONE_WAY
 from mindswap.simulate.reading import Place, StepReader, StepTensor
 
 __all__ = ["StepBlocks", "cut_blocks"]
@@ -173,7 +174,7 @@ def _block_tensor(tensor: StepTensor, size_bytes: int, uses: Uses, role: Role | 
         uses,
         role,
         prefetch=max(tensor.prefetch, default=0),
-        num_copies=len(tensor.prefetch),
+        num_copies=ONE_WAY if tensor.is_one_way else len(tensor.prefetch),
         is_held=bool(tensor.prefetch) and tensor.has_keeper,  # stays in spite of its copies
         is_once=tensor.place.is_once,
     )

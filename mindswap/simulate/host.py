@@ -12,12 +12,15 @@ __all__ = ["host_bytes_per_node", "peak_host_bytes"]
 def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     """Most host memory at a time: it is taken when a copy out starts and free when the tensor is back.
 
+    assumed: what never comes back is free with its device memory; no operator has it on the host.
+
     Args:
         timeline: a simulated step.
         copies: which copies count: positions, or a mask of shape (num_copies,).
     """
-    size_bytes = timeline.program.copies.size_bytes[copies]
-    times = np.concatenate([timeline.out_start_ns[copies], timeline.in_end_ns[copies]])
+    size_bytes, in_ns = timeline.program.copies.size_bytes[copies], timeline.program.copies.in_ns[copies]
+    free_ns = np.where(in_ns > 0, timeline.in_end_ns[copies], timeline.release_ns[copies])
+    times = np.concatenate([timeline.out_start_ns[copies], free_ns])
     changes = np.concatenate([size_bytes, -size_bytes])
     in_order = np.lexsort((changes, times))  # what is freed at a moment may be taken again at once
     return int(np.cumsum(changes[in_order]).max(initial=0))

@@ -21,7 +21,7 @@ from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Role, Source
 from mindswap.simulate.blocks import StepBlocks
-from mindswap.simulate.program import Copies, Intervals, MemoryKind, OpKind, Program
+from mindswap.simulate.program import ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["LayerSwapModel", "swap_at_ends_of_layers"]
@@ -70,13 +70,14 @@ def _keep_outputs(step: StepBlocks) -> StepBlocks:
 
 
 def _without_copies(block: Block, inputs: Set[Role]) -> Block:
-    def is_output(tensor: BlockTensor) -> bool:
+    def stays(tensor: BlockTensor) -> bool:
         is_returned = tensor.is_forward and tensor.role is not None and not tensor.role.is_shared
-        return is_returned and tensor.role not in inputs and tensor.num_copies > 0
+        is_output = is_returned and tensor.role not in inputs and tensor.num_copies > 0
+        return is_output or tensor.num_copies == ONE_WAY  # only the compiler of graphs makes such copies
 
-    if not any(map(is_output, block.tensors)):
+    if not any(map(stays, block.tensors)):
         return block
-    kept = (replace(one, num_copies=0, prefetch=0) if is_output(one) else one for one in block.tensors)
+    kept = (replace(one, num_copies=0, prefetch=0) if stays(one) else one for one in block.tensors)
     return replace(block, tensors=tuple(kept))
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from mindswap.simulate.program import NO_OP, Copies, Intervals, MemoryKind, OpKind, Ops
+from mindswap.simulate.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops
 
 __all__ = ["RELEASE_FACTOR", "TransferCosts", "join", "place_memory"]
 
@@ -57,7 +57,8 @@ def place_memory(
         num_before: copies of the stages before it: intervals name copies by their position among all.
     """
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)
-    is_copied = is_saved & (tensors["num_copies"] > 0)
+    is_copied = (is_saved & (tensors["num_copies"] > 0)) | (tensors["num_copies"] == ONE_WAY)
+    tensors = {**tensors, "num_copies": np.abs(tensors["num_copies"])}
     copies = _place_copies({key: column[is_copied] for key, column in tensors.items()}, ops, first, end, costs)
 
     last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
@@ -77,8 +78,10 @@ def place_memory(
     out = np.full(int(leaves.sum()), MemoryKind.OFFLOADING)
     parts.append(_intervals(tensors, leaves, tensors["begin"][leaves], until[leaves], out, stage))
     times = np.repeat(np.flatnonzero(is_copied), tensors["num_copies"][is_copied])
-    back = np.full(len(times), MemoryKind.PREFETCHED)
     begin = ~(num_before + np.arange(len(times)))
+    returns = is_saved[times]
+    times, begin = times[returns], begin[returns]
+    back = np.full(len(times), MemoryKind.PREFETCHED)
     parts.append(_intervals(tensors, times, begin, tensors["last_backward"][times], back, stage))
     return copies, join(parts)
 
@@ -88,16 +91,19 @@ def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: 
     times = np.repeat(np.arange(len(tensors["size_bytes"])), tensors["num_copies"])
     size, producer = tensors["size_bytes"][times], tensors["begin"][times]
     distance, user = tensors["prefetch"][times], tensors["first_backward"][times]
+    returns = user != NO_OP
     prefetch_op = user - (distance + 1)
     prefetch_op = np.where(prefetch_op < first, NO_OP, np.maximum(prefetch_op, producer))
+    # A copy in that waits for its copy out only stands behind that.
+    ins = np.where(prefetch_op == NO_OP, producer, prefetch_op)[returns]
     return Copies(
         size_bytes=size,
         out_ns=_durations(size, costs.copy_out_ns),
-        in_ns=_durations(size, costs.copy_in_ns),
+        in_ns=np.where(returns, _durations(size, costs.copy_in_ns), 0),
         producer_op=producer,
-        release_op=_release_ops(producer, distance, prefetch_op, ops, first, end),
+        release_op=_release_ops(producer, distance, ins, ops, first, end),
         prefetch_op=prefetch_op,
-        first_user_op=user,
+        first_user_op=np.where(returns, user, end - 1),
         label=tensors["label"][times],
         layer=tensors["layer"][times],
         micro_batch=tensors["micro_batch"][times],
@@ -111,19 +117,23 @@ def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarr
 
 
 def _release_ops(
-    producer: np.ndarray, distance: np.ndarray, prefetch_op: np.ndarray, ops: Ops, first: int, end: int
+    producer: np.ndarray, distance: np.ndarray, ins: np.ndarray, ops: Ops, first: int, end: int
 ) -> np.ndarray:
     """The operator three times `distance` places behind each copy out in the execution order, all copies counted.
 
     Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
     no operator of the compute stream, the next one is taken, and the last one at the end.
+
+    Args:
+        producer, distance: of the copies out.
+        ins: operators behind which the copies in stand.
+        ops, first, end: as in `place_memory`.
     """
     if not len(producer):
         return producer
     order = np.argsort(producer, kind="stable")
     num_ops = end - first
-    # A copy in that waits for its copy out only stands behind that.
-    ins = np.sort(np.where(prefetch_op == NO_OP, producer, prefetch_op))
+    ins = np.sort(ins)
     positions = np.arange(first, end)
     copies_before = np.searchsorted(producer[order], positions, side="left") + np.searchsorted(ins, positions)
     place_of_op = np.arange(num_ops) + copies_before

@@ -12,9 +12,10 @@ import numpy as np
 
 from mindswap.graph.names import Label
 
-__all__ = ["NO_OP", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
+__all__ = ["NO_OP", "ONE_WAY", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
 
 NO_OP = -1  # "no operator" in an array of operator positions
+ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back
 
 
 class OpKind(IntEnum):
@@ -78,6 +79,8 @@ class Ops:
 @dataclass(frozen=True, eq=False)
 class Copies:
     """Tensors that leave the device and come back, once each; shape (num_copies,).
+
+    What never comes back has no time for it, and the last operator of the stage as its user.
 
     Copies out of a stage run one after another in the order of `producer_op`, copies in in the order of
     `first_user_op` (ties by position here). A stage has one stream for each direction.

@@ -44,6 +44,7 @@ class StepTensor:
         prefetch: `backward_prefetch` of each of its copies to the host.
         has_keeper: backward holds it under a name that is not copied.
         is_gradient: backward hands it out.
+        is_one_way: its copy never comes back.
     """
 
     label: Label
@@ -59,6 +60,7 @@ class StepTensor:
     prefetch: list[int] = field(default_factory=list)
     has_keeper: bool = False
     is_gradient: bool = False
+    is_one_way: bool = False
 
     @property
     def section(self) -> int:
@@ -265,6 +267,11 @@ class StepReader:
                     tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
                 else:
                     tensor.has_keeper = True
+        for copy in self.graph.index.one_way_copies:
+            for tensor in self._tensors_of(copy.inputs[:1]):
+                if not any("first_backward" in uses for uses in tensor.uses.values()):
+                    tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                    tensor.is_one_way = True
 
     def _note_gradients(self) -> None:
         """Backward gives the gradients of what its function reads from outside, as one tuple."""

@@ -176,6 +176,7 @@ def test_restarts_have_a_limit():
     after, _ = play(state(max_restarts=0), *RUNNING)
     _, action = decide(after, OutOfMemory(0, 0, 1, "text"))
     assert isinstance(action, End) and "all 0 restarts are used" in action.reason
+    assert action.exit_code == 1
 
 
 def test_an_interrupted_run_goes_on_and_its_restarts_count_anew():

@@ -146,7 +146,36 @@ def test_a_broken_file_beside_a_good_one_is_no_bug(run, tmp_path, name, content)
     output = write_profile(tmp_path / "profile", KERNELS)
     (output / name).write_bytes(content)
     code, _, error = run(tmp_path / "profile", "-o", tmp_path / "device.yaml", "--device", "generic")
-    assert code == 1 and f"{name}: " in error
+    assert code == 1 and f"{name}: " in error and "\n    fix:     " in error
+
+
+@pytest.mark.parametrize(
+    "change,said",
+    [
+        (lambda text: text.replace(",", ";"), "no column Type, Duration(us)"),
+        (lambda text: "sep=,\r\n" + text, "no column Type, Duration(us)"),
+        (lambda text: text.replace("Duration(us)", "Duration(ms)"), "no column Duration(us)"),
+        (lambda text: text.replace(",40,", ',"40,5",'), "kernel_details.csv:2: '40,5' is no time or size"),
+    ],
+)
+def test_a_table_that_a_spreadsheet_wrote_has_a_fix(run, tmp_path, change, said):
+    file = write_profile(tmp_path / "profile", KERNELS) / "kernel_details.csv"
+    file.write_text(change(file.read_text()), newline="")
+    code, _, error = run(tmp_path / "profile", "-o", tmp_path / "device.yaml", "--device", "generic")
+    assert code == 1 and said in error and "leave its files as they are" in error
+
+
+@pytest.mark.parametrize("ending", ["\n", "\r\n", "\r"])
+def test_any_ends_of_lines_will_do(run, tmp_path, ending):
+    file = write_profile(tmp_path / "profile", KERNELS, COPIES) / "kernel_details.csv"
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\r\n", ending.encode()))
+    assert run(tmp_path / "profile", "-o", tmp_path / "device.yaml", "--device", "generic")[0] == 0
+
+
+def test_the_name_of_a_card_is_no_device_and_none_is_guessed(run, tmp_path):
+    write_profile(tmp_path / "profile", KERNELS)
+    code, _, error = run(tmp_path / "profile", "-o", tmp_path / "device.yaml", "--device", "910B")
+    assert code == 1 and "device '910B': no such device\n    known: a3_die, atlas_800t_a2" in error
 
 
 def test_help_has_examples(capsys):

@@ -12,6 +12,7 @@ def tree(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in (
         "docs/b.md",
+        "docs/wiki.train.tokens",
         "docs/a.txt",
         "docs/.git/x.txt",
         "docs/.hidden.txt",
@@ -30,7 +31,9 @@ def names(sources):
 
 
 def test_folders_give_their_texts_sorted_without_hidden_and_binary_files(tree):
-    assert names(find_text_sources(["docs"])) == ["docs/a.txt", "docs/b.md", "docs/in/c.rst"]
+    assert names(find_text_sources(["docs"])) == [
+        "docs/a.txt", "docs/b.md", "docs/wiki.train.tokens", "docs/in/c.rst",
+    ]  # fmt: skip
 
 
 def test_named_files_may_have_any_suffix_and_keep_their_order(tree):
@@ -49,7 +52,7 @@ def test_all_missing_names_come_at_once(tree):
     assert str(error.value).splitlines() == [
         "these texts cannot be read:",
         "    no.txt: No such file or directory",
-        "    empty: no text in this folder; looked for *.txt, *.md, *.rst, *.py",
+        "    empty: no text in this folder; looked for *.txt, *.md, *.rst, *.py, *.tokens",
         "    -: the standard input can be read only once",
     ]
 

@@ -136,6 +136,7 @@ def test_a_copy_that_never_comes_back_is_one_way():
     step = graph([*forward(), copy_out("out", "gelu", prefetch=5)], saved="matmul gelu")
     effect = compare(step, policy(r"mlp\.gelu"))
     assert [node.name for node in effect.one_way] == ["out"]
+    assert effect.one_way_bytes == KIB and effect.swapped_bytes == 0
     assert ops(effect.missing) == ["Gelu"]
     assert not effect.is_as_asked
 

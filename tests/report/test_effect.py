@@ -29,6 +29,13 @@ def test_swap_with_equal_layers_once():
     ]
 
 
+def test_what_is_copied_for_nothing_has_its_bytes():
+    step = swap.graph([*swap.forward(), swap.copy_out("out", "gelu", prefetch=5)], saved="matmul gelu")
+    text = format_effect([swap.compare(step, swap.policy(r"mlp\.gelu"))], False).splitlines()
+    assert "    copied out and never read back: 1.0 KiB float32[256] of mlp, for nothing" in text
+    assert text[-1].endswith("0 MoveTo pairs, 0 B swapped per micro-batch, 1.0 KiB more copied out and never read back")
+
+
 def test_layers_of_which_there_is_nothing_to_say_have_no_heading():
     kept = replace(swap.compare(swap.BASELINE, swap.policy()), layer_index=1)
     swapped = replace(swap.compare(swap.gelu_swapped(), swap.policy(r"mlp\.gelu")), layer_index=0)

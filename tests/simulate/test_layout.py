@@ -35,6 +35,18 @@ def test_the_second_chunk_of_a_v_runs_backwards():
     assert chunks(4, num_stages=2, num_chunks=2, scheduler="zero_bubble_v") == (((0, 1), (4, 5)), ((2,), (3,)))
 
 
+def test_where_embedding_and_head_are_on_one_stage():
+    """The turn of a V; not where the second stage has every layer and the head, and the first the embedding alone."""
+
+    def are_together(num_layers, **settings):
+        return lay_out_stages(Pipeline(**settings), num_layers, 4).are_ends_together
+
+    assert are_together(2) and are_together(4, num_stages=2, num_chunks=2, scheduler="zero_bubble_v")
+    assert not are_together(4, num_stages=2)
+    assert chunks(2, num_stages=2, offset=[-1, 1]) == (((0,),), ((1, 2, 3),))
+    assert not are_together(2, num_stages=2, offset=[-1, 1])
+
+
 def test_an_offset_for_each_chunk():
     # 6 layers on 2 stages x 2 chunks: 1 each, and two more as the offset says.
     assert chunks(6, num_stages=2, num_chunks=2, offset=[[1, 0], [0, 1]]) == (((0, 1, 2), (4,)), ((3,), (5, 6, 7)))

@@ -9,7 +9,7 @@ import pytest
 
 from mindswap.simulate.build import TENSOR_COLUMNS
 from mindswap.simulate.placing import TransferCosts, place_memory
-from mindswap.simulate.program import NO_OP, MemoryKind, OpKind
+from mindswap.simulate.program import NO_OP, ONE_WAY, MemoryKind, OpKind
 from tests.simulate.builders import program_of
 
 STAGE = "F1 F1 F1 F1 F1 B1 B1 B1 B1 B1"
@@ -128,6 +128,22 @@ def test_what_is_not_swapped():
         tensor(2, first_backward=NO_OP, last_backward=NO_OP),  # swapped, and backward does not need it
     )
     assert spans(intervals) == [("KEPT", 0, 8), ("TRANSIENT", 1, 2), ("RECOMPUTED", 5, 8), ("TRANSIENT", 2, 3)]
+
+
+def test_what_never_comes_back_leaves_and_is_no_copy_in():
+    one_way = tensor(0, num_copies=ONE_WAY, first_backward=NO_OP, last_backward=NO_OP)
+    copies, intervals = place(one_way, tensor(1))
+    # Order: 0 out 1 out 2 3 4 5 6 in 7 8 9; three places behind the first copy is 3, behind the second 4.
+    assert copies.release_op.tolist() == [2, 4]
+    assert (copies.out_ns.tolist(), copies.in_ns.tolist()) == ([14, 14], [0, 21])
+    assert copies.first_user_op.tolist() == [9, 8]
+    assert spans(intervals) == [("OFFLOADING", 0, ~0), ("OFFLOADING", 1, ~1), ("PREFETCHED", ~1, 8)]
+
+
+def test_what_never_comes_back_frees_nothing_where_forward_reads_it_later_or_another_name_holds_it():
+    one_way = dict(num_copies=ONE_WAY, first_backward=NO_OP, last_backward=NO_OP)
+    _, intervals = place(tensor(0, last_forward=4, **one_way), tensor(1, is_held=True, **one_way))
+    assert spans(intervals) == [("TRANSIENT", 1, 2), ("OFFLOADING", 0, 4)]
 
 
 def test_nothing_to_place():

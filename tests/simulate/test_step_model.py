@@ -110,6 +110,16 @@ def test_recompute_adds_the_time_of_what_runs_again():
     assert added == again.ops.duration_ns[recomputed].sum() > 0
 
 
+@pytest.mark.parametrize(("data_parallel", "is_within"), [(4, True), (8, False)])
+def test_stages_send_within_a_node_as_long_as_two_of_them_are_in_one(data_parallel, is_within):
+    """Eight cards in a node, two stages of as many cards as data parallel has ranks."""
+    own = model(4, data_parallel=data_parallel, pipeline=Pipeline(num_stages=2))
+    costs = own.costs
+    assert costs.device.num_cards_per_node == 8
+    assert costs.send_ns(10**9, True) != costs.send_ns(10**9, False)
+    assert own.transfers.send_ns(10**9) == costs.send_ns(10**9, is_within)
+
+
 def test_blocks_are_made_once_for_layers_with_equal_settings():
     own = model(NUM_LAYERS)
     blocks = own.blocks(Policy(True, op_swap=(OpSwap("mlp", Layers((1, 2, 3)), 1),)))

@@ -37,3 +37,9 @@ def test_a_wait_that_begins_in_the_middle():
     # Compute is busy until 40: the bubble is from there to 100.
     found = waits("F100 S0@0", "V0@1 F40 C20@2 F5@4")
     assert found == [(5, 40, 100, "PIPELINE"), (5, 100, 120, "COMMUNICATION")]
+
+
+def test_a_wait_that_begins_in_the_middle_has_no_part_of_a_collective_that_was_over():
+    # A collective of 5 ns at the begin of stage 1; compute is busy until 40.
+    found = waits("F100 S0@0", "C5 V0@1 F40 C20@3 F5@5")
+    assert found == [(6, 40, 100, "PIPELINE"), (6, 100, 120, "COMMUNICATION")]

@@ -190,6 +190,8 @@ class _Rewriter:
         for node in self.graph.forward:
             is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
             forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
+            if node.name not in self.copies_out and self._leaves_for_good(node):
+                self._copy_out(node)
             if node.name in self.copies_out:
                 forward.append(self.copies_out[node.name])
         return replace(
@@ -237,13 +239,33 @@ class _Rewriter:
         self.saved[name] = Saved(name, f"{name}@saved")
         return self.saved[name].backward_name
 
-    def _bring_back(self, node: Node) -> str:
-        """A pair of `MoveTo` around the value."""
+    def _leaves_for_good(self, node: Node) -> bool:
+        """Whether a value is copied out though backward does not read it.
+
+        An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
+        reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
+        goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
+        (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
+        """
+
+        def is_marked(other: Node) -> bool:
+            return other.name in self.recomputed or other.attributes.get("recompute") is True
+
+        readers = self.graph.index.forward_readers.get(node.name, ())
+        return node.name in self.prefetch and not is_marked(node) and any(map(is_marked, readers))
+
+    def _copy_out(self, node: Node) -> Node:
+        """The value on the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
         copy = replace(
             node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False
         )
         self.copies_out[node.name] = copy
+        return copy
+
+    def _bring_back(self, node: Node) -> str:
+        """A pair of `MoveTo` around the value."""
+        copy = self._copy_out(node)
         handed = Saved(copy.name, f"{copy.name}@saved")
         self.saved[copy.name] = handed
         back = replace(copy, name=f"{node.name}@in", inputs=(handed.backward_name,))

@@ -283,6 +283,38 @@ def test_what_backward_does_not_need_is_not_copied():
     assert rewritten(ONE, op_swap=(swap(r"mlp\.mul"),)).swap_pairs == ()
 
 
+# matmul -> gelu, marked `recompute` by the model or by nobody, -> add. Backward reads x and what `extra` names.
+def marked_step(mark, extra=""):
+    forward = [op("matmul", "Matmul", "x"), op("gelu", "Gelu", "matmul"), op("add", "Add", "gelu x", cell_path="")]
+    forward[1] = replace(forward[1], attributes=mark)
+    return graph(forward, saved=f"x {extra}")
+
+
+def copies(step):
+    return [copy.inputs for copy in step.index.one_way_copies], [pair.producer.name for pair in step.swap_pairs]
+
+
+def test_what_a_marked_operator_reads_is_copied_out_also_if_backward_does_not_need_it():
+    swapped = {"op_swap": (swap(r"mlp\.matmul", 3),)}
+    step = rewritten(marked_step({"recompute": True}), **swapped)
+    assert copies(step) == ([("matmul",)], [])
+    assert [n.name for n in step.forward] == ["matmul", "matmul@out", "gelu", "add"]
+    (copy,) = step.index.one_way_copies
+    assert (copy.attributes["backward_prefetch"], copy.size_bytes, saved(step)) == (3, KIB, {"x"})
+    assert copies(rewritten(marked_step({"recompute": False}), **swapped)) == ([], [])
+    # Where backward reads it, the same copy comes back; where the policy marks the reader, it is a mark as well.
+    assert copies(rewritten(marked_step({"recompute": True}, "matmul"), **swapped)) == ([], ["matmul"])
+    by_policy = rewritten(marked_step({}), **swapped, select_recompute=recompute(r"mlp\.gelu"))
+    assert copies(by_policy) == ([("matmul",)], [])
+
+
+def test_a_marked_operator_itself_is_not_copied():
+    step = rewritten(
+        marked_step({"recompute": True}), op_swap=(swap(r"mlp\.gelu", 3),), select_recompute=recompute(r"add")
+    )
+    assert copies(step) == ([], [])
+
+
 def test_swapping_one_of_two_names_copies_and_frees_nothing():
     forward = [op("matmul", "Matmul", "x"), op("view", "Reshape", "matmul"), op("gelu", "Gelu", "view")]
     step = graph(forward, [node("reader", "Grad", "matmul_b view_b")], saved="matmul view")
