@@ -22,7 +22,6 @@ ELSEWHERE = {
     "adapters/cpu": ["adapters/test_training.py"],
     "adapters/entry": ["adapters/test_training.py"],
     "adapters/execute": ["adapters/test_executions.py"],
-    "adapters/frontend_limits": ["adapters/test_collectives.py"],
     "adapters/interleave": ["adapters/test_collectives.py"],
     "adapters/kernels": ["adapters/test_executions.py"],
     "adapters/memory_report": ["adapters/test_training.py"],

@@ -27,6 +27,8 @@ PROBE_PERMILLE = 400
 # A plan that is so little above the bound is not looked further for: what is open, and what a plan for more memory may
 # lose to one for less.
 CLOSE_PPM = 5000
+# The same for a large model: its searches come this close to their bounds, so one for less memory is not faster.
+LARGE_CLOSE_PPM = 15_000
 # A plan that is no more above the bound is not mixed with its neighbours.
 GOOD_PPM = 10_000
 # A plan that is over its budget by no more than this part of it is made again.
@@ -123,17 +125,19 @@ class Curve:
         """The fastest of the plans for fixed budgets up to this one, and of others that fit; or what comes nearest.
 
         Fixed budgets whose bound is not below what was found, by `CLOSE_PPM`, need no look; nor does more than
-        `MAX_RUNGS` of a large model: the closest one and the knot below.
+        `MAX_RUNGS` of a large model: the closest one and the knot below, by `LARGE_CLOSE_PPM`.
         """
         best = min((c for c in others if c.fits(budget_bytes)), key=_time_of, default=None)
         rungs = rungs_below(self.knots, budget_bytes, every=self.is_small)
+        close_ppm = CLOSE_PPM if self.is_small else LARGE_CLOSE_PPM
         for rung in rungs if self.is_small else islice(rungs, MAX_RUNGS):
             bound_ns = self.bound_ns(rung.budget_bytes)
-            if self.progress.is_stopped or (
-                best is not None and bound_ns is not None and best.step_time_ns <= _close_to(bound_ns)
-            ):
+            is_close = best is not None and bound_ns is not None and best.step_time_ns <= _above(bound_ns, close_ppm)
+            if self.progress.is_stopped or is_close:
                 break
             found = self._at(rung)
+            if _is_far_over(found, rung):
+                break  # nothing fits into less
             if found.fits(rung.budget_bytes) and (best is None or found.step_time_ns < best.step_time_ns):
                 best = found
         if best is None and not self.progress.is_stopped:
@@ -157,7 +161,8 @@ class Curve:
         if (rung.knot, rung.step) not in self.known:
             found = self._planned(rung)
             # A solver looks at one stage after the other; mixes are of the whole step, where stages wait.
-            if rung.step and self.strict.num_stages > 1 and not self._is_good(found, rung.budget_bytes):
+            can_mix = rung.step and self.strict.num_stages > 1 and not _is_far_over(found, rung)
+            if can_mix and not self._is_good(found, rung.budget_bytes):
                 mixed = found if self.progress.is_stopped else self._mix(rung)
                 found = min(found, mixed, key=lambda candidate: self._rank(candidate, rung.budget_bytes))
             if self.progress.is_stopped:
@@ -170,7 +175,7 @@ class Curve:
         return (
             candidate.fits(budget_bytes)
             and bound_ns is not None
-            and candidate.step_time_ns * 1_000_000 <= bound_ns * (1_000_000 + GOOD_PPM)
+            and candidate.step_time_ns <= _above(bound_ns, GOOD_PPM)
         )
 
     def _planned(self, rung: Rung) -> Candidate:
@@ -182,8 +187,12 @@ class Curve:
             return self._solved(self.strict, budget_bytes, FULL_PERMILLE)
         bound_ns, strict_ns = self.bound_ns(budget_bytes), self.bound_ns(budget_bytes, is_coupled=False)
         found: list[Candidate] = []
-        good_ns = 0 if bound_ns is None else bound_ns * (1000 + COUPLING_PERMILLE) // 1000
-        # No search comes all the way down to its bound.
+        # No search comes all the way down to its bound; where that is no higher, breaking the rule gains little.
+        good_ns, is_equal = 0, False
+        if bound_ns is not None and strict_ns is not None:
+            good_ns = bound_ns * (1000 + COUPLING_PERMILLE) // 1000
+            is_equal = 10 * strict_ns <= 9 * bound_ns + good_ns
+            good_ns = max(good_ns, _above(bound_ns, GOOD_PPM)) if is_equal else good_ns
         if bound_ns is not None and strict_ns is not None and 2 * strict_ns <= bound_ns + good_ns:
             found.append(self._solved(self.strict, budget_bytes, PROBE_PERMILLE))
             if self.progress.is_stopped or (found[0].fits(budget_bytes) and found[0].step_time_ns <= good_ns):
@@ -248,8 +257,13 @@ class Curve:
         return True, candidate.peak_bytes, candidate.step_time_ns
 
 
-def _close_to(bound_ns: int) -> int:
-    return bound_ns + bound_ns * CLOSE_PPM // 1_000_000
+def _above(bound_ns: int, ppm: int) -> int:
+    return bound_ns + bound_ns * ppm // 1_000_000
+
+
+def _is_far_over(found: Candidate, rung: Rung) -> bool:
+    """Over its budget by more than what planning with a little less could mend."""
+    return found.peak_bytes > rung.budget_bytes + rung.budget_bytes // NEAR_PART
 
 
 def _time_of(candidate: Candidate) -> int:

@@ -19,7 +19,7 @@ from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["KEEP", "Figures", "Score", "Space"]
+__all__ = ["KEEP", "Figures", "Score", "Space", "Worth"]
 
 KEEP = 0
 
@@ -90,6 +90,23 @@ def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
     return np.take_along_axis(table, np.maximum(-choice, 0)[:, :, None], axis=2)[:, :, 0]
 
 
+@dataclass(frozen=True)
+class Worth:
+    """What a row of a choice comes to in its layer, per micro-batch.
+
+    Attributes:
+        freed_bytes: device memory that is free between forward and backward.
+        again_ns: time of what runs again.
+        copy_ns: time on the link, the slower direction.
+        host_bytes: what is on the host.
+    """
+
+    freed_bytes: int
+    again_ns: int
+    copy_ns: int
+    host_bytes: int
+
+
 @dataclass(frozen=True, order=True)
 class Score:
     """What a choice comes to; less is better.
@@ -141,6 +158,23 @@ class Space(ABC):
     @abstractmethod
     def blocks(self, choice: np.ndarray) -> Sequence[Block]:
         """The whole step, with the layers of this stage as chosen."""
+
+    def worth(self, layer: int, row: np.ndarray) -> Worth:
+        """What a row comes to.
+
+        Args:
+            layer: position among the layers of the stage.
+            row: shape (num_items,); distances do not matter.
+        """
+        figures, choice = self.figures, np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
+        choice[layer] = row
+        moved = row > KEEP
+        return Worth(
+            int(figures.freed_by(choice)[layer].sum()),
+            int(figures.time_of(choice)[layer].sum()),
+            int(figures.copy_ns[layer, moved].sum()),
+            int(figures.freed_bytes[layer, moved, 0].sum()),
+        )
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""

@@ -61,9 +61,9 @@ class StageSolver:
         effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
         choice = np.zeros(self.shape, np.int64)
         with contextlib.suppress(Stop):
-            self._solve_stages(choice, range(self.num_stages), budgets, effort)
+            fitting = self._solve_stages(choice, range(self.num_stages), budgets, effort)
             if self.num_stages > 1:
-                return self._repaired(choice, budget_bytes, budgets, effort)
+                return self._repaired(choice, budget_bytes, budgets, effort, fitting)
         return choice
 
     def mix(self, lean: np.ndarray, rich: np.ndarray, budget_bytes: int) -> np.ndarray:
@@ -96,12 +96,13 @@ class StageSolver:
 
     def _solve_stages(
         self, choice: np.ndarray, stages: Sequence[int], budgets: Sequence[int], effort_permille: int
-    ) -> None:
-        """Fills in the layers of some stages, the one that lacks most memory first.
+    ) -> set[int]:
+        """Fills in the layers of some stages, the one that lacks most memory first; gives those that fit alone.
 
         Stages are alike, so for the others a mix of what is known is often enough: a stage need not be better than
         the slowest one.
         """
+        fitting: set[int] = set()
         spaces = {stage: self._stage_space(stage, budgets[stage]) for stage in stages}
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
         kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
@@ -111,6 +112,7 @@ class StageSolver:
             space, layers = spaces[stage], self.layers[stage]
             choice[layers] = 0
             if kept[stage].fits or not layers:
+                fitting |= {stage}
                 continue
             options = [choice[layers], *(stretched(other, space.figures) for other in known)]
             found, mix = best_mix(searches[stage].score, options, orders_of([range(len(layers))]))
@@ -121,14 +123,18 @@ class StageSolver:
                     found, mix = search.best_score, search.best
                 known.append(mix)
             choice[layers] = mix
+            fitting |= {stage} if found.fits else set()
             slowest_ns = max(slowest_ns, _per_batch_ns(space, found))
+        return fitting
 
-    def _repaired(self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int) -> np.ndarray:
+    def _repaired(
+        self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int, fitting: set[int]
+    ) -> np.ndarray:
         """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
         space = self._whole_space(budget_bytes)
         search = Search(space, LEAST_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
-            self._repair(search, space, choice, budget_bytes, budgets, effort_permille)
+            self._repair(search, space, choice, budget_bytes, budgets, effort_permille, fitting)
         return choice if search.best is None else search.best
 
     def _repair(
@@ -139,21 +145,21 @@ class StageSolver:
         budget_bytes: int,
         budgets: list[int],
         effort_permille: int,
+        fitting: set[int],
     ) -> None:
         _, timeline = search.run(choice)
         ops = timeline.program.ops
         search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops))
         tried = [choice.copy()]
         over = first_over = space.over_bytes(timeline)
-        if any(budget <= 0 for budget in budgets):
-            over = np.zeros_like(over)  # there is nothing less to ask for
         for _ in range(NUM_REPAIRS):
-            again = np.flatnonzero(over > 0).tolist()
+            # There is nothing less to ask for of a stage that does not fit alone.
+            again = [stage for stage in np.flatnonzero(over > 0).tolist() if stage in fitting]
             if not again:
                 break
             for stage in again:
                 budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
-            self._solve_stages(choice, again, budgets, effort_permille)
+            fitting = fitting & self._solve_stages(choice, again, budgets, effort_permille)
             tried.append(choice.copy())
             over = space.over_bytes(search.run(choice)[1])
         if len(tried) > 1:

@@ -9,7 +9,7 @@ from mindswap.graph.names import Label, Names
 from mindswap.plan.candidates import Item, find_items
 from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_uses, idle_swaps
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow
-from mindswap.plan.space import KEEP, Figures, Score, Space
+from mindswap.plan.space import KEEP, Figures, Score, Space, Worth
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -122,7 +122,7 @@ def _recompute_figures(
             continue
         for way in range(len(item.recompute_names)):
             again = model.layer_block(_recompute_policy([(item, 1 + way)]), layer_index)
-            freed = _kept_bytes(plain) - _kept_bytes(again)
+            freed = _kept_bytes(model, plain) - _kept_bytes(model, again)
             if freed > 0:
                 freed_bytes[i, way] = freed
                 recompute_ns[i, way] = max(0, _backward_ns(again) - _backward_ns(plain))
@@ -166,9 +166,10 @@ def _recomputed_names(item: Item, way: int) -> tuple[str, ...]:
     return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
 
 
-def _kept_bytes(block: Block) -> int:
-    tensors = block.arrays.own
-    return int(tensors.size_bytes[tensors.is_forward & (tensors.first_backward != NO_OP)].sum())
+def _kept_bytes(model: StepModel, block: Block) -> int:
+    """What is there from forward to backward. What all micro-batches read is there in any case if there are more."""
+    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
+    return sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in of_block)
 
 
 def _backward_ns(block: Block) -> int:
@@ -191,6 +192,7 @@ class Rows:
         self.catalog = catalog
         self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
         self._blocks: dict[tuple[int, bytes], Block] = {}
+        self._worth: dict[tuple[int, bytes], Worth] = {}
 
     def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
         """What is recomputed."""
@@ -243,6 +245,15 @@ class Rows:
             self._blocks[key] = self._make_block(layer_index, row)
         return self._blocks[key]
 
+    def worth(self, layer_index: int, row: np.ndarray) -> Worth:
+        """What a row comes to, from its block."""
+        near = np.minimum(row, 1)
+        key = (self.catalog.kinds[layer_index], near.tobytes())
+        if key not in self._worth:
+            plain = self.block(layer_index, np.zeros_like(row))
+            self._worth[key] = _worth(self.model, plain, self.block(layer_index, near))
+        return self._worth[key]
+
     def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
         block = self.model.layer_block(self.recompute(layer_index, row), layer_index)
         if not (row > KEEP).any():
@@ -258,6 +269,24 @@ class Rows:
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
         return block.with_copies(copies)
+
+
+def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
+    """What a block comes to beside that of the same layer without any policy."""
+    own = block.arrays.own
+    moved = own.is_forward & (own.first_backward != NO_OP) & (own.num_copies > 0)
+    handed = [tensor for tensor in block.arrays.handed if tensor.is_forward and tensor.num_copies]
+    sizes = [*own.size_bytes[moved].tolist(), *(tensor.size_bytes for tensor in handed)]
+    counts = [*own.num_copies[moved].tolist(), *(tensor.num_copies for tensor in handed)]
+    held = [*own.is_held[moved].tolist(), *(tensor.is_held for tensor in handed)]
+    away_bytes = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+    copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+    return Worth(
+        _kept_bytes(model, plain) - _kept_bytes(model, block) + away_bytes,
+        max(0, _backward_ns(block) - _backward_ns(plain)),
+        max(sum(n * copy_ns(size) for n, size in zip(counts, sizes, strict=True)) for copy_ns in copies),
+        sum(n * size for n, size in zip(counts, sizes, strict=True)),
+    )
 
 
 class _ModelSpace(Space):
@@ -297,6 +326,10 @@ class _ModelSpace(Space):
         for layer_index, row in zip(self.layers, choice, strict=True):
             blocks[1 + layer_index] = self._rows.block(layer_index, row)
         return blocks
+
+    def worth(self, layer: int, row: np.ndarray) -> Worth:
+        """What a row comes to, exactly: items may share what runs again, or a name."""
+        return self._rows.worth(self.layers[layer], row)
 
     def effective(self, choice: np.ndarray) -> np.ndarray:
         """The choice without swaps that take no effect beside what it recomputes."""
@@ -394,7 +427,7 @@ def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
     if num_chunks > 1:  # whole rounds, as the order is made of them
         rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
         return layout.short_of(rounds * num_stages), -(-most // num_chunks)
-    return layout.short_of(num_whole + 1), most
+    return layout.short_of(num_whole + 2), most
 
 
 def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:

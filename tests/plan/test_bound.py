@@ -1,6 +1,7 @@
 """The lower bound: by hand, and never above what a simulated policy takes."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,28 @@ def test_what_runs_again_needs_what_it_reads():
     dear = Flow(**{**vars(FLOW), "again_ns": (1000, 20)})
     assert bound(facts(dear), 200, Allow(swap=False)) == 1040
     assert bound(facts(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
+
+
+def test_a_gathered_weight_stays_for_what_runs_again():
+    """The 50 bytes are a cast of 40 that were gathered: made again they leave 10 a layer, and nothing swaps the 40.
+
+    So 2 * 40 can be free without swap in 2 * 10 ns of the first tensor, and 10 more a layer in 20 ns each; where the
+    gathered weights are there in any case, as before the end of forward, all 50 count.
+    """
+    cast = Flow((100, 50, 40), (0, 1, 2), frozenset({0, 1}), frozenset({2}), ((1, 2),), (10, 20, 0), (0, 0, 0))
+    held = Flow(**{**vars(cast), "gathered": frozenset({2})})
+    past, before = (
+        Facts((flow,), (replace(facts(flow).stages[0], is_past_forward=is_past),), facts(flow).transfers)
+        for flow, is_past in ((held, True), (held, False))
+    )
+    without_swap = Allow(swap=False)
+    assert bound(past, 100, without_swap) == bound(before, 100, without_swap) == 1000 + 2 * 10
+    assert bound(past, 80, without_swap) == 1000 + 2 * 10 + 2 * 20
+    assert bound(past, 79, without_swap) is None
+    assert bound(before, 0, without_swap) == 1000 + 2 * 10 + 2 * 20
+    # On the host: 100 ns on the link before the fullest moment, beside 10 ns a layer for the first tensor.
+    assert bound(past, 0, host_bytes=100) == 1000 + 2 * 10 + 2 * 50
+    assert bound(past, 0, host_bytes=99) is None
 
 
 def test_waits_for_communication_hide_what_runs_again():

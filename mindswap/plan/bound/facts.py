@@ -45,6 +45,7 @@ class Stage:
         work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
         once_ns: time of what the compute stream does once for all micro-batches.
         backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
+        is_past_forward: forward of all layers has ended by that moment.
     """
 
     peak_bytes: int
@@ -55,6 +56,7 @@ class Stage:
     once_ns: int = 0
     backward_ns: int = 0
     num_chunks: int = 1
+    is_past_forward: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,6 +142,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
         work_ns=alone.work_ns,
         once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
+        is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
     )
 
 

@@ -4,11 +4,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Label
 from mindswap.graph.ops import COMMUNICATION_OPS, VALUE_PASSING_OPS, is_kernel
 from mindswap.graph.predict.fusion import least_work_again
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
+from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["Flow", "Window", "flow_of"]
@@ -40,6 +42,8 @@ class Flow:
         again_ns: least time on the compute stream of each operator that runs again.
         communication_ns: time on the communication stream that goes with it.
         windows: where copies of operators may cost nothing.
+        gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
+            before backward.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -50,6 +54,7 @@ class Flow:
     again_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]
     windows: tuple[Window, ...] = ()
+    gathered: frozenset[int] = frozenset()
 
     @property
     def saved_bytes(self) -> int:
@@ -72,8 +77,13 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         for node, work in zip(graph.forward, least, strict=True)
     }
     kernels = [node for node in graph.forward if is_kernel(node.op)]
-    # No policy changes what becomes of a gathered weight: it is not in the programme.
-    own = [node for node in kernels if node.layer_index == layer_index and not is_gathering(node)]
+    held = _held_gathers(model, layer_index)
+    # What becomes of other gathered weights no policy changes: they are not in the programme.
+    own = [
+        node
+        for node in kernels
+        if node.layer_index == layer_index and (not is_gathering(node) or model.names(node) in held)
+    ]
     ops = {node.name: position for position, node in enumerate(own)}
     keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
     tensors = {key: position for position, key in enumerate(keys)}
@@ -86,6 +96,7 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
     def read_by(node: Node) -> set[int]:
         return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
 
+    gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.forward_nodes[name])}
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
@@ -94,12 +105,29 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
         makers,
         frozenset(saved),
-        frozenset(outputs),
+        frozenset(outputs | gathered),
         reads,
         tuple(again[node.name] for node in own),
         tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
         tuple(_windows(model, _places(saved, makers, reads))),
+        frozenset(gathered),
     )
+
+
+def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
+    """Gathered weights that backward holds only if what reads them runs again; later micro-batches need none."""
+    if model.layout.num_turns > 1 or model.layers.reads_caches:
+        return set()
+    index = model.captured.sample.layer_map.index(layer_index)
+    held, held_anyway = (
+        {
+            tensor.label
+            for tensor in model.layer_block(policy, index).tensors
+            if tensor.is_once and tensor.role is None and tensor.uses.first_backward is not None
+        }
+        for policy in (Policy(True, layer_recompute=ALL_LAYERS), Policy())
+    )
+    return held - held_anyway
 
 
 def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:

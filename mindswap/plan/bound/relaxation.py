@@ -150,9 +150,11 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
         num_there = num_layers * layers.in_flight
         num_copied = num_layers * facts.num_micro_batches
         uses.saved_bytes += num_there * flow.saved_bytes
-        for size, is_kept, is_swapped in zip(flow.sizes_bytes, layer.kept, layer.swapped, strict=True):
+        num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
+        sizes = zip(flow.sizes_bytes, layer.kept, layer.swapped, strict=True)
+        for tensor, (size, is_kept, is_swapped) in enumerate(sizes):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            uses.kept_bytes[is_kept] = num_there * size
+            uses.kept_bytes[is_kept] = (num_gathered if tensor in flow.gathered else num_there) * size
             uses.host_bytes[is_swapped] = num_there * size
             uses.out_by_then_ns[is_swapped] = num_there * out_ns
             uses.out_ns[is_swapped] = num_copied * out_ns
@@ -184,7 +186,8 @@ class _Layer:
 
     def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
         self.kept = [rows.variable(1) for _ in flow.sizes_bytes]
-        self.swapped = [rows.variable(1 if allow.swap else 0) for _ in flow.sizes_bytes]
+        can_swap = [allow.swap and tensor not in flow.gathered for tensor in range(len(flow.sizes_bytes))]
+        self.swapped = [rows.variable(int(can)) for can in can_swap]
         self.again_ns = rows.variable()
         runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
 

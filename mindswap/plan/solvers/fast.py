@@ -1,8 +1,7 @@
-"""The default solver: two amounts, what is swapped and what is recomputed, then improvement on the simulator. Pure.
+"""The default solver: so much of the link for swap, the least recompute beside it, then improvement. Pure.
 
-Layers are alike, so a good choice is nearly: recompute what costs least per byte, swap what costs most to
-recompute until the link is busy. For each amount of swap the least amount of recompute that fits is looked for;
-the best of these is then changed in many small ways. Every figure that decides is simulated.
+Layers are alike, so a good choice has few different rows (`mixture`). For each amount of swap the mixture of rows is
+looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is simulated.
 """
 
 import contextlib
@@ -10,8 +9,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindswap.plan.solvers.fill import fill, lossless_order, recompute_order, swap_order
-from mindswap.plan.solvers.improve import improve
+from mindswap.plan.solvers.distances import grouped
+from mindswap.plan.solvers.fill import Even
+from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
+from mindswap.plan.solvers.mixture import Mixture, in_front, spread
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
 from mindswap.simulate.program import OpKind
@@ -19,15 +20,26 @@ from mindswap.simulate.program import OpKind
 __all__ = ["solve"]
 
 # Simulations: so many operators altogether, but no more simulations than this.
-MAX_OPERATORS = 1_250_000
+MAX_OPERATORS = 2_000_000
 MAX_EVALUATIONS = 3000
-# Time on the link per micro-batch that is tried, as parts of the time of forward.
-LINK_LOADS = (0.0, 0.2, 0.4, 0.6, 0.75, 0.9, 1.0, 1.15, 1.4, 2.0, 4.0)
+# Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one up and down, as
+# long as it gets better; and so many times between the best and its neighbours.
+FIRST_LOAD = 1.0
+MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
+LESS_PARTS = (0.8, 0.6, 0.3, 0.0)
+NUM_BETWEEN = 2
+# If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
+LITTLE_LOAD = 1.5
+# Last layers that swap nothing, tried with the best of these.
+STILL_LAYERS = (1, 3)
 NUM_CORRECTIONS = 5
-# With less effort than this every second load is tried.
-QUICK_PERMILLE = 500
-# Loads of the link from whose best choice the improvement starts.
+# Distances with which the least memory is looked for.
+CLOSE_DISTANCES = (1, 4, 8, 16, 32)
+# A correction that changes no more than this part of what is to be freed is left out.
+SMALL_CORRECTION = 500
+# Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
+SEARCH_PERMILLE = 600
 
 
 def solve(
@@ -47,29 +59,31 @@ def solve(
     return search
 
 
+# A choice with its score, the load of the link, and the layers that swap nothing.
+_Found = tuple[Score, float, int, np.ndarray]
+
+
+def _score_of(found: _Found) -> tuple[Score, float, int]:
+    return found[:3]
+
+
 class _Solver:
     def __init__(self, search: Search, effort_permille: int):
         self.search = search
         self.space = search.space
         self.figures = search.space.figures
-        orders = [swap_order(self.figures), lossless_order(self.figures)]
-        self.orders = orders[:1] if orders[0] == orders[1] else orders
-        self.loads = LINK_LOADS[::2] if effort_permille < QUICK_PERMILLE else LINK_LOADS
-        self.swaps = self.orders[0]
-        self.upgrades = recompute_order(self.figures)
         self.effort_permille = effort_permille
-        self.starts: dict[float, np.ndarray] = {}  # the best choice with each load of the link, in the order at hand
+        self.found: list[_Found] = []
 
     def run(self, given: Sequence[np.ndarray]) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
-        keep = np.zeros(shape, np.int64)
-        score, timeline = self.search.run(keep)
+        score, timeline = self.search.run(np.zeros(shape, np.int64))
         num_ops = len(timeline.program.ops)
         limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1) * self.effort_permille // 1000
-        self.search.max_evaluations = min(MAX_EVALUATIONS, max(limit, 40))
+        limit = min(MAX_EVALUATIONS, max(limit, 40))
+        self.search.max_evaluations = limit
         if score.fits:
             return  # nothing is faster than to keep everything
-        self.far = num_ops // max(1, self.space.layout.num_turns)  # a distance beyond every use
         ops = timeline.program.ops
         micro_batches = self.space.layout.num_turns
         self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
@@ -77,110 +91,114 @@ class _Solver:
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)
             return
-        starts: list[tuple[Score, int, float, np.ndarray]] = []
-        for number, order in enumerate(self.orders):
-            self.swaps = order
-            found = self._try_loads()
-            starts += [(score, number, load, self.starts[load]) for load, score in found.items()]
-        if self.deficit_bytes > 0:
+        # About as many operators as a layer has.
+        self.distance = max(1, num_ops // max(1, micro_batches * self.figures.num_layers))
+        self.search.max_evaluations = limit * SEARCH_PERMILLE // 1000
+        self._try_loads()
+        self.search.max_evaluations = limit
+        self.found.sort(key=_score_of)
+        starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
+        for _, load, num_still, choice in self.found:
+            starts.setdefault((load, num_still), choice)
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
+        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
+
+    def _try_loads(self) -> None:
+        """The best with some loads of the link, and with layers that stay still."""
+        can_swap = self.figures.freed_bytes[:, :, 0] > 0
+        total_ns = int(self.figures.copy_ns[can_swap].sum())
+        # Time on the link if all that is to be freed were swapped.
+        all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
+        is_little = all_ns <= LITTLE_LOAD * self.forward_ns
+        mixture, even = Mixture(self.space, 0, spread), Even(self.space)
+        maker = even if is_little else mixture
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
+        # No load beyond that of all that is to be freed is another choice.
+        first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
+        self._best_with(maker, first, 0)
+        if not min(self.found, key=_score_of)[0].fits:
             self._squeeze()
-        starts.sort(key=lambda start: start[:3])
-        improve(self.search, self.forward_ns, [start[3] for start in starts[:NUM_STARTS]])
-
-    def _try_loads(self) -> dict[float, Score]:
-        """The best with each load of the link, and with some between the best ones."""
-        found = {load: self._best_with(load) for load in self.loads if self._is_new_load(load)}
-        for _ in range(len(self.loads) // 3):
-            loads = sorted(found)
-            best = min(loads, key=lambda load: (found[load], load))
-            at = loads.index(best)
-            for near in loads[max(0, at - 1) : at] + loads[at + 1 : at + 2]:
-                load = (near + best) / 2
-                found[load] = self._best_with(load)
-        return found
-
-    def _is_new_load(self, load: float) -> bool:
-        """Whether there is as much to swap."""
-        total_ns = int(self.figures.copy_ns[self.figures.freed_bytes[:, :, 0] > 0].sum())
-        return load == 0 or load * self.forward_ns < total_ns * 1.5
-
-    def _best_with(self, load: float) -> Score:
-        """The least recompute that fits beside so much swap, by its measured excess."""
-        swap_bytes = self._bytes_on_link(load)
-        recompute_bytes = self.deficit_bytes - swap_bytes
-        best: Score | None = None
-        low, high = 0, None  # recompute that is too little; that fits
-        distances = self._distances(
-            fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, self.far)
-        )
-        for _ in range(NUM_CORRECTIONS):
-            recompute_bytes = max(recompute_bytes, 0)
-            choice = fill(self.figures, self.swaps, self.upgrades, swap_bytes, recompute_bytes, distances)
-            score, timeline = self.search.run(choice)
-            if (choice > KEEP).any():  # with less recompute or more, other distances may be enough
-                needed = self.space.smallest_distances(timeline).max(axis=0)[None, :]
-                closer = np.where(choice > KEEP, np.where(needed > 0, needed, self.far), choice)
-                closer_score = self.search.score(closer)
-                if closer_score < score:
-                    choice, score, distances = closer, closer_score, np.where(needed > 0, needed, distances)
-            if best is None or score < best:
-                best, self.starts[load] = score, choice
-            in_flight = self.figures.num_in_flight
-            spare = self.space.budget_bytes - score.peak_bytes
-            if score.fits:
-                high = recompute_bytes if high is None else min(high, recompute_bytes)
-                recompute_bytes = max(low + (high - low) // 8, recompute_bytes - spare // in_flight)
-                if high == 0 or high - low < self.deficit_bytes // 200:
+            assert self.search.best_score is not None
+            if not self.search.best_score.fits:
+                return  # nothing does
+        less = [first * part for part in LESS_PARTS] if first else []
+        more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
+        for loads in (less, more):
+            for load in loads:
+                before = min(self.found, key=_score_of)
+                self._best_with(maker, load, 0)
+                if min(self.found, key=_score_of) is before and not is_small:
                     break
+            if min(self.found, key=_score_of)[1] < first and not is_small:
+                break  # less was better
+        for _ in range(NUM_BETWEEN):
+            tried = sorted({load for _, load, _, _ in self.found})
+            best = min(self.found, key=_score_of)[1]
+            at = tried.index(best)
+            for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
+                self._best_with(maker, (near + best) / 2, 0)
+        best = min(self.found, key=_score_of)[1]
+        if is_little:
+            self._best_with(mixture, best, 0)
+        self._best_with(Mixture(self.space, 0, in_front), best, 0)
+        for num_still in STILL_LAYERS:
+            if best and num_still < self.figures.num_layers:
+                self._best_with(Mixture(self.space, num_still, spread), best, num_still)
+
+    def _best_with(self, maker: Mixture | Even, load: float, num_still: int) -> None:
+        """The least recompute that fits beside so much swap, by its measured excess."""
+        in_flight = self.figures.num_in_flight
+        needed_bytes, step_bytes = self.deficit_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
+        low = 0  # too little to free
+        high: int | None = None  # what fits
+        before: np.ndarray | None = None
+        for number in range(NUM_CORRECTIONS):
+            if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
+                return
+            host_bytes = self.space.host_budget_bytes / in_flight
+            choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
+            if before is not None and np.array_equal(before, choice):
+                return  # there is no more, or no less
+            before = choice
+            score, choice = self._with_distances(choice)
+            self.found.append((score, load, num_still, choice))
+            if score.fits:
+                high = needed_bytes if high is None else min(high, needed_bytes)
+                spare_bytes = (self.space.budget_bytes - score.peak_bytes) // in_flight
+                if spare_bytes <= step_bytes:
+                    return
+                needed_bytes = max(low + (high - low) // 8, needed_bytes - spare_bytes)
             else:
-                low = max(low, recompute_bytes)
-                recompute_bytes += -(-score.excess_bytes // in_flight)
+                low = max(low, needed_bytes)
+                # Other rows hold memory at other moments, so what was too little often stays so.
+                needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
                 if high is not None:
-                    recompute_bytes = min(recompute_bytes, (low + high) // 2)
-        assert best is not None
-        return best
-
-    def _distances(self, choice: np.ndarray) -> np.ndarray:
-        """For each item the least distance with which copies delay nothing, or the one that delays least.
-
-        The copies of all items share the link, so what the first timeline asks for may be too little together.
-        """
-        if not (choice > KEEP).any():
-            return np.full((1, choice.shape[1]), self.far)
-        score, timeline = self.search.run(choice)
-        needed = self.space.smallest_distances(timeline).max(axis=0)[None, :]
-        found = []
-        for factor in (1, 2, 4):
-            distances = np.minimum(np.where(needed > 0, needed * factor, self.far), self.far)
-            found.append((self.search.score(np.where(choice > KEEP, distances, choice)), factor, distances))
-            if found[-1][0].step_time_ns <= score.step_time_ns * 1001 // 1000:
-                break
-        return min(found, key=lambda entry: (entry[0].step_time_ns, entry[1]))[2]
-
-    def _bytes_on_link(self, load: float) -> int:
-        """Bytes whose copies take so much of forward, in the order in which they are swapped."""
-        left_ns, size = load * self.forward_ns, 0
-        for item in self.swaps:
-            for layer in range(self.figures.num_layers):
-                if left_ns <= 0:
-                    return size
-                left_ns -= self.figures.copy_ns[layer, item]
-                size += int(self.figures.freed_bytes[layer, item, 0])
-        return size
+                    needed_bytes = min(needed_bytes, (low + high) // 2)
 
     def _squeeze(self) -> None:
-        """The least memory there is: all that can be swapped is, close to its use, and all else is recomputed."""
-        everything = 2 * int(self.figures.freed_bytes.max(axis=2).sum())
-        whole = np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
-        whole[:, 0] = np.where(self.figures.freed_bytes[:, 0, 1] > 0, -1, KEEP) if whole.size else KEEP
+        """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
+        freed = self.figures.freed_bytes
+        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
+        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
+        again = np.where(can_again, -way, KEEP)
+        again[:, 0] = KEEP
+        whole = np.zeros_like(again)
+        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
         self.search.score(whole)
-        for distance in (1, 2, 4, self.far // max(1, self.figures.num_layers)):
-            for swap_bytes in (everything, 0):
-                for upgrades in (self.upgrades, [u for u in self.upgrades if u.item]):
-                    self.search.score(
-                        fill(self.figures, self.swaps, upgrades, swap_bytes, everything, max(distance, 1))
-                    )
-            first = [u for u in self.upgrades if u.item]
-            both = fill(self.figures, [], first, 0, everything, 1)
-            swapped = fill(self.figures, self.swaps, [], everything, 0, max(distance, 1))
-            self.search.score(np.where(both == KEEP, swapped, both))
+        for distance in CLOSE_DISTANCES:
+            swapped = np.where(can_swap, distance, KEEP)
+            for base in (again, np.zeros_like(again)):
+                self.search.score(np.where(base == KEEP, swapped, base))
+
+    def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
+        """A choice with distances of about a layer, or with those that its timeline then asks for.
+
+        From distances that are too short nothing can be learned: what waits for copies leaves them the time.
+        """
+        first = np.where(choice > KEEP, self.distance, choice)
+        score, timeline = self.search.run(first)
+        if not (choice > KEEP).any():
+            return score, first
+        closer = grouped(first, self.space.smallest_distances(timeline))
+        closer_score = self.search.score(closer)
+        return (closer_score, closer) if closer_score < score else (score, first)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.plan.space import KEEP, Figures
+from mindswap.plan.space import KEEP, Figures, Space
 
-__all__ = ["Upgrade", "fill", "lossless_order", "recompute_order", "swap_order"]
+__all__ = ["Even", "Upgrade", "fill", "recompute_order", "swap_order"]
 
 
 @dataclass(frozen=True)
@@ -68,27 +68,27 @@ def swap_order(figures: Figures) -> list[int]:
     return sorted(items, key=lambda item: (-price(item), -bytes_of[item, 0], item))
 
 
-def lossless_order(figures: Figures) -> list[int]:
-    """`swap_order`, but last those next to which cheap recompute has to be left out, as much as they would free."""
-    bytes_of = figures.freed_bytes.sum(axis=0)
-    ns_of = figures.recompute_ns.sum(axis=0)
-    conflicts: np.ndarray = figures.all_conflicts.any(axis=0)  # type: ignore[assignment]
-    order = swap_order(figures)
+class Even:
+    """Choices in which many layers swap the same little, so that the link is never long behind.
 
-    def lost_permille(item: int) -> int:
-        """Bytes that would cost less to recompute than those of the item, over those of the item."""
-        own = min((ns_of[item, way] / bytes_of[item, way] for way in _ways(bytes_of, item)), default=float("inf"))
-        lost = 0
-        for other in range(1, figures.num_items):
-            ways = [w for w in _ways(bytes_of, other) if conflicts[other, w, item]]
-            lost += max((bytes_of[other, w] for w in ways if ns_of[other, w] < own * bytes_of[other, w]), default=0)
-        return int(lost * 1000 // bytes_of[item, 0])
+    Args:
+        space: whose layers.
+    """
 
-    return sorted(order, key=lost_permille)
+    def __init__(self, space: Space):
+        self.figures = space.figures
+        self.swaps, self.upgrades = swap_order(self.figures), recompute_order(self.figures)
 
-
-def _ways(bytes_of: np.ndarray, item: int) -> list[int]:
-    return [way for way in range(1, bytes_of.shape[1]) if bytes_of[item, way] > 0]
+    def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
+        """A choice that frees so much, by swap as far as link and host allow; swaps have distance 1."""
+        size, time_ns = 0, 0
+        for item in self.swaps:
+            for own_bytes, own_ns in zip(
+                self.figures.freed_bytes[:, item, 0].tolist(), self.figures.copy_ns[:, item].tolist(), strict=True
+            ):
+                if size < min(freed_bytes, host_bytes) and time_ns < copy_ns:
+                    size, time_ns = size + own_bytes, time_ns + own_ns
+        return fill(self.figures, self.swaps, self.upgrades, size, freed_bytes - size, 1)
 
 
 def fill(

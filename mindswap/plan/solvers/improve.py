@@ -6,10 +6,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from mindswap.plan.solvers.distances import MAX_GROUPS, grouped
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.space import KEEP, Figures, Score
 
-__all__ = ["improve"]
+__all__ = ["SMALL_SPACE_CELLS", "improve"]
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
@@ -90,15 +91,14 @@ def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
 
 
 def _retune(search: Search, start: _Start) -> _Start:
-    """The distances that the timeline of a choice asks for: one for each item, or a few."""
+    """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
     choice = start[0]
     is_swapped = choice > KEEP
     if not is_swapped.any():
         return start
     needed = search.space.smallest_distances(search.space.timeline(choice))
-    largest = np.broadcast_to(needed.max(axis=0), choice.shape)
-    doubling = 1 << np.ceil(np.log2(np.maximum(needed, 1))).astype(np.int64)
-    for distances in (largest, np.minimum(doubling, largest)):
+    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
+    for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
         for permille in (1000, 700, 500, 1400):
             scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
             start = min(start, (scaled, search.score(scaled)), key=_score_of)
@@ -145,7 +145,9 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
         firsts = np.arange(len(moves))
         gains, seconds = freed, np.full(len(moves), -1)
     trials = 0
-    for index in np.lexsort((seconds, firsts, -gains)):
+    # In a small space every move is tried: first those of one cell, of which there are few.
+    is_late = (seconds >= 0) & is_small
+    for index in np.lexsort((seconds, firsts, -gains, is_late)):
         if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
             return start
         if gains[index] < 0 and not is_small:
