@@ -221,6 +221,50 @@ def test_apply_begins_a_swap_in_pynative_mode(parts):
     swap.remove()
 
 
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Policy(is_swap_enabled=True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),)), "op_swap names no operator .* 'mlp'"),
+        (Policy(is_swap_enabled=True, layer_swap=(LayerSwap(Layers((3,)), 1),)), r"layers 0 to 2, .* names \[3\]"),
+    ],
+)
+def test_apply_refuses_what_the_network_does_not_have(parts, policy, message):
+    network = parts.networks.Network()
+    with pytest.raises(ApplyError, match=message):
+        mindswap.apply(network, policy)
+    assert mindswap.running_swap(network) is None
+    assert not any(cell._forward_pre_hook or cell._forward_hook for cell in [network, *network.layers])
+
+
+def test_gradients_twice_of_one_forward_pass_and_gradients_of_gradients(parts):
+    """MindSpore 2.9.0 runs forward again for each backward pass, whether `GradOperation` or the function of `vjp` is
+    called twice; a second derivative has more saves, which is another step."""
+    import mindspore as ms
+
+    network, inputs = parts.networks.Network(has_norm=False), parts.networks.batch()
+    weights = ms.ParameterTuple(network.trainable_params())
+
+    def twice():
+        network.set_grad(True)
+        network(inputs)
+        gradient = ms.ops.GradOperation(get_by_list=True)(network, weights)
+        found = [gradient(inputs) for _ in range(2)]
+        network.set_grad(False)
+        _, pull_back = ms.vjp(network, inputs, weights=weights)
+        found += [pull_back(ms.Tensor(1.0, ms.float32))[1] for _ in range(2)]
+        found.append((ms.grad(lambda x: ms.grad(network)(x).sum())(inputs),))
+        return [gradient.asnumpy() for gradients in found for gradient in gradients]
+
+    expected = twice()
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    before = swap.report.num_passes
+    for _ in range(2):
+        assert parts.networks.are_equal(twice(), expected)
+        assert swap.copies.host_bytes == 0
+    assert swap.report.num_passes >= before + 4
+    swap.remove()
+
+
 def test_a_recomputed_layer_saves_in_backward_what_stays(parts):
     network, inputs = parts.networks.Network(), parts.networks.batch()
     expected = parts.networks.gradients(network)(inputs)
@@ -273,6 +317,31 @@ def test_two_recordings_of_a_step_are_equal(parts, recorded):
 
     network, step, _, trace = recorded
     assert all(record(network, list(network.layers), step) == trace for _ in range(5))
+
+
+def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
+    """No call of MindSpore 2.9.0 reads a save again behind the pass; a later one that does gets the tensor whole."""
+    import numpy as np
+
+    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.pynative.decide import decide
+    from mindswap.pynative.schedule import make_schedule
+
+    network, step, _, trace = recorded
+    schedule = make_schedule(trace, decide(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
+    executor, kept = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True), []
+    save = executor.save
+    executor.save = lambda tensor, layer_index: kept.append(save(tensor, layer_index)) or kept[-1]
+    watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
+    step()
+    watch.remove()
+    assert executor.num_passes == 1 and executor.totals.offloaded_bytes > 0
+    tensors = [executor.read(one) for one in kept]
+    assert [tensor.untyped_storage().size() for tensor in tensors] == [
+        trace.storages[save.storage].size_bytes for save in trace.saves
+    ]
+    assert all(np.isfinite(tensor.asnumpy()).all() for tensor in tensors)  # what was freed was filled with NaN
+    assert executor.num_deviations == 1 and executor.was_different and executor.copies.host_bytes == 0
 
 
 @settings(max_examples=examples(50, 200), deadline=None)
