@@ -21,13 +21,13 @@ def parts():
     import mindspore as ms
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-    from mindswap.adapters.pynative import executor, swap
+    from mindswap.adapters.pynative import copies, executor, swap
     from tests.adapters.pynative import networks
 
     class Parts:
         pass
 
-    Parts.executor, Parts.swap, Parts.networks = executor, swap, networks
+    Parts.copies, Parts.executor, Parts.swap, Parts.networks = copies, executor, swap, networks
     return Parts
 
 
@@ -281,7 +281,7 @@ def test_the_results_depend_on_what_comes_back(parts, monkeypatch):
     """The checks above can fail: memory that comes back with other bytes changes the gradients."""
     network, inputs = parts.networks.Network(), parts.networks.batch()
     expected = parts.networks.gradients(network)(inputs)
-    copies = parts.swap.ThreadCopies()
+    copies = parts.copies.ThreadCopies()
     monkeypatch.setattr(copies, "prefetch", lambda copy: copy.storage.resize_(copy.size_bytes))
     swap, results = run(parts, network, SWAP_ALL, inputs, copies=copies)
     swap.remove()
@@ -329,7 +329,7 @@ def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
 
     network, step, _, trace = recorded
     schedule = make_schedule(trace, decide(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
-    executor, kept = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True), []
+    executor, kept = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True), []
     save = executor.save
     executor.save = lambda tensor, layer_index: kept.append(save(tensor, layer_index)) or kept[-1]
     watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
@@ -355,7 +355,7 @@ def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, reco
     network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
     schedule = make_schedule(trace, decide(trace, decisions_of(policy, network.layers), unit), range(3))
-    executor = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True)
+    executor = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True)
     differences = []
     act = executor._act
 
