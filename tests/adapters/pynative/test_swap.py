@@ -198,6 +198,30 @@ def test_an_exception_in_forward_loses_nothing():
     ], ran.stderr
 
 
+def test_an_exception_in_backward_loses_nothing(parts):
+    network, inputs = parts.networks.Network(has_norm=False), parts.networks.batch()
+    step = parts.networks.gradients(network)
+    expected = step(inputs)
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    is_broken = True
+
+    def raise_once(gradient):
+        if is_broken:
+            raise RuntimeError("by the test")
+
+    handle = network.layers[0].register_forward_hook(
+        lambda cell, inputs, output: output.register_hook(raise_once) and None
+    )
+    with pytest.raises(RuntimeError, match="by the test"):
+        step(inputs)
+    assert swap.copies.host_bytes > 0
+    is_broken = False
+    assert parts.networks.are_equal(step(inputs), expected)
+    handle.remove()
+    swap.remove()
+    assert swap.copies.host_bytes == 0 and swap.executor.num_passes == 3
+
+
 def test_remove_leaves_no_hook(parts):
     network, inputs = parts.networks.Network(), parts.networks.batch()
     swap, _ = run(parts, network, SWAP_ALL, inputs)
