@@ -1,6 +1,7 @@
 """Files that appear complete or not at all: the one place where the package writes files that others read."""
 
 import os
+import re
 import secrets
 import shutil
 import tempfile
@@ -10,7 +11,12 @@ from pathlib import Path
 
 from mindswap.errors import DataError
 
-__all__ = ["refuse_existing", "replace_file", "require_folders", "staged", "write_new"]
+__all__ = ["is_recorded_step", "refuse_existing", "replace_file", "require_folders", "staged", "write_new"]
+
+
+def is_recorded_step(start: bytes) -> bool:
+    """Whether a file that begins so is a step that `mindswap trace` wrote (`pynative/trace_file.py`)."""
+    return re.match(rb'\s*\{\s*"schema"\s*:\s*"mindswap-trace"', start) is not None
 
 
 def require_folders(*paths: Path | None) -> None:

@@ -39,7 +39,12 @@ HEADER = ("configuration", "step time", "tokens/s/card", "against first", "peak 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("configs", metavar="CONFIG|BASELINE", nargs="+", help="the first one is a YAML of MindFormers")
+    parser.add_argument(
+        "configs",
+        metavar="CONFIG|BASELINE",
+        nargs="+",
+        help="the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)",
+    )
     add_common(parser, "--plot", "--no-cache", "--json")
     add_skew_argument(parser)
     add_device_arguments(parser)

@@ -50,6 +50,18 @@ class Tensors:
         """What MindFormers 2.x does with them."""
         return fate_in_2x(self.trace, effect)
 
+    def refuse_nothing(self, before: TensorFate) -> None:
+        """Stop where a file that swaps moves nothing of this step: another model, most likely.
+
+        Raises:
+            LaunchError: it moves nothing.
+        """
+        if not before.moved:
+            raise LaunchError(
+                f"{self.file}: nothing that the configuration swaps is saved in this step\n"
+                "    fix:     a trace of the same model; or convert by name, without --trace"
+            )
+
     def choose_2x(self, wanted: frozenset[int], num_layers: int) -> Swapped:
         """What moves them in 2.x, if the first layers can be swapped."""
         return choose_2x(self.trace, wanted, self.model.layers[0], num_layers)

@@ -129,6 +129,8 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
     ops, told = _layer_ops(args, document, tensors)
     before = tensors.of_policy(policy) if tensors is not None else None
+    if tensors is not None and before is not None and policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
+        tensors.refuse_nothing(before)
     chosen = partial(tensors.choose_2x, before.moved) if tensors is not None and before is not None else None
     converted = to_2x(policy, num_layers, stages, ops, names, chosen, told)
     # What the file does not speak of, the result leaves alone.
@@ -156,6 +158,8 @@ def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tenso
     if tensors is None:
         return to_1_9(checked.effect, ops, use_legacy, source=told)
     before = tensors.of_effect(checked.effect)
+    if checked.effect.swaps_anything:
+        tensors.refuse_nothing(before)
     use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
     converted = to_1_9(checked.effect, ops, use_legacy, tensors.choose_1_9(before.moved), told)
     policy = check_shape(_sections_alone(converted), num_layers).policy

@@ -2,7 +2,7 @@
 
 import argparse
 
-from mindswap.commands.options import add_common
+from mindswap.commands.options import CONFIG_OR_STEP, add_common
 from mindswap.errors import GraphError
 from mindswap.report.answer import answer_text
 from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
@@ -25,7 +25,7 @@ What was compiled once is kept in $MINDSWAP_CACHE, or ~/.cache/mindswap.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     parser.add_argument("--layers", metavar="LIST", type=parse_layers, help="only these, e.g. 0,3-5")
     add_common(parser, "--rank")
     parser.add_argument("--by", choices=("layer", "operator", "cell"), default="operator", help="what a row is")

@@ -7,7 +7,16 @@ from typing import Any
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import EXAMPLES, OPTIONS
 
-__all__ = ["add_common", "add_device_arguments", "add_skew_argument", "device_overrides", "positive_int"]
+__all__ = [
+    "CONFIG_OR_STEP",
+    "add_common",
+    "add_device_arguments",
+    "add_skew_argument",
+    "device_overrides",
+    "positive_int",
+]
+
+CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 
 # Options of the device that `--help` lists; the others are there all the same.
 COMMON_OPTIONS = (

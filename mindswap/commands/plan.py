@@ -11,7 +11,13 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
-from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import (
+    CONFIG_OR_STEP,
+    add_common,
+    add_device_arguments,
+    add_skew_argument,
+    device_overrides,
+)
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
@@ -50,7 +56,7 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     place = parser.add_mutually_exclusive_group()
     place.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the configuration with the plan here")
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")

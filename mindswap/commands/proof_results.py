@@ -100,8 +100,8 @@ def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
         return None, None
     place = found[0].parent
     try:
-        data = json.loads((place / TRACE).read_text("utf-8"))
-    except (OSError, ValueError):
+        data = json.loads((place / TRACE).read_text("utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
         return str(place), None
     events = data.get("traceEvents", []) if isinstance(data, dict) else data
     return str(place), trace_overlap(read_trace(events if isinstance(events, list) else []))

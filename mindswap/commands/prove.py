@@ -13,11 +13,15 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.commands.options import add_device_arguments, device_overrides
 from mindswap.commands.proof_runs import run_variants
 from mindswap.commands.proving import Bench, prepare
+from mindswap.commands.run import cards_missing
 from mindswap.commands.send_back import pack
+from mindswap.cost.device_file import load_device
+from mindswap.document.nodes import Document
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import write_new
+from mindswap.launch.msrun import count_cards
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.mindformers_2x.form import refuse_pynative
@@ -93,6 +97,9 @@ def run(args: argparse.Namespace) -> int:
     refuse_pynative(document)
     require_mindformers()
     begin_s = time.monotonic()
+    _require_cards(document, args.worker_num)
+    if args.device:
+        load_device(args.device)  # a wrong name stops here, before anything is made
     overrides = device_overrides(args)
     memory = overrides.pop("memory", None)
     bench = Bench(
@@ -147,6 +154,20 @@ def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
         print("\n" + format_proof(proof))
         print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
         print(f"to send back: {archive} (configurations, log lines, profile; no weights, no data; look through it)")
+
+
+def _require_cards(document: Document, num_workers: int | None) -> None:
+    """Stop before minutes of simulating where the runs cannot start.
+
+    Raises:
+        LaunchError: there is no card, or there are more workers than cards.
+    """
+    if missing := cards_missing(document, []):
+        raise LaunchError(missing)
+    target = document.get("context", "device_target")
+    cards = count_cards() if target is None or target.value == "Ascend" else 0
+    if num_workers and 0 < cards < num_workers:
+        raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
 
 
 def _budget(text: str | None) -> int | None:

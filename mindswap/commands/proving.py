@@ -17,6 +17,7 @@ from mindswap.document.nodes import Document, to_data
 from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
+from mindswap.launch.msrun import count_cards
 from mindswap.policy.model import Policy
 from mindswap.prove.cut import cut_policy, kept_layers
 from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, switched_off
@@ -82,7 +83,8 @@ def prepare(bench: Bench, document: Document) -> Proof:
     num_layers = bench.num_layers or checked.num_layers
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
-    num_workers = bench.num_workers or min(read_step_settings(document).num_cards, MAX_DEFAULT_WORKERS)
+    most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS)
+    num_workers = bench.num_workers or min(read_step_settings(document).num_cards, most)
     wanted = Wanted(bench.num_steps, num_workers, bench.num_layers, None, bench.is_profiled, bench.is_deterministic)
     own = with_absolute_paths(_own_data(document))
     config, _ = derive(own, wanted)

@@ -14,7 +14,7 @@ from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
 from mindswap.launch.lifeline import hold_lifeline
-from mindswap.launch.msrun import has_cards
+from mindswap.launch.msrun import count_cards, has_cards
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 from mindswap.mindformers_2x.form import refuse_pynative
 
@@ -106,14 +106,22 @@ def _quiet_cpu(document: Document) -> None:
 
 def hint_after_failure(document: Document, options: list[str]) -> str:
     """What to do after a failed training on a CPU, or where no Ascend card seems to be; "" if that is no reason."""
-    stated = document.get("context", "device_target")
-    target = find_option(options, "--device_target") or (stated.value if stated is not None else "Ascend")
-    if target == "CPU":
+    if _target(document, options) == "CPU":
         nodes = {path: document.get(*path) for path in ON_CPU}
         missing = [path for path, value in ON_CPU.items() if (node := nodes[path]) is None or node.value is not value]
         keys = ", ".join(f"{'.'.join(path)}: {ON_CPU[path]}" for path in missing)
         return f"a CPU has no kernels for much of a network\n    fix: {keys}; as configs/llama2_7b/cpu" if keys else ""
-    if target != "Ascend" or has_cards() or any(Path("/dev").glob("davinci*")):
+    return cards_missing(document, options)
+
+
+def _target(document: Document, options: list[str]) -> object:
+    stated = document.get("context", "device_target")
+    return find_option(options, "--device_target") or (stated.value if stated is not None else "Ascend")
+
+
+def cards_missing(document: Document, options: list[str]) -> str:
+    """That no Ascend card seems to be here, for a training that is for Ascend; "" if that is no reason."""
+    if _target(document, options) != "Ascend" or has_cards() or count_cards():
         return ""
     return (
         "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"

@@ -3,8 +3,15 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
-from mindswap.files import require_folders
+from mindswap.commands.options import (
+    CONFIG_OR_STEP,
+    add_common,
+    add_device_arguments,
+    add_skew_argument,
+    device_overrides,
+)
+from mindswap.errors import DataError
+from mindswap.files import is_recorded_step, require_folders
 from mindswap.report.answer import answer_text
 from mindswap.report.simulation.text import format_simulation, simulation_to_json
 from mindswap.session.step import load_step
@@ -25,7 +32,7 @@ Exit code 1 if it does not fit into the memory.
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
-    parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
+    parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace (.json) for Perfetto")
     add_common(parser, "--plot", "--html", "--no-cache", "--json")
     add_skew_argument(parser)
@@ -39,6 +46,7 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if it does not fit.
     """
     require_folders(args.trace, args.plot, args.html)
+    _refuse_recorded(args.trace)
     run = load_step(
         args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew
     ).simulate()
@@ -54,3 +62,18 @@ def run(args: argparse.Namespace) -> int:
     else:
         print(format_simulation(report))
     return 0 if run.fits else 1
+
+
+def _refuse_recorded(target: Path | None) -> None:
+    """`--trace` of other commands reads a recorded step; here it would write over it.
+
+    Raises:
+        DataError: it is one.
+    """
+    if target is not None and target.is_file():
+        with target.open("rb") as file:
+            if is_recorded_step(file.read(200)):
+                raise DataError(
+                    f"--trace {target}: is a step that `mindswap trace` recorded; the Chrome trace needs another name\n"
+                    f"    fix:     to simulate that step: mindswap simulate {target}"
+                )

@@ -5,10 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.commands.options import add_common
+from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
 from mindswap.report.answer import answer_text
-from mindswap.session.recorded import record_step
+from mindswap.session.recorded import is_trace_path, record_step
 from mindswap.units import format_bytes
 
 HELP = "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved."
@@ -33,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Record one configuration."""
     require_folders(args.output)
+    if not is_trace_path(str(args.output)):
+        raise DataError(f"-o {args.output}: the name of a trace ends in .json: by it other commands know it")
     step = record_step(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
     result = _result(step, args.output)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from mindswap.doctor.model import Machine, Package, Software
 from mindswap.graph.cache import cache_folder
+from mindswap.launch.msrun import count_cards
 from mindswap.version import __version__
 
 __all__ = ["gather_machine", "gather_software"]
@@ -49,7 +50,7 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
         cann,
         cann_folder,
         _read_version(root / "usr/local/Ascend/driver/version.info"),
-        len(list((root / "dev").glob("davinci[0-9]*"))),
+        count_cards(root / "dev"),
     )
 
 

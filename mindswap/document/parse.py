@@ -8,6 +8,7 @@ from mindswap.document.builder import Builder, mark_location
 from mindswap.document.loadable import find_load_problem, loader_for
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Location, Problem
+from mindswap.files import is_recorded_step
 
 __all__ = ["parse_document", "parse_file"]
 
@@ -29,6 +30,9 @@ def parse_file(path: str) -> Document:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         return _unreadable(location, "yaml-file", f"cannot be read: {reason}")
+    if is_recorded_step(content):
+        fix = "mindswap inspect, simulate, compare or plan, under a name that ends in .json"
+        return _unreadable(location, "yaml-file", "is a step that `mindswap trace` recorded", "a configuration", fix)
     if len(content) > MAX_FILE_BYTES:
         return _unreadable(location, "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")
     return parse_document(content, path)

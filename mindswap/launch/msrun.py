@@ -13,7 +13,16 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
-__all__ = ["msrun_arguments", "find_msrun", "find_python", "worker_environment", "log_folder", "plain_name"]
+__all__ = [
+    "count_cards",
+    "has_cards",
+    "msrun_arguments",
+    "find_msrun",
+    "find_python",
+    "worker_environment",
+    "log_folder",
+    "plain_name",
+]
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
@@ -76,6 +85,11 @@ def find_msrun() -> list[str]:
 def has_cards() -> bool:
     """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
     return shutil.which("npu-smi") is not None
+
+
+def count_cards(devices: Path = Path("/dev")) -> int:
+    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
+    return len(list(devices.glob("davinci[0-9]*")))
 
 
 def log_folder(job: Job, environment: Mapping[str, str]) -> Path:

@@ -22,6 +22,7 @@ COPY = "MEMCPY_ASYNC"
 COMPUTING, COMMUNICATION = "Computing", "Communication"
 HOST_DIRECTIONS = ("device to host", "host to device")
 HOST_TASKS = ("PCIE_DMA_SQE",)
+MAX_NS = 2**62
 DIRECTION_KEYS, SIZE_KEYS = ("memcpy direction", "operation"), ("data size(Byte)", "size(B)")
 
 
@@ -46,21 +47,21 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
     """Sort the events of a Chrome trace; what is no event, or has no times, is left out."""
     rows = [event for event in events if isinstance(event, Mapping)]
     process = {
-        row.get("pid"): (row.get("args") or {}).get("name")
+        str(row.get("pid")): _args(row).get("name")
         for row in rows
         if row.get("ph") == "M" and row.get("name") == "process_name"
     }
     lanes: dict[str, list[Interval]] = {COMPUTING: [], COMMUNICATION: [], COPY: []}
     sizes: list[int | None] = []
     for row in rows:
-        where, name = process.get(row.get("pid")), str(row.get("name"))
+        where, name = process.get(str(row.get("pid"))), str(row.get("name"))
         if row.get("ph") != "X" or (interval := _interval(row)) is None:
             continue
         if where == ANALYSIS and name in (COMPUTING, COMMUNICATION):
             lanes[name].append(interval)
-        elif where == HARDWARE and name == COPY and _is_host_copy(row.get("args") or {}):
+        elif where == HARDWARE and name == COPY and _is_host_copy(_args(row)):
             lanes[COPY].append(interval)
-            sizes.append(_size(row.get("args") or {}))
+            sizes.append(_size(_args(row)))
     total = None if None in sizes or not sizes else sum(size or 0 for size in sizes)
     return Trace(tuple(lanes[COMPUTING]), tuple(lanes[COMMUNICATION]), tuple(lanes[COPY]), total)
 
@@ -72,10 +73,16 @@ def trace_overlap(trace: Trace) -> Overlap | None:
     return measure_overlap(trace.copies, trace.compute, trace.communication, trace.size_bytes)
 
 
+def _args(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = row.get("args")
+    return found if isinstance(found, Mapping) else {}
+
+
 def _interval(row: Mapping[str, Any]) -> Interval | None:
     try:
         start, duration = (Decimal(str(row[key])) * 1000 for key in ("ts", "dur"))
-        return int(start), int(start + duration)
+        is_time = 0 <= start < MAX_NS and 0 <= duration < MAX_NS
+        return (int(start), int(start + duration)) if is_time else None
     except (KeyError, InvalidOperation, ValueError, OverflowError):
         return None
 

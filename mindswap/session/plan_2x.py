@@ -67,6 +67,9 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
     figures = within_configuration(load_device(chosen, {**other.overrides, **own.overrides, **overrides}), document)
     costs = CostTable(figures, load_measured(chosen))
     model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
+    name, other_name = _architecture(document), _architecture(source)
+    if name and other_name and name != other_name:
+        model.doubts = (*model.doubts, f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
     if checked.effect.settings.is_comm_enabled:
         model.doubts = (*model.doubts, "recompute_comm stays as it is: a trace of one rank has no communication")
     return Step(document, Policy(), model, figures, None, Path(document.file))
@@ -83,6 +86,16 @@ def _trace_problem(document: Document) -> Problem:
         fix="mindswap trace MODEL.yaml -o step.json, with MODEL.yaml of MindFormers 1.9 and the same model; then "
         f"mindswap plan {document.file} --trace step.json",
     )
+
+
+def _architecture(document: Document) -> str:
+    """Class of the model, "" where a file does not say; the newer models have it in a list."""
+    for keys in (("model", "architectures"), ("model", "model_config", "architectures"), ("model", "arch", "type")):
+        node = document.get(*keys)
+        if node is not None:
+            node = node.items[0] if node.items else node
+            return node.value if isinstance(node.value, str) else ""
+    return ""
 
 
 def refuse_mismatched(document: Document, source: Document, num_layers: int, trace: str) -> None:

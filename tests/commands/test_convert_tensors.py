@@ -152,3 +152,11 @@ def test_a_trace_of_another_model_is_refused(convert):
 def test_a_trace_is_for_versions_only(convert):
     code, _, err = convert(OLD + "  swap: True\n", "stage")
     assert code == 1 and "--trace: is for --to 2.x and --to 1.9" in err
+
+
+def test_a_trace_in_which_nothing_moves_is_of_another_model(convert):
+    """`attention` is in none of its layers. Without the error the result would be a swap that is off."""
+    text = OLD + "  swap: True\n  op_swap:\n    - {op_name: 'attention', backward_prefetch: 4, layers: True}\n"
+    code, out, err = convert(text, "2.x")
+    assert (code, out) == (1, "")
+    assert "nothing that the configuration swaps is saved in this step" in err and "a trace of the same model" in err

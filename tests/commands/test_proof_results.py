@@ -68,6 +68,14 @@ def write_run_with_profile(folder):
     return write_profile(folder / "profile" / "rank_0", kernels, events)
 
 
+@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"\xff\xfe\x00", b'[{"ph": "X"', b"3"])
+def test_a_broken_trace_costs_the_overlap_and_nothing_else(tmp_path, content):
+    """The runs took minutes on cards: their logs, and the kernels of the profile, are still worth something."""
+    (write_run_with_profile(tmp_path) / "trace_view.json").write_bytes(content)
+    measured = read_measured(tmp_path, 0, 1.0)
+    assert measured.overlap is None and measured.profile is not None and measured.workers[0].steps
+
+
 def test_the_profile_of_a_run(tmp_path):
     write_run_with_profile(tmp_path)
     measured = read_measured(tmp_path, 0, 1.0)

@@ -19,6 +19,7 @@ from tests.commands.test_proof_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+ASCEND_CONFIG = CONFIG.parents[1] / "pretrain_llama2_7b.yaml"
 OPTIONS = ("--layers", "2", "--worker-num", "2", "--steps", "3")
 
 
@@ -163,6 +164,7 @@ def test_a_folder_that_is_there_is_left_alone(prove, tmp_path, monkeypatch):
         (("--layers", "0"), "is no number from 1"),
         (("--steps", "2"), "is no number from 3"),
         (("--memory", "40"), "write a number with its unit"),
+        (("--device", "910B"), "device '910B': no such device"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(prove, tmp_path, monkeypatch, options, message):
@@ -170,6 +172,24 @@ def test_options_that_make_no_sense_are_refused(prove, tmp_path, monkeypatch, op
     code, error = prove(CONFIG, "-o", tmp_path / "proof", *options)
     assert code == 1 and message in error
     assert not (tmp_path / "proof").exists()
+
+
+def test_a_configuration_for_cards_is_refused_at_once_where_there_are_none(prove, tmp_path, monkeypatch):
+    monkeypatch.setattr("mindswap.commands.prove.require_mindformers", lambda: None)
+    monkeypatch.setenv("PATH", str(tmp_path))  # no npu-smi, and CI has no /dev/davinci*
+    code, error = prove(ASCEND_CONFIG, "-o", tmp_path / "proof")
+    assert code == 1 and error.startswith("mindswap: error: no Ascend card was found here") and "    fix: " in error
+    assert not (tmp_path / "proof").exists()
+
+
+def test_a_worker_needs_a_card(prove, tmp_path, monkeypatch):
+    monkeypatch.setattr("mindswap.commands.prove.require_mindformers", lambda: None)
+    for part in ("prove", "run"):
+        monkeypatch.setattr(f"mindswap.commands.{part}.count_cards", lambda: 8)
+    assert prove(ASCEND_CONFIG, "-o", tmp_path / "proof", "--worker-num", "16") == (
+        1,
+        "mindswap: error: --worker-num 16: this machine has 8 cards, and a worker needs one\n",
+    )
 
 
 def test_more_layers_than_the_model_has_are_refused(prove, tmp_path, monkeypatch):

@@ -82,3 +82,29 @@ def test_another_json_file_is_refused(tmp_path, capsys):
     path.write_text("{}")
     assert cli.main(["simulate", str(path)]) == 1
     assert "no trace of a step" in capsys.readouterr().err
+
+
+START = '{"schema":"mindswap-trace","version":2}'
+
+
+@pytest.mark.parametrize("command", [["check"], ["verify"], ["explain"], ["convert", "--to", "2.x"], ["prove"]])
+def test_a_trace_is_no_configuration(command, tmp_path, capsys):
+    (tmp_path / "step.json").write_text(START)
+    assert cli.main([*command, str(tmp_path / "step.json")]) == 1
+    captured = capsys.readouterr()
+    text = captured.out + captured.err
+    assert "the file is a step that `mindswap trace` recorded" in text
+    assert "mindswap inspect, simulate, compare or plan" in text
+
+
+def test_the_chrome_trace_of_simulate_does_not_replace_a_recorded_step(tmp_path, capsys):
+    path = tmp_path / "step.json"
+    path.write_text(START)
+    assert cli.main(["simulate", str(CONFIG), "--trace", str(path)]) == 1
+    assert f"fix:     to simulate that step: mindswap simulate {path}" in capsys.readouterr().err
+    assert path.read_text() == START
+
+
+def test_a_trace_has_a_name_that_other_commands_know(tmp_path, capsys):
+    assert cli.main(["trace", str(CONFIG), "-o", str(tmp_path / "step")]) == 1
+    assert "the name of a trace ends in .json" in capsys.readouterr().err

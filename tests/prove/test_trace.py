@@ -60,6 +60,19 @@ def test_what_is_no_event_is_left_out():
     assert read_trace(["x", {}, {"ph": "X", "pid": 2, "name": "Computing", "ts": "?", "dur": 1}]) == Trace()
 
 
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"args": [1]}, {"args": "x"}, {"pid": [1]}, {"pid": {}}, {"dur": -1}, {"dur": None}, {"ts": "1e400"},
+        {"ts": "nan"}, {"name": 3},
+    ],
+)  # fmt: skip
+def test_a_copy_that_is_none_is_left_out_and_the_others_count(broken):
+    good = event(1, "MEMCPY_ASYNC", 1, 1, **LEVEL2)
+    name = {"ph": "M", "name": "process_name", "pid": 4} | broken
+    assert read_trace([*PROCESSES, name, good | broken, good]).copies == ((1000, 2000),)
+
+
 def test_the_overlap_of_a_trace():
     events = [*PROCESSES, event(2, "Computing", 0, 3), event(1, "MEMCPY_ASYNC", 2, 4, **LEVEL2)]
     # Copy 2-6 us, compute 0-3 us: 1 of 4 us is hidden.

@@ -173,3 +173,11 @@ def test_refusals(plan, text, options, message):
 def test_a_budget_below_everything(plan):
     code, out, _ = plan("--memory", "1MiB")
     assert code == 1 and "nothing fits" in out and "fix: --memory" in out
+
+
+def test_a_trace_of_another_architecture_is_told(plan, tmp_path):
+    source = SOURCE.replace("hidden_size: 64}", "hidden_size: 64}, arch: {type: LlamaForCausalLM}")
+    for name, is_told in (("Qwen3ForCausalLM", True), ("LlamaForCausalLM", False)):
+        (tmp_path / "step.json").write_text(dump_trace(hand_made(source)))
+        _, out, err = plan("--memory", "1GiB", text=HEAD + f"  architectures: [{name}]\n")
+        assert ("note: the trace is of LlamaForCausalLM, this file of Qwen3ForCausalLM" in out) is is_told, err
