@@ -117,7 +117,7 @@ ELSEWHERE = {
     "policy/cell_tree": ["convert/test_stage_form.py"],
     "policy/read": ["check/test_check_shape.py"],
     "policy/read_parts": ["check/test_check_shape.py", "check/rules/test_wrong_type.py"],
-    "policy/read_recompute": ["check/test_check_shape.py"],
+    "policy/read_recompute": ["check/test_check_shape.py", "check/rules/test_output_recompute.py"],
     "policy/schema": ["check/rules/test_wrong_type.py"],
     "policy/settings": ["check/test_check_shape.py"],
     "policy/unread": [
