@@ -58,7 +58,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
         found.setdefault(what, []).extend(layers)
     for what, layers in found.items():
-        where = f", in each of {format_layers(sorted(layers))}" if layers else ""
+        where = f", in {'each of ' * (len(layers) > 1)}{format_layers(sorted(layers))}" if layers else ""
         yield f"copied out and never read back, for nothing: {what}{where}"
 
 

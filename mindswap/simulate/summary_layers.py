@@ -34,7 +34,7 @@ def group_layer_rows(rows: Sequence[LayerRow]) -> list[LayerGroup]:
     groups: dict[tuple[int, ...], list[LayerRow]] = {}
     for row in rows:
         outside = row.stage if row.layer < 0 else -1  # embedding and head are not the same thing
-        sizes = row.kept_bytes, row.swapped_bytes, row.recomputed_bytes, row.num_copies
+        sizes = row.kept_bytes, row.swapped_bytes, row.recomputed_bytes, row.num_copies, row.out_only_bytes
         times = row.forward_ns, row.backward_ns, row.recompute_ns
         groups.setdefault((outside, *sizes, *times), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
@@ -92,8 +92,10 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
     stage_of_row = np.arange(num_rows) - num_layers
     stage_of_row[op_row] = op_stage
     kept, recomputed = held_bytes(MemoryKind.KEPT), held_bytes(MemoryKind.RECOMPUTED)
-    swapped = total(copy_row, copies.size_bytes, is_first_copy)
-    num_copies = total(copy_row, np.ones(len(copies), np.int64), is_first_copy)
+    returns = copies.in_ns > 0
+    swapped = total(copy_row, copies.size_bytes, is_first_copy & returns)
+    out_only = total(copy_row, copies.size_bytes, is_first_copy & ~returns)
+    num_copies = total(copy_row, np.ones(len(copies), np.int64), is_first_copy & returns)
     forward, backward = compute_ns(OpKind.FORWARD), compute_ns(OpKind.BACKWARD)
     recompute = compute_ns(OpKind.RECOMPUTE)
     return tuple(
@@ -108,6 +110,7 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
             backward_ns=backward[row],
             recompute_ns=recompute[row],
             exposed_ns=int(exposed[row]),
+            out_only_bytes=out_only[row],
         )
         for row in np.unique(op_row[ops.kind < OpKind.COLLECTIVE]).tolist()
     )

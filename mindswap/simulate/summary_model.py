@@ -94,6 +94,7 @@ class LayerRow:
         forward_ns, backward_ns: time on the compute stream; backward without recompute.
         recompute_ns: time of the operators that run again.
         exposed_ns: waited for copies of this layer, all micro-batches.
+        out_only_bytes: copied out and never read back.
     """
 
     layer: int
@@ -106,6 +107,7 @@ class LayerRow:
     backward_ns: int
     recompute_ns: int
     exposed_ns: int
+    out_only_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)

@@ -63,6 +63,13 @@ def test_one_row_per_layer():
     )
 
 
+def test_what_never_comes_back_is_not_swapped():
+    step = small_report().timeline
+    copies = replace(step.program.copies, in_ns=np.zeros_like(step.program.copies.in_ns))
+    first, _ = measure_layers(replace(step, program=replace(step.program, copies=copies)))
+    assert (first.swapped_bytes, first.num_copies, first.out_only_bytes) == (0, 0, 64 * MIB)
+
+
 def test_a_stage_that_waits_for_another_has_a_bubble():
     first, second = pipeline_report().stages
     # 64 ms each; 30 ms of operators. Sends and receives run beside compute, waiting for them is no compute.

@@ -45,7 +45,13 @@ def format_simulation(report: SimulationReport) -> str:
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
     groups = group_layer_rows(report.layers)
     unit = layer_unit(groups)
-    lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups]), ""]
+    lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups])]
+    lines += [
+        f"copied out and never read back, for nothing: {format_bytes(group.first.out_only_bytes)}, {group.name}"
+        for group in groups
+        if group.first.out_only_bytes
+    ]
+    lines.append("")
     if report.causes:
         lines.append("compute waits for, longest first (all stages and micro-batches):")
         lines += [f"    {format_time(c.exposed_ns):>8}  {describe_cause(c)}" for c in report.causes[:NUM_CAUSES]]
