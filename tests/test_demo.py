@@ -1,5 +1,6 @@
 """The main job of the package, as `make demo` runs it: 8 workers train each of the four cases."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -17,13 +18,30 @@ CASES = {
     "case4_swap_and_recompute": ["6", "11", "11", "6"],
 }
 
+# Numbers of copies as above. Bytes by hand, 2 samples of 64 tokens, hidden 64, ffn 192, 4 heads of 16: hidden states
+# 32 KiB (2 * 64 * 64 * 4 B), of ffn 96 KiB, probabilities 128 KiB (2 * 4 * 64 * 64 * 4 B), 1 / root mean square 512 B.
+KIB = 1024
+ATTENTION = 5 * 32 * KIB + 128 * KIB
+FEED_FORWARD = 32 * KIB + 4 * 96 * KIB
+REST = 4 * 32 * KIB + 2 * 512
+COPIED = {
+    "case1_default_swap": (4, 4 * 128 * KIB),
+    "case2_layer_swap": (2 * 17, 2 * (ATTENTION + FEED_FORWARD + REST)),
+    "case3_op_swap": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
+    "case4_swap_and_recompute": (4 * 6 + 2 * 5, 4 * ATTENTION + 2 * FEED_FORWARD),
+}
+
 # What `mindswap run` executes in PyNative mode, and its workers.
 PYNATIVE = {"case3_op_swap": "1", "case4_swap_and_recompute": "2"}
 
 
-def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
+@pytest.fixture(scope="module")
+def result():
     command = [sys.executable, str(ROOT / "tools" / "demo.py")]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=1800, check=False)
+
+
+def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph(result):
     assert result.returncode == 0, (result.stdout + result.stderr)[-5000:]
     assert result.stderr == ""
     lines = [line.split() for line in result.stdout.splitlines() if line.startswith("case")]
@@ -51,3 +69,24 @@ def test_the_demo_trains_the_four_cases_and_finds_their_swap_in_the_graph():
         assert as_without_swap == "yes"
         assert float(kib_out) == float(kib_back) > 0
         assert float(peak) == float(predicted) < float(peak_without)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_bit_equal_and_live_bytes_are_the_simulated_ones(result, name):
+    executed = execution(name)
+    assert executed["ok"] and executed["gradients_equal"] and executed["num_gradients"] == 39, result.stdout[-3000:]
+    assert executed["curve"]["first_difference"] == ""
+    assert (executed["num_copies"], executed["offloaded_bytes"]) == COPIED[name]
+    assert executed["curve"]["peak_bytes"] < executed["plain_peak_bytes"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_operator_is_mindspores_own_and_mindspore_gets_the_same(result, name):
+    executed = execution(name)
+    assert executed["stand_ins"] == executed["in_float32"] == {}
+    assert executed["witness"] == {"is_loss_equal": True, "num_equal": 39, "relative_difference": 0.0, "failure": ""}
+
+
+def execution(name):
+    """What `mindswap verify --execute` said of a case in the demo."""
+    return json.loads((ROOT / "output" / "demo" / name / "verify.json").read_text())["execution"]

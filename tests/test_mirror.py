@@ -22,7 +22,6 @@ ELSEWHERE = {
     "adapters/cpu": ["adapters/test_training.py"],
     "adapters/entry": ["adapters/test_training.py"],
     "adapters/execute": ["adapters/test_executions.py"],
-    "adapters/frontend_limits": ["adapters/test_collectives.py"],
     "adapters/interleave": ["adapters/test_collectives.py"],
     "adapters/kernels": ["adapters/test_executions.py"],
     "adapters/memory_report": ["adapters/test_training.py"],
@@ -118,7 +117,7 @@ ELSEWHERE = {
     "policy/cell_tree": ["convert/test_stage_form.py"],
     "policy/read": ["check/test_check_shape.py"],
     "policy/read_parts": ["check/test_check_shape.py", "check/rules/test_wrong_type.py"],
-    "policy/read_recompute": ["check/test_check_shape.py"],
+    "policy/read_recompute": ["check/test_check_shape.py", "check/rules/test_output_recompute.py"],
     "policy/schema": ["check/rules/test_wrong_type.py"],
     "policy/settings": ["check/test_check_shape.py"],
     "policy/unread": [

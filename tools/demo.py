@@ -173,7 +173,9 @@ def train(name: str, config: Path, data: Path, options: tuple[str, ...] = ()) ->
 def verify(config: Path) -> dict:
     """What the compiled graph of a configuration does when it is read and run: `mindswap verify --execute --json`."""
     arguments = ["verify", "--execute", "--json", str(config)]
-    return json.loads(run_command(f"compiling {config.stem} and running it operator by operator", arguments))
+    text = run_command(f"compiling {config.stem} and running it operator by operator", arguments)
+    (OUTPUT / config.stem / "verify.json").write_text(text, encoding="utf-8")
+    return json.loads(text)
 
 
 def describe_execution(case: str, executed: dict) -> list[str]:

@@ -42,6 +42,11 @@ LATENT_ATTENTION = {
 # Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
 DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
 
+# Keys of the number of layers of multi-token prediction, its default, and the cell around which such a layer is.
+PREDICTION = {
+    "keys": ["num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"], "default": 1, "layer": "transformer_layer",
+}  # fmt: skip
+
 # family -> YAML to start from, what is different in its model (`arch`, or keys of model_config), architectures, path of
 # the layers, keys of model_config that change the layer: every combination of their values is a variant; the first
 # value is MindFormers' default, or the only one that trains. `dense` is the key that says how many layers have no
@@ -151,12 +156,16 @@ def make_table(family: str) -> dict:
     switches = spec.get("switches", {})
     on = {key: key in spec.get("on", ()) for key in switches}
     found = json.loads(result.stdout)
+    around = [each.pop("prediction") for each in found if "prediction" in each]
+    if any(tree != around[0] for tree in around):
+        raise SystemExit("variants differ in multi-token prediction")
     return {
         "family": family,
         "architectures": spec["architectures"],
         "layers_path": spec["layers_path"],
         "generated_with": {name: version(name) for name in ("mindspore", "mindformers")},
         **({"dense": spec["dense"], "switches": switches} if "dense" in spec else {}),
+        **({"prediction": {**PREDICTION, "tree": around[0]}} if around else {}),
         "defaults": {key: values[0] for key, values in spec["keys"].items()},
         "variants": [{"when": {**when, **on}, **each} for when, each in zip(combinations, found, strict=True)],
     }
@@ -173,9 +182,19 @@ def print_variants(config_paths: list[str], has_dense: bool) -> None:
 
         for path in config_paths:
             trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
-            dense = {"dense_tree": _tree_to_json(trees[0])} if has_dense else {}
-            variants.append({"tree": _tree_to_json(trees[-1]), **dense, "uses": uses})
+            dense = {"dense_tree": _tree_to_json(trees.layers[0])} if has_dense else {}
+            around = {"prediction": _prediction_to_json(trees)} if trees.prediction else {}
+            variants.append({"tree": _tree_to_json(trees.layers[-1]), **dense, "uses": uses, **around})
     print(json.dumps(variants))
+
+
+def _prediction_to_json(trees) -> dict:
+    """The layer of multi-token prediction, without what is in the one that it is around: that is as the last."""
+    tree = _tree_to_json(trees.prediction)
+    inner = next(child for child in tree["children"] if child["name"] == PREDICTION["layer"])
+    if inner.pop("children") != _tree_to_json(trees.layers[-1])["children"]:
+        raise SystemExit("the layer of multi-token prediction is not as the last layer")
+    return tree
 
 
 def _tree_to_json(node) -> dict:

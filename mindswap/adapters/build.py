@@ -16,7 +16,7 @@ from mindswap.adapters.communication import on_rank
 from mindswap.adapters.config import install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.config_file import leave_out_checkpoint
 from mindswap.adapters.expert_exchange import set_exchange
-from mindswap.adapters.frontend_limits import masks_without_values, use_rope_slices
+from mindswap.adapters.frontend_limits import masks_without_values, use_broadcast_products, use_rope_slices
 from mindswap.adapters.interleave import layers_as_in_model
 from mindswap.adapters.rank_code import use_whole_tensors
 from mindswap.adapters.versions.chosen import builds_form
@@ -95,6 +95,7 @@ def _build(config_path, policy, layers, placement):
             "of sequences need\n    allowed: 1\n    fix:     seq_split_num: 1"
         )
     notes = use_rope_slices(network)
+    use_broadcast_products(network)
     if is_cut:
         notes += _set_exchange(network, config, placement)
         use_whole_tensors(network)

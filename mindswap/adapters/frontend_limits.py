@@ -10,12 +10,15 @@ from collections.abc import Iterator
 import mindspore as ms
 from mindformers.modules.layers import RotaryEmbedding
 from mindformers.modules.transformer.transformer import LowerTriangularMaskWithDynamic
-from mindspore import Parameter, nn
+from mindspore import Parameter, nn, ops
 from mindspore.common.initializer import Zero
+from mindspore.ops._grad_experimental.grad_base import bprop_getters
+from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.graph.constants import STAND_IN_NAME
+from mindswap.graph.ranks.experts import NAME_MARK
 
-__all__ = ["masks_without_values", "use_rope_slices"]
+__all__ = ["masks_without_values", "use_broadcast_products", "use_rope_slices"]
 
 # Masks of a sequence up to this are written out, 4 Mi elements.
 MAX_WRITTEN_SEQ_LENGTH = 2048
@@ -37,6 +40,48 @@ def use_rope_slices(network: nn.Cell) -> list[str]:
     for cell in changed:
         cell.use_rope_slice = True
     return ["compiled with use_rope_slice: True, because BatchMatMul does not broadcast on CPU"] if changed else []
+
+
+class BroadcastProduct(PrimitiveWithInfer):
+    """BatchMatMul whose second operand has fewer dimensions, the last of those of the first.
+
+    The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. Its gradients are those of MindSpore
+    (grad_math_ops.cc): that of the second operand is a product of all dimensions, summed over the first ones.
+    """
+
+    @prim_attr_register
+    def __init__(self, transpose_a=False, transpose_b=False):
+        self.add_prim_attr(NAME_MARK, "BatchMatMul")
+
+    def __infer__(self, x, y):
+        columns = y["shape"][-2 if self.attrs["transpose_b"] else -1]
+        return {"shape": (*x["shape"][:-1], columns), "dtype": x["dtype"], "value": None}
+
+
+@bprop_getters.register(BroadcastProduct)
+def _broadcast_gradient(self):
+    is_transposed = self.attrs["transpose_b"]
+    by_columns = BroadcastProduct(transpose_b=not is_transposed)
+    by_rows = ops.BatchMatMul(transpose_a=True)
+    add_up = ops.ReduceSum()
+
+    def bprop(x, y, out, dout):
+        dx = by_columns(dout, y)
+        dy = by_rows(dout, x) if is_transposed else by_rows(x, dout)
+        return dx, add_up(dy, tuple(range(x.ndim - y.ndim)))
+
+    return bprop
+
+
+def use_broadcast_products(network: nn.Cell) -> None:
+    """Let the frontend take products of legacy experts: tokens in groups, and weights that all groups have."""
+    for _, cell in network.cells_and_names():
+        product = cell._primitives.get("matmul") if getattr(cell, "expert_flag", False) else None
+        if isinstance(product, ops.BatchMatMul):
+            stand_in = BroadcastProduct(transpose_b=product.transpose_b)
+            for name, value in product.attrs.items():
+                stand_in.add_prim_attr(name, value)
+            cell.matmul = stand_in
 
 
 @contextlib.contextmanager

@@ -50,6 +50,7 @@ __all__ = [
     "read_layer_trees",
     "read_operator_uses",
     "set_policy",
+    "trees_of_network",
 ]
 
 
@@ -71,8 +72,7 @@ def set_policy(
     if indices is None:
         check_layers(policy, len(layers))
     indices = list(indices or range(len(layers)))
-    mtp = getattr(getattr(network, "model", None), "mtp", None)
-    mtp_layers = list(getattr(mtp, "layers", ()))
+    mtp_layers = _prediction_layers(network)
     return apply_policy(layers + mtp_layers, policy, logger, indices + indices[-1:] * len(mtp_layers))
 
 
@@ -83,14 +83,26 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
         GraphError: if MindFormers cannot build the network.
     """
     network, _ = build_network(config_path, Policy(is_swap_enabled=True))  # without MindFormers' own recompute
-    trees = tuple(read_tree(layer) for layer in find_layers(network))
-    if len(trees) != num_layers:
-        raise GraphError(f"the network has {len(trees)} layers, the configuration says {num_layers}")
-    return LayerTrees(trees, uses={}, source="the real network")
+    trees = trees_of_network(network, {})
+    if len(trees.layers) != num_layers:
+        raise GraphError(f"the network has {len(trees.layers)} layers, the configuration says {num_layers}")
+    return trees
 
 
-def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[list[CellNode], dict[str, list[str]]]:
-    """Trees of some layers, and which primitives read the output of which in the same layer.
+def trees_of_network(network: nn.Cell, uses: dict[str, tuple[str, ...]]) -> LayerTrees:
+    """The cells and primitives of every layer of a network of MindFormers."""
+    layers = tuple(read_tree(layer) for layer in find_layers(network))
+    prediction = next((read_tree(layer) for layer in _prediction_layers(network)), None)
+    return LayerTrees(layers, uses, "the real network", prediction)
+
+
+def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
+    mtp = getattr(getattr(network, "model", None), "mtp", None)
+    return list(getattr(mtp, "layers", ()))
+
+
+def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[LayerTrees, dict[str, list[str]]]:
+    """Trees of some layers and of multi-token prediction, and which primitives of a layer read which output.
 
     Every primitive carries its path into the compile as an attribute. That keeps the compiler from
     merging equal operators, so this graph tells who uses what and is not a measure of memory.
@@ -111,7 +123,8 @@ def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
             uses.setdefault(name_in_layer, set()).update(own)
-    return trees, {path: sorted(users) for path, users in sorted(uses.items())}
+    found = LayerTrees(tuple(trees), {}, "the real network", trees_of_network(network, {}).prediction)
+    return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,10 @@ import mindformers.core.context
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
-from mindswap.adapters.apply import read_tree
 from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
 from mindswap.adapters.memory_report import add_memory_report
-from mindswap.adapters.mindformers import set_policy
-from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+from mindswap.adapters.mindformers import set_policy, trees_of_network
+from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
 from mindswap.adapters.step_report import register_step_report
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.adapters.versions.executors import require_pynative
@@ -31,7 +30,6 @@ from mindswap.check.check import TRAIN_MODES, check_before_network, check_docume
 from mindswap.config.mode import is_pynative
 from mindswap.document.source import Document, document_from_data
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
 
@@ -106,9 +104,7 @@ class Session:
         """Set the policy on a network that MindFormers has just built."""
         if not self.policy.is_swap_enabled:
             return
-        layers = list(find_layers(network))
-        trees = LayerTrees(tuple(read_tree(layer) for layer in layers), uses=self.uses, source="the real network")
-        checked = check_document(self.document, trees=trees, environ=dict(os.environ))
+        checked = check_document(self.document, trees=trees_of_network(network, self.uses), environ=dict(os.environ))
         if checked.errors:
             raise PolicyError(checked.problems)
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":

@@ -31,7 +31,7 @@ def parse_file(path: str) -> Document:
         reason = getattr(error, "strerror", None) or str(error)
         return _unreadable(location, "yaml-file", f"cannot be read: {reason}")
     if is_recorded_step(content):
-        fix = "name it FILE.json and give it to mindswap inspect, simulate, compare or plan"
+        fix = "mindswap inspect, simulate, compare or plan, under a name that ends in .json"
         return _unreadable(location, "yaml-file", "is a step that `mindswap trace` recorded", "a configuration", fix)
     if len(content) > MAX_FILE_BYTES:
         return _unreadable(location, "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")

@@ -259,7 +259,7 @@ TABLE = (
         "ZerosLike",
         cut=Cut.ELEMENTWISE,
     ),
-    _ops("CumSum DropoutGradExt", cut=Cut.LIKE_FIRST),
+    _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
     _ops(
         "ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
         cut=Cut.REDUCTION,

@@ -208,7 +208,8 @@ class Curve:
         """A plan of one solver, made once more with less where the whole step is a little over its budget."""
         found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille)))
         over_bytes = found.peak_bytes - budget_bytes
-        if not 0 < over_bytes <= budget_bytes // NEAR_PART or self.progress.is_stopped:
+        is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
+        if not is_near or self.progress.is_stopped:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
         again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille)))

@@ -39,6 +39,7 @@ class StageSolver:
 
     Attributes:
         num_evaluations: simulations made.
+        fits_alone: each stage was within its budget when it was last solved, alone.
     """
 
     def __init__(self, problem: Problem, short: StepModel, catalog: Catalog, solver: str, progress: Progress):
@@ -49,6 +50,7 @@ class StageSolver:
         self.solver = SOLVERS[solver]
         self.asked = progress
         self.num_evaluations = 0
+        self.fits_alone = False
         self.rows = Rows(self.model, catalog)
         self.num_stages = self.model.layout.num_stages
         spaces = [self._stage_space(stage, 0) for stage in range(self.num_stages)]
@@ -61,7 +63,9 @@ class StageSolver:
         effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
         choice = np.zeros(self.shape, np.int64)
         with contextlib.suppress(Stop):
+            self.fits_alone = False
             fitting = self._solve_stages(choice, range(self.num_stages), budgets, effort)
+            self.fits_alone = len(fitting) == self.num_stages
             if self.num_stages > 1:
                 return self._repaired(choice, budget_bytes, budgets, effort, fitting)
         return choice

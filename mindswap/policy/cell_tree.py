@@ -52,8 +52,10 @@ class LayerTrees:
             in the same layer that read its output in forward. Read from a compiled graph; empty
             where it is not known.
         source: where the trees come from, for messages ("the real network", "table llama ...").
+        prediction: tree of the layer of multi-token prediction, which has the number of the last layer; None without.
     """
 
     layers: tuple[CellNode, ...]
     uses: dict[str, tuple[str, ...]]
     source: str
+    prediction: CellNode | None = None

@@ -71,6 +71,10 @@ class Coverage:
                 return ()
         return self._matches[key]
 
+    def names_prediction(self, pattern: str) -> bool:
+        """Whether a pattern names something of the layer of multi-token prediction."""
+        return self.trees.prediction is not None and bool(match_pattern(pattern, self.trees.prediction))
+
     def operators(self, pattern: str | None, kind: int) -> frozenset[str]:
         """The operators below what a pattern names; None stands for the whole layer."""
         key = (pattern, kind)

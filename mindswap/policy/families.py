@@ -41,8 +41,25 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
                     num_dense = min(_number(model_config.get(key, default)), num_layers)
                 dense = (_tree(json.dumps(variant["dense_tree"])),) * num_dense if num_dense else ()
                 layers = (*dense, *(_tree(json.dumps(variant["tree"])),) * (num_layers - num_dense))
-                return LayerTrees(layers, uses, f"table {table['family']} ({made_with})")
+                source = f"table {table['family']} ({made_with})"
+                return LayerTrees(layers, uses, source, _prediction(table, model_config, layers))
     return None
+
+
+def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[CellNode, ...]) -> CellNode | None:
+    """The layer of multi-token prediction, around one like the last; as in MindFormers there is none or one."""
+    if "prediction" not in table or not layers:
+        return None
+    keys, default, tree = (table["prediction"][name] for name in ("keys", "default", "tree"))
+    if not next((_number(config[key]) for key in keys if key in config), default):
+        return None
+    around = _tree(json.dumps(tree))
+    name, last = table["prediction"]["layer"], layers[-1]
+    inner = (
+        CellNode(child.name, last.type_name, children=last.children) if child.name == name else child
+        for child in around.children
+    )
+    return CellNode("", around.type_name, children=tuple(inner))
 
 
 @cache

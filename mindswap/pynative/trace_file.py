@@ -11,6 +11,7 @@ from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStora
 __all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
 
 SCHEMA, SCHEMA_VERSION = "mindswap-trace", 2
+_ALLOWED = "    allowed: a file that `mindswap trace` wrote"
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +70,9 @@ def load_trace(text: str, file: str) -> RecordedStep:
     try:
         data = json.loads(text)
     except json.JSONDecodeError as error:
-        raise DataError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}") from error
+        raise DataError(f"{file}:{error.lineno}:{error.colno}: no JSON: {error.msg}\n{_ALLOWED}") from error
     if not is_trace(data):
-        raise DataError(f"{file}: no trace of a step\n    allowed: a file that `mindswap trace` wrote")
+        raise DataError(f"{file}: no trace of a step\n{_ALLOWED}")
     if data.get("version") != SCHEMA_VERSION:
         raise DataError(f"{file}: version {data.get('version')} of a trace\n    allowed: {SCHEMA_VERSION}\n"
                         "    fix:     record it again with `mindswap trace`")  # fmt: skip

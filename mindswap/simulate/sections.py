@@ -91,4 +91,27 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
             sections[position] = needed.get(node.name, sections[position])
         for name in node.inputs:
             needed[name] = max(needed.get(name, -1), sections[position])
-    return sections
+    return _shared_from_behind(graph, sections, num_layers, {saved.backward_name for saved in graph.saved})
+
+
+def _shared_from_behind(graph: Graph, sections: list[int], num_layers: int, saved: Set[str]) -> list[int]:
+    """What follows from the loss alone and is the same for all layers is behind them, though one makes it first.
+
+    The gradient of what routers add to the loss is such a value: the compiler makes it once.
+    """
+    places = {node.name: section for node, section in zip(graph.backward, sections, strict=True)}
+    follows: set[str] = set()
+    for node in graph.backward:
+        own = [name for name in node.inputs if name in places]
+        of_loss = bool(own) and all(places[name] == num_layers or name in follows for name in own)
+        if of_loss and not any(name in saved for name in node.inputs):
+            follows.add(node.name)
+    lowest: dict[str, int] = {}  # section of the last reader
+    shared: set[str] = set()
+    for node in reversed(graph.backward):
+        place = places[node.name]
+        if node.name in follows and 0 <= place < num_layers and lowest.get(node.name, place) < place - 1:
+            shared.add(node.name)
+        for name in node.inputs:
+            lowest[name] = min(lowest.get(name, place), -1 if node.name in shared else place)
+    return [num_layers if node.name in shared else places[node.name] for node in graph.backward]

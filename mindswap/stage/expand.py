@@ -27,7 +27,7 @@ from mindswap.policy.settings import Statement
 from mindswap.policy.words import last_key
 from mindswap.stage.counts import ALLOWED, Counts, CountsError, read_counts
 
-__all__ = ["RULE", "StageRecompute", "expand_stage_recompute"]
+__all__ = ["RULE", "StageRecompute", "expand_stage_recompute", "find_layout_problem"]
 
 RULE = "stage-recompute"
 EXCLUDE = "_exclude"
@@ -66,12 +66,25 @@ def expand_stage_recompute(document: Document, num_layers: int) -> StageRecomput
     try:
         expansion.read()
     except LayoutError as error:
-        node = document.get("model", "model_config", "offset") or document.get("parallel_config", "pipeline_stage")
-        is_offset = document.get("model", "model_config", "offset") is not None
-        path = "model.model_config.offset" if is_offset else "parallel_config.pipeline_stage"
-        location = node.location if node is not None else Location(document.file)
-        expansion.report(location, f"{path}: {error}", Level.ERROR, "extra layers, one number for each stage")
+        expansion.problems.append(_layout_problem(document, error))
     return expansion.result()
+
+
+def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
+    """Why MindFormers cannot spread the layers over the pipeline stages; None if it can."""
+    try:
+        read_pipeline(document).layout(num_layers)
+    except LayoutError as error:
+        return _layout_problem(document, error)
+    return None
+
+
+def _layout_problem(document: Document, error: LayoutError) -> Problem:
+    offset = document.get("model", "model_config", "offset")
+    node = offset or document.get("parallel_config", "pipeline_stage")
+    path = "parallel_config.pipeline_stage" if offset is None else "model.model_config.offset"
+    location = node.location if node is not None else Location(document.file)
+    return Problem(location, RULE, Level.ERROR, f"{path}: {error}", "extra layers, one number for each stage")
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Policies under which a step that is worked out is compared with one that is compiled."""
 
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from tests.strength import is_nightly
 
 
 def swap(*entries, **settings):
@@ -81,3 +82,19 @@ LLAMA_FLOAT16 = {
         ),
     ),
 }
+
+# Only nightly: another family, or another policy of the same family, shows the same.
+NIGHTLY = {
+    "LLAMA": ("whole layers", "a cell", "norms", "swap of a cell", "layer swap"),
+    "QWEN3": ("norms", "attention", "swap of a cell", "layer swap"),
+    "LLAMA_FLOAT16": (),
+}
+FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16}
+# Under which a model put together from a few layers is compared with all of them.
+ASSEMBLED = ("nothing", "whole layers", "layer swap", *(("a cell", "swap of attention") if is_nightly() else ()))
+
+
+def policies(family: str) -> dict[str, Policy]:
+    """Those of a family that are compared in this run, by name."""
+    left_out = () if is_nightly() else NIGHTLY[family]
+    return {name: policy for name, policy in FAMILIES[family].items() if name not in left_out}

@@ -45,7 +45,7 @@ def compare_rewrites(config, family):
     plain = capture_whole(config)
     names, graph = plain.names(), settle_layers(plain.graph)
     results = {}
-    for name, policy in getattr(rewrite_policies, family).items():
+    for name, policy in rewrite_policies.policies(family).items():
         actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
         predicted = rewrite_graph(graph, settings_of_policy(graph, names, actions), plain.tag)
         compiled = settle_layers(capture(config, policy, plain.sample).graph)
@@ -102,7 +102,7 @@ def compare_assembled(config):
     assembled = StepModel(capture_step(config, whole.num_layers), costs, settings)
     complete = StepModel(whole, costs, settings)
     results = {"compiled layers": len(assembled.captured.sample.indices)}
-    for name in ("nothing", "whole layers", "a cell", "swap of attention", "layer swap"):
+    for name in rewrite_policies.ASSEMBLED:
         policy = rewrite_policies.LLAMA[name]
         blocks = cut_blocks(
             settle_layers(capture(config, policy, whole.sample).graph), costs.operator_ns, whole.names()

@@ -5,7 +5,7 @@ import yaml
 
 from tests.adapters.edits import edited
 from tests.adapters.graphs import QWEN3_MOE
-from tests.adapters.test_capture_newer import inspect_jobs
+from tests.adapters.reports import inspect_jobs
 
 pytestmark = pytest.mark.mindspore
 
@@ -15,9 +15,12 @@ PARALLEL = {"data_parallel": 2, "model_parallel": 2, "expert_parallel": 4, "use_
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    path = tmp_path_factory.mktemp("experts") / "rank.yaml"
-    path.write_text(yaml.safe_dump(edited(yaml.safe_load(QWEN3_MOE.read_text()), {"parallel_config": PARALLEL})))
-    return inspect_jobs([{"config": str(QWEN3_MOE), "rank": None}, {"config": str(path), "rank": 0}])
+    folder = tmp_path_factory.mktemp("experts")
+    two_layers = edited(yaml.safe_load(QWEN3_MOE.read_text()), {"model.model_config.num_hidden_layers": 2})
+    whole, rank = folder / "whole.yaml", folder / "rank.yaml"
+    whole.write_text(yaml.safe_dump(two_layers))
+    rank.write_text(yaml.safe_dump(edited(two_layers, {"parallel_config": PARALLEL})))
+    return inspect_jobs([{"config": str(whole), "rank": None}, {"config": str(rank), "rank": 0}])
 
 
 def expert_bytes(report):

@@ -71,7 +71,7 @@ def assembled(tmp_path_factory):
     return run("assemble", write(tmp_path_factory.mktemp("five"), "five", {"model.model_config.num_layers": 5}))
 
 
-CASES = [(family, name) for family in SHARED for name in getattr(rewrite_policies, family)]
+CASES = [(family, name) for family in SHARED for name in rewrite_policies.policies(family)]
 
 
 @pytest.mark.parametrize("family,name", CASES)
@@ -102,7 +102,7 @@ def test_policies_differ_in_what_they_keep(compared):
         assert len(kept) >= 5
 
 
-@pytest.mark.parametrize("name", ["nothing", "whole layers", "a cell", "swap of attention", "layer swap"])
+@pytest.mark.parametrize("name", rewrite_policies.ASSEMBLED)
 def test_five_layers_put_together_from_three_are_five_layers(assembled, name):
     assert assembled["compiled layers"] == 3
     result = assembled[name]

@@ -95,3 +95,18 @@ def test_a_read_of_a_weight_is_in_the_layer_and_cell_of_its_name():
     assert [(placed.layer_index, placed.cell_path) for placed in place_forward(reads)] == [
         (2, "mlp.w1"), (None, "mlp"), (1, "x"),
     ]  # fmt: skip
+
+
+def test_what_has_no_origin_is_where_its_first_input_is_and_a_copy_without_place_where_its_origin_is():
+    forward = [node("mul0", "Mul", "x", layer=0), node("mul1", "Mul", "mul0", layer=1, cell_path="mlp.up")]
+    nowhere = {"layer": None, "cell_path": ""}
+    backward = [
+        node("copy", "MoveTo", "mul1_b", **nowhere),
+        replace(node("again", "Mul", "mul0_b", **nowhere), is_duplicate=True),
+        replace(node("lost", "Mul", "mul0_b", **nowhere), is_duplicate=True),
+    ]
+    saved = [Saved("mul0", "mul0_b"), Saved("mul1", "mul1_b")]
+    placed = place_gradients(backward, {"again": ["mul1"]}, forward, saved, {})
+    assert [(n.name, n.layer_index, n.cell_path, n.origin) for n in placed] == [
+        ("copy", 1, "mlp.up", ""), ("again", 1, "mlp.up", "mul1"), ("lost", None, "", ""),
+    ]  # fmt: skip

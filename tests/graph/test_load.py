@@ -13,6 +13,7 @@ import pytest
 from mindswap.adapters.apply import apply_policy
 from mindswap.errors import GraphError
 from mindswap.graph.load import load_graph
+from mindswap.graph.model import TensorType
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 
 pytestmark = pytest.mark.mindspore
@@ -208,6 +209,8 @@ def test_nodes_carry_layer_cell_and_types(ms):
     assert [(t.shape, t.dtype, t.size_bytes) for t in gelu.outputs] == [((4, 8), "float32", 128)]
     assert next(n for n in graph.forward if n.op == "ReduceSum").layer_index is None
     assert not graph.types.keys() & {node.name for node in (*graph.forward, *graph.backward)}  # operators say their own
+    (saved, *_) = [entry.backward_name for entry in graph.saved if entry.forward_name == gelu.name]
+    assert graph.types[saved] == TensorType((4, 8), "float32", 128)  # a parameter of backward
 
 
 def test_values_of_attributes():

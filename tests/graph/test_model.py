@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from tests.graph.builders import graph, node
+from tests.graph.builders import copy_in, copy_out, graph, node
 
 
 def step():
@@ -39,3 +39,15 @@ def test_a_changed_graph_has_an_index_of_its_own():
     after = replace(before, forward=before.forward[:2])
     assert list(after.forward_nodes) == ["a", "b"]
     assert names(after.index.forward_readers["a"]) == ["b", "b"]
+
+
+def test_a_pair_is_a_copy_and_its_way_back():
+    """`lost` never comes back; `on_host` is brought to the device, and nobody copied it out."""
+    moved = graph(
+        [node("a", "Mul", "x"), copy_out("out", "a", prefetch=7), copy_out("lost", "a"), node("on_host", "Mul", "x")],
+        [copy_in("back", "out"), copy_in("other", "on_host")],
+        saved="out lost on_host",
+    )
+    (pair,) = moved.swap_pairs
+    assert (pair.producer.name, pair.copy_out.name, names(pair.copies_in)) == ("a", "out", ["back"])
+    assert names(moved.index.one_way_copies) == ["lost"]

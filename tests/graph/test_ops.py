@@ -89,7 +89,17 @@ def test_what_passes_what():
 
 
 def test_what_gradients_pass_and_what_gives_its_first_input():
-    collectives = {"AllReduce", "AllGather", "ReduceScatter", "AllToAll", "AlltoAll", "AlltoAllV", "Send", "Receive"}
+    collectives = {
+        "AllReduce",
+        "AllGather",
+        "ReduceScatter",
+        "AllToAll",
+        "AlltoAll",
+        "AlltoAllV",
+        "AlltoAllVC",
+        "Send",
+        "Receive",
+    }
     assert VIEW_OPS | collectives | {"Cast", "TupleGetItem"} == GRADIENT_PASSING_OPS
     assert {"Depend", "Load", "TensorMove", "Cast"} == FIRST_INPUT_OPS
 

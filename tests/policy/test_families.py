@@ -107,3 +107,14 @@ def test_shipped_tables_answer_for_their_variants(shipped_table):
         operators = {".".join(path) for layer in trees.layers for path, _ in layer.walk()}
         assert set(trees.uses) <= operators
         assert {user for users in trees.uses.values() for user in users} <= operators
+
+
+def test_the_layer_of_multi_token_prediction_is_around_one_like_the_last():
+    deepseek = {"model_config": {"architectures": ["DeepseekV3ForCausalLM"]}}
+    trees = load_layer_trees(deepseek, 5)
+    assert trees is not None and trees.prediction is not None
+    inner = {child.name: child for child in trees.prediction.children}
+    assert {"enorm", "hnorm", "eh_proj", "transformer_layer"} <= set(inner)
+    assert inner["transformer_layer"].children == trees.layers[-1].children != trees.layers[0].children
+    deepseek["model_config"]["num_nextn_predict_layers"] = 0
+    assert load_layer_trees(deepseek, 5).prediction is None

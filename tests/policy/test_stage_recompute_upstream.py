@@ -19,7 +19,7 @@ from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
 
-NUM_CONFIGURATIONS = examples(300, 6000)
+NUM_CONFIGURATIONS = examples(600, 6000)
 
 OUTLINE = """
     attention_norm

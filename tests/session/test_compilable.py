@@ -60,3 +60,13 @@ def test_a_folder_that_is_not_there_is_named_though_the_layers_are_known(tmp_pat
 
 def test_a_class_without_a_number_of_layers_is_left_to_mindformers(tmp_path):
     require_compilable(load_document(write(tmp_path, "model: {model_config: {type: LlamaConfig}}\n")))
+
+
+@pytest.mark.parametrize("read", [inspect_memory, load_step, verify])
+def test_a_file_for_inference_is_refused_before_anything_is_compiled(tmp_path, read):
+    """MindFormers takes attention of its inference then, which has no training step."""
+    path = write(
+        tmp_path, PYNATIVE.replace("mode: 1", "mode: 0").replace("num_layers: 2", "num_layers: 2, use_past: True")
+    )
+    with pytest.raises(GraphError, match=re.escape(f"{path}:4:68: model.model_config.use_past: True: the file is for")):
+        read(path)

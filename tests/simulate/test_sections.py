@@ -50,3 +50,15 @@ def test_what_reads_a_value_from_behind_the_layers_is_behind_them_too():
     late = node("late", "Mul", f"loss_b {STEP.backward[2].name}", layer=None)
     step = replace(step, backward=(*step.backward, late))
     assert backward_sections(step, 2, {"loss"})[-2:] == [-1, 2]
+
+
+def test_what_follows_from_the_loss_alone_and_several_layers_read_is_behind_them():
+    """The compiler makes the gradient of what all routers add to the loss once, in the layer that comes first."""
+    step = hand_graph(3)
+    loss, *layers = step.backward
+    share = node("share", "RealDiv", "loss_grad count", layer=2)
+    alone = node("alone", "Neg", "loss_grad", layer=2)  # its own layer reads it: stays
+    layers[1] = replace(layers[1], inputs=(*layers[1].inputs, "share", "alone"))
+    layers[9] = replace(layers[9], inputs=(*layers[9].inputs, "share"))
+    step = replace(step, backward=(loss, share, alone, *layers))
+    assert backward_sections(step, 3, {"loss"})[:3] == [3, 3, 2]

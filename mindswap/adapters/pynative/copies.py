@@ -16,8 +16,9 @@ import mindspore as ms
 import numpy as np
 
 from mindswap.adapters.versions.executors import pynative_executor
+from mindswap.errors import ApplyError
 
-__all__ = ["Copies", "Copy", "StreamCopies", "ThreadCopies"]
+__all__ = ["Copies", "Copy", "StreamCopies", "ThreadCopies", "default_copies"]
 
 POISON = 0xFF  # NaN in every float type, a wild index in every integer type
 
@@ -58,6 +59,20 @@ class Copies(Protocol):
 
     def discard(self, copy: Copy) -> None:
         """Give the host memory back; the data is lost."""
+
+
+def default_copies(device_target: str) -> Copies:
+    """Copies that were run on a device: on a CPU, a thread. It reads device memory by its address, as only a CPU can.
+
+    Raises:
+        ApplyError: there are none for this device.
+    """
+    if device_target != "CPU":
+        raise ApplyError(
+            f"swap in PyNative mode was never run on {device_target}: its copies have to be asked for\n"
+            "    fix:     mindswap: {stream_copies: True} in the YAML, or Swap(..., copies=StreamCopies())"
+        )
+    return ThreadCopies()
 
 
 class ThreadCopies:

@@ -8,7 +8,7 @@ from dataclasses import replace
 import mindspore as ms
 from mindspore import nn
 
-from mindswap.adapters.pynative.copies import Copies, ThreadCopies
+from mindswap.adapters.pynative.copies import Copies, default_copies
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
@@ -36,7 +36,7 @@ class Swap:
         layers: its transformer layers.
         decisions: what the policy decides for each of them.
         unit: what its prefetch distances count.
-        copies: how bytes move; default is a thread, which is right for a CPU.
+        copies: how bytes move; default is a thread on a CPU, and an error on any other device.
         poison: fill memory with NaN before it is given back, for tests.
         watch_all: see the saves of all layers, so that the ledger counts what stays, too.
 
@@ -47,7 +47,7 @@ class Swap:
         report: all passes so far.
 
     Raises:
-        ApplyError: if a swap runs on this network already.
+        ApplyError: if a swap runs on this network already, or nothing is known to copy on this device.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Swap:
         self.layers = list(layers)
         self.decisions = tuple(decisions)
         self.unit = unit
-        self.copies = copies or ThreadCopies()
+        self.copies = copies or default_copies(ms.get_context("device_target"))
         self.poison = poison
         self.watch_all = watch_all
         self.trace: Trace | None = None

@@ -4,6 +4,7 @@ Errors are what stops MindFormers when it builds the network: more counts than s
 no counts, an offset that does not fit the model. Warnings are what it takes without a word: counts
 above the number of layers, operator names that match nothing, flags that it does not pass on.
 `mindswap run` leaves such a configuration to MindFormers; only `mindswap check` and the like say it.
+An offset that does not fit the model is an error with swap on, too.
 
 PASS (swap off; 8 layers on 2 stages):
     recompute_config:
@@ -22,15 +23,20 @@ from mindswap.check.rules import bad_regex, plain_dot, unmatched_pattern
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.match import match_pattern
 from mindswap.policy.settings import Statement
-from mindswap.stage.expand import RULE, expand_stage_recompute
+from mindswap.stage.expand import RULE, expand_stage_recompute, find_layout_problem
 
 ID = RULE
 LEVEL = Level.ERROR
 
 
 def check(context: Context) -> Iterator[Problem]:
-    """What MindFormers refuses or leaves out; nothing where swap is on, where the other rules judge."""
-    if context.settings.is_swap_enabled or context.num_layers is None or context.document.root is None:
+    """What MindFormers refuses or leaves out; where swap is on the other rules judge all but the offset."""
+    if context.num_layers is None or context.document.root is None:
+        return
+    if context.settings.is_swap_enabled:
+        problem = find_layout_problem(context.document, context.num_layers)
+        if problem is not None and problem.location.line:  # else no key says how layers are spread
+            yield problem
         return
     expansion = expand_stage_recompute(context.document, context.num_layers)
     yield from expansion.problems

@@ -54,6 +54,9 @@ def check(context: Context) -> Iterator[Problem]:
                 message = f"{statement.pattern_path}: '{pattern}' matches no operator in {layers}"
                 fix = f"take {layers} out of the list"
                 yield Problem(statement.pattern_location, ID, Level.WARNING, message, fix=fix)
+        elif coverage.names_prediction(pattern):
+            if coverage.num_layers - 1 not in statement.layers.resolve(coverage.num_layers):
+                yield _prediction_problem(statement, coverage)
         elif _is_default(context, statement):
             if statement.option not in matched_defaults and statement.is_default:
                 yield _default_problem(statement, coverage)
@@ -81,6 +84,16 @@ def _problem(statement: Statement, coverage: Coverage) -> Problem:
     key = "op_name: " if statement.pattern_path.endswith(".op_name") else "write "
     fix = f"{key}'{near[0]}'" if near else ""
     return Problem(statement.pattern_location, ID, LEVEL, message, allowed, fix)
+
+
+def _prediction_problem(statement: Statement, coverage: Coverage) -> Problem:
+    """The pattern names something of the layer of multi-token prediction, under another number."""
+    last, where = coverage.num_layers - 1, format_layers(statement.layers)
+    message = (
+        f"{statement.pattern_path}: '{statement.pattern}' matches no operator in {where}, only in the layer of "
+        f"multi-token prediction, which has the number of the last layer, {last}"
+    )
+    return Problem(statement.pattern_location, ID, LEVEL, message, f"layer {last}", f"name layer {last}")
 
 
 def _default_problem(statement: Statement, coverage: Coverage) -> Problem:

@@ -1,5 +1,6 @@
 """Splits of the operators of backward: a gradient is cut as the tensor it is of. Pure."""
 
+import math
 from collections.abc import Iterator
 
 from mindswap.graph.model import Node
@@ -103,8 +104,9 @@ class BackwardSplits:
         wanted = PRODUCT_OPS if node.op in PRODUCT_OPS else frozenset({"Gather"})
         forward = self.table.nodes.get(node.origin)
         if forward is not None and forward.op in wanted:
-            by_operand = zip(self.table.operands(forward), read_strategy(forward.attributes), strict=False)
-            asked = {split for operand, split in by_operand if operand.type.shape == shape}
+            strategy = read_strategy(forward.attributes)
+            read = self.table.operands(forward)[: len(strategy)]
+            asked = {split for at, operand in enumerate(read) for split in _asked_of(operand, at, strategy, shape)}
             if len(asked) == 1:
                 return asked.pop()
         found: set[Split] = set()
@@ -116,8 +118,8 @@ class BackwardSplits:
                         continue
                     read = self.table.operands(reader)
                     for position, other in enumerate(read[:2]):
-                        if other.name != known_as and other.type.shape == shape:
-                            found.add(strategy[position])
+                        if other.name != known_as:
+                            found.update(_asked_of(other, position, strategy, shape))
         return found.pop() if len(found) == 1 else None
 
     def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
@@ -148,3 +150,16 @@ class BackwardSplits:
             if node.op not in SPLIT_PASSING_OPS and node.op not in RESHAPING_OPS:
                 return
             name = node.inputs[0]
+
+
+def _asked_of(operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]) -> list[Split]:
+    """The cut of the gradient of an operand, if a tensor of this shape can be one; else nothing.
+
+    An operand that all groups of the first one read has a gradient for each group, before their sum. One of which each
+    group looks up its own rows (Gather with `batch_dims`) has the rows of all groups in one dimension.
+    """
+    own, num_groups = operand.type.shape, len(shape) - len(operand.type.shape)
+    if num_groups >= 0 and shape[num_groups:] == own:
+        return [(*strategy[0][:num_groups], *strategy[position])]
+    joined = reshape_split(own, strategy[position], shape) if num_groups == -1 and own[-1] == shape[-1] else None
+    return [joined] if joined is not None and math.prod(own) == math.prod(shape) else []

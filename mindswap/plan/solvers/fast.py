@@ -39,6 +39,8 @@ CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 SMALL_CORRECTION = 500
 # Choices from which the improvement starts, and part of the simulations before it.
 NUM_STARTS = 4
+# Simulations to come nearer to a budget into which nothing fitted.
+MAX_LOST = 80
 SEARCH_PERMILLE = 600
 
 
@@ -97,11 +99,17 @@ class _Solver:
         self._try_loads()
         self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
+        if not self._fits:
+            self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
         starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
         for _, load, num_still, choice in self.found:
             starts.setdefault((load, num_still), choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
         improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
+
+    @property
+    def _fits(self) -> bool:
+        return self.search.best_score is not None and self.search.best_score.fits
 
     def _try_loads(self) -> None:
         """The best with some loads of the link, and with layers that stay still."""
@@ -116,11 +124,12 @@ class _Solver:
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         self._best_with(maker, first, 0)
-        if not min(self.found, key=_score_of)[0].fits:
+        if not self._fits:
             self._squeeze()
-            assert self.search.best_score is not None
-            if not self.search.best_score.fits:
+            if not self._fits:
                 return  # nothing does
+            # What is over is not what layers hold until backward, but what is back at once.
+            maker = mixture = Mixture(self.space, 0, spread, has_whole=False)
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more):
@@ -140,10 +149,11 @@ class _Solver:
         best = min(self.found, key=_score_of)[1]
         if is_little:
             self._best_with(mixture, best, 0)
-        self._best_with(Mixture(self.space, 0, in_front), best, 0)
+        has_whole = mixture.has_whole
+        self._best_with(Mixture(self.space, 0, in_front, has_whole), best, 0)
         for num_still in STILL_LAYERS:
             if best and num_still < self.figures.num_layers:
-                self._best_with(Mixture(self.space, num_still, spread), best, num_still)
+                self._best_with(Mixture(self.space, num_still, spread, has_whole), best, num_still)
 
     def _best_with(self, maker: Mixture | Even, load: float, num_still: int) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""

@@ -52,11 +52,19 @@ class Mixture:
         space: whose layers.
         num_still: last layers that swap nothing: their copies would be on their way back at once.
         arrange: order of the rows in the layers.
+        has_whole: layers may be recomputed whole, for which all of one is back at once.
     """
 
-    def __init__(self, space: Space, num_still: int = 0, arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front):
+    def __init__(
+        self,
+        space: Space,
+        num_still: int = 0,
+        arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front,
+        has_whole: bool = True,
+    ):
         self.space = space
         self.arrange = arrange
+        self.has_whole = has_whole
         figures = space.figures
         is_still = np.arange(figures.num_layers) >= figures.num_layers - num_still
         alike = [
@@ -69,7 +77,7 @@ class Mixture:
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
         self._add(np.zeros(figures.num_items, np.int64))
         whole = np.zeros(figures.num_items, np.int64)
-        whole[0] = -1
+        whole[0] = -1 if has_whole else KEEP
         self._add(whole)
 
     def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:

@@ -4,6 +4,8 @@ import contextlib
 
 import pytest
 
+from mindswap.errors import ApplyError
+
 pytestmark = pytest.mark.mindspore
 
 SIZE = 64
@@ -106,3 +108,12 @@ def test_the_thread_does_the_same_in_the_same_order():
     assert storage.size() == SIZE
     copies.wait(copy)
     assert copies.host_bytes == 0 and tensor.asnumpy().tolist() == list(range(SIZE // 4))
+
+
+def test_where_nothing_was_run_copies_have_to_be_asked_for():
+    """A thread would take an address on the device for one of the host."""
+    from mindswap.adapters.pynative.copies import ThreadCopies, default_copies
+
+    assert isinstance(default_copies("CPU"), ThreadCopies)
+    with pytest.raises(ApplyError, match=r"never run on Ascend.*\n.*copies=StreamCopies\(\)"):
+        default_copies("Ascend")

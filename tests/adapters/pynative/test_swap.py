@@ -21,13 +21,13 @@ def parts():
     import mindspore as ms
 
     ms.set_context(mode=ms.PYNATIVE_MODE, device_target="CPU")
-    from mindswap.adapters.pynative import executor, swap
+    from mindswap.adapters.pynative import copies, executor, swap
     from tests.adapters.pynative import networks
 
     class Parts:
         pass
 
-    Parts.executor, Parts.swap, Parts.networks = executor, swap, networks
+    Parts.copies, Parts.executor, Parts.swap, Parts.networks = copies, executor, swap, networks
     return Parts
 
 
@@ -198,6 +198,30 @@ def test_an_exception_in_forward_loses_nothing():
     ], ran.stderr
 
 
+def test_an_exception_in_backward_loses_nothing(parts):
+    network, inputs = parts.networks.Network(has_norm=False), parts.networks.batch()
+    step = parts.networks.gradients(network)
+    expected = step(inputs)
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    is_broken = True
+
+    def raise_once(gradient):
+        if is_broken:
+            raise RuntimeError("by the test")
+
+    handle = network.layers[0].register_forward_hook(
+        lambda cell, inputs, output: output.register_hook(raise_once) and None
+    )
+    with pytest.raises(RuntimeError, match="by the test"):
+        step(inputs)
+    assert swap.copies.host_bytes > 0
+    is_broken = False
+    assert parts.networks.are_equal(step(inputs), expected)
+    handle.remove()
+    swap.remove()
+    assert swap.copies.host_bytes == 0 and swap.executor.num_passes == 3
+
+
 def test_remove_leaves_no_hook(parts):
     network, inputs = parts.networks.Network(), parts.networks.batch()
     swap, _ = run(parts, network, SWAP_ALL, inputs)
@@ -221,6 +245,50 @@ def test_apply_begins_a_swap_in_pynative_mode(parts):
     swap.remove()
 
 
+@pytest.mark.parametrize(
+    ("policy", "message"),
+    [
+        (Policy(is_swap_enabled=True, op_swap=(OpSwap("mlp", ALL_LAYERS, 1),)), "op_swap names no operator .* 'mlp'"),
+        (Policy(is_swap_enabled=True, layer_swap=(LayerSwap(Layers((3,)), 1),)), r"layers 0 to 2, .* names \[3\]"),
+    ],
+)
+def test_apply_refuses_what_the_network_does_not_have(parts, policy, message):
+    network = parts.networks.Network()
+    with pytest.raises(ApplyError, match=message):
+        mindswap.apply(network, policy)
+    assert mindswap.running_swap(network) is None
+    assert not any(cell._forward_pre_hook or cell._forward_hook for cell in [network, *network.layers])
+
+
+def test_gradients_twice_of_one_forward_pass_and_gradients_of_gradients(parts):
+    """MindSpore 2.9.0 runs forward again for each backward pass, whether `GradOperation` or the function of `vjp` is
+    called twice; a second derivative has more saves, which is another step."""
+    import mindspore as ms
+
+    network, inputs = parts.networks.Network(has_norm=False), parts.networks.batch()
+    weights = ms.ParameterTuple(network.trainable_params())
+
+    def twice():
+        network.set_grad(True)
+        network(inputs)
+        gradient = ms.ops.GradOperation(get_by_list=True)(network, weights)
+        found = [gradient(inputs) for _ in range(2)]
+        network.set_grad(False)
+        _, pull_back = ms.vjp(network, inputs, weights=weights)
+        found += [pull_back(ms.Tensor(1.0, ms.float32))[1] for _ in range(2)]
+        found.append((ms.grad(lambda x: ms.grad(network)(x).sum())(inputs),))
+        return [gradient.asnumpy() for gradients in found for gradient in gradients]
+
+    expected = twice()
+    swap, _ = run(parts, network, SWAP_ALL, inputs)
+    before = swap.report.num_passes
+    for _ in range(2):
+        assert parts.networks.are_equal(twice(), expected)
+        assert swap.copies.host_bytes == 0
+    assert swap.report.num_passes >= before + 4
+    swap.remove()
+
+
 def test_a_recomputed_layer_saves_in_backward_what_stays(parts):
     network, inputs = parts.networks.Network(), parts.networks.batch()
     expected = parts.networks.gradients(network)(inputs)
@@ -237,7 +305,7 @@ def test_the_results_depend_on_what_comes_back(parts, monkeypatch):
     """The checks above can fail: memory that comes back with other bytes changes the gradients."""
     network, inputs = parts.networks.Network(), parts.networks.batch()
     expected = parts.networks.gradients(network)(inputs)
-    copies = parts.swap.ThreadCopies()
+    copies = parts.copies.ThreadCopies()
     monkeypatch.setattr(copies, "prefetch", lambda copy: copy.storage.resize_(copy.size_bytes))
     swap, results = run(parts, network, SWAP_ALL, inputs, copies=copies)
     swap.remove()
@@ -275,6 +343,31 @@ def test_two_recordings_of_a_step_are_equal(parts, recorded):
     assert all(record(network, list(network.layers), step) == trace for _ in range(5))
 
 
+def test_a_second_backward_pass_finds_everything_on_the_device(parts, recorded):
+    """No call of MindSpore 2.9.0 reads a save again behind the pass; a later one that does gets the tensor whole."""
+    import numpy as np
+
+    from mindswap.adapters.pynative.watch import Watch
+    from mindswap.pynative.decide import decide
+    from mindswap.pynative.schedule import make_schedule
+
+    network, step, _, trace = recorded
+    schedule = make_schedule(trace, decide(trace, decisions_of(SWAP_ALL, network.layers)), range(3))
+    executor, kept = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True), []
+    save = executor.save
+    executor.save = lambda tensor, layer_index: kept.append(save(tensor, layer_index)) or kept[-1]
+    watch = Watch(network, list(network.layers), executor, schedule.hooked_layers)
+    step()
+    watch.remove()
+    assert executor.num_passes == 1 and executor.totals.offloaded_bytes > 0
+    tensors = [executor.read(one) for one in kept]
+    assert [tensor.untyped_storage().size() for tensor in tensors] == [
+        trace.storages[save.storage].size_bytes for save in trace.saves
+    ]
+    assert all(np.isfinite(tensor.asnumpy()).all() for tensor in tensors)  # what was freed was filled with NaN
+    assert executor.num_deviations == 1 and executor.was_different and executor.copies.host_bytes == 0
+
+
 @settings(max_examples=examples(50, 200), deadline=None)
 @given(policy=policies, in_layers=st.booleans())
 def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, recorded, policy, in_layers):
@@ -286,7 +379,7 @@ def test_any_policy_gives_the_same_gradients_and_the_predicted_bytes(parts, reco
     network, step, expected, trace = recorded
     unit = parts.swap.Unit.LAYERS if in_layers else parts.swap.Unit.OPERATORS
     schedule = make_schedule(trace, decide(trace, decisions_of(policy, network.layers), unit), range(3))
-    executor = parts.executor.Executor(trace, schedule, parts.swap.ThreadCopies(), poison=True)
+    executor = parts.executor.Executor(trace, schedule, parts.copies.ThreadCopies(), poison=True)
     differences = []
     act = executor._act
 

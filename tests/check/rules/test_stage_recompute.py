@@ -57,3 +57,16 @@ def test_a_run_with_swap_off_is_left_to_mindformers():
     assert check_before_network(document(config("{recompute: 7, select_recompute: ['(']}")), {}).policy is not None
     with pytest.raises(PolicyError):
         check_before_network(document(config("{recompute: 7}", swap="True")), {})
+
+
+def test_an_offset_that_does_not_fit_the_model_is_an_error_with_swap_on_too():
+    # 45 layers on 8 stages are 5 each and a rest of 5.
+    text = """
+        model: {model_config: {num_layers: 45, offset: 0}}
+        parallel_config: {pipeline_stage: 8}
+        swap_config: {swap: True}
+    """
+    (problem,) = check(text).problems
+    assert (problem.level.value, problem.location.line, problem.rule) == ("error", 1, "stage-recompute")
+    assert "0 adds up to 0, but 45 layers on 8 stages x 1 chunks leave a rest of 5" in problem.message
+    assert not check(text.replace("offset: 0", "offset: [1, 1, 1, 1, 1, 0, 0, 0]")).problems

@@ -1,7 +1,9 @@
+from dataclasses import replace
+
 import pytest
 import yaml
 
-from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.cell_tree import CellNode, LayerTrees
 from tests.builders import LLAMA, QWEN, check, found, layer, trees
 
 
@@ -80,3 +82,13 @@ def test_default_operators_that_are_nowhere_are_a_warning():
 
 def test_the_message_says_how_to_see_all_paths():
     assert check(op_swap("no")).problems[0].allowed.endswith("; all paths: mindswap explain --paths x.yaml")
+
+
+def test_a_pattern_may_name_the_layer_of_multi_token_prediction_by_the_number_of_the_last_layer():
+    around = CellNode("", "Mtp", children=(replace(layer("mlp\n  mul*"), name="transformer_layer"),))
+    model = LayerTrees((layer("mlp\n  mul*"),) * 3, {}, "the test model", around)
+    name = r"transformer_layer\.mlp\.mul"
+    assert found(op_swap(name), model) == found(op_swap(name, "[2]"), model) == found(op_swap("mlp"), model) == []
+    (problem,) = check(op_swap(name, "[0]"), model).problems
+    assert (problem.rule, problem.level.value, problem.fix) == ("unmatched-pattern", "error", "name layer 2")
+    assert found(op_swap(name), replace(model, prediction=None)) == [(1, 47, "unmatched-pattern")]

@@ -3,6 +3,7 @@
 import pytest
 
 from mindswap.graph.ranks.collectives import Collective, _cuts_of_blocks, find_collectives
+from mindswap.graph.ranks.experts import KIND, NUM_RANKS, STRIDE
 from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op
@@ -198,3 +199,21 @@ def test_a_reshape_of_ones_own_part_that_a_marked_product_reads():
 )
 def test_cuts_of_the_blocks_of_a_reshape(made, before, read, after, expected):
     assert _cuts_of_blocks(made, before, read, after) == expected
+
+
+def test_tokens_for_experts_travel_as_the_larger_side_has_them():
+    """What AllGather gives, what ReduceScatter takes; backward exchanges by operators of its own."""
+    exchange = {KIND: "ring", NUM_RANKS: 4, STRIDE: 2}
+    step = graph(
+        op("part", "SiLU", "x", (SEQ // 4, HIDDEN)),
+        op("whole", "AllGather", "part", (SEQ, HIDDEN), **exchange),
+        op("back", "ReduceScatter", "whole", (SEQ // 4, HIDDEN), **exchange),
+        op("alone", "AllGather", "part", (SEQ // 4, HIDDEN), **{**exchange, NUM_RANKS: 1}),
+        backward=(
+            op("back_grad", "AllGather", "grad", (SEQ, HIDDEN), **exchange),
+            op("whole_grad", "ReduceScatter", "back_grad", (SEQ // 4, HIDDEN), **exchange),
+        ),
+        types={"x": (SEQ // 4, HIDDEN), "grad": (SEQ // 4, HIDDEN)},
+    )
+    gather, scatter = (Collective(kind, BYTES, 4, stride=2) for kind in ("AllGather", "ReduceScatter"))
+    assert found(step) == {"whole": (gather,), "back": (scatter,), "back_grad": (gather,), "whole_grad": (scatter,)}

@@ -50,3 +50,12 @@ def test_what_no_half_needs_runs_when_nothing_else_can():
 def test_halves_that_begin_with_communication_wait_for_nothing_else():
     ordered = order_halves(step(), {"x0", "x1"}, set())
     assert names(ordered.forward) == "x0 w y0 g0 v z0 x1 y1 g1 z1 z"
+
+
+def test_what_puts_both_halves_together_waits_for_neither_in_their_place():
+    """`mid` reads what y1 sends before g1 does; g1 waits all the same, until z0 has run."""
+    *before, g1, z1, z = step().forward
+    ordered = order_halves(
+        replace(step(), forward=(*before, node("mid", "Add", "y0 y1"), g1, z1, z)), set(), {"y0", "y1"}
+    )
+    assert names(n for n in ordered.forward if n.name != "mid") == "x0 w y0 x1 y1 g0 v z0 g1 z1 z"

@@ -58,8 +58,16 @@ def test_pairs_of_the_last_rank():
     assert ring_flops(160, 4, 1) == 100  # alone: 10 of 16 pairs
 
 
-@pytest.mark.parametrize(("is_fused", "num_kernels"), [(False, 10 + 8 + 3), (True, 1 + 8 + 1)])
-def test_rounds_of_forward(is_fused, num_kernels):
+# Statistics of 64 bytes: eight operators with two operands move 192 each (Maximum, Add, twice Sub, Mul, RealDiv), Exp,
+# twice, 128. Spreading one of them: 128 + 12 + 8 + 800. The results of 800 bytes: three operators with two operands.
+SPREAD = 2 * (128 + 12 + 8 + 800)
+
+
+@pytest.mark.parametrize(
+    ("is_fused", "num_kernels", "moved_bytes"),
+    [(False, 10 + 8 + 3, 8 * 192 + 2 * 128 + SPREAD + 3 * 2400), (True, 1 + 8 + 1, 8 * 64 + SPREAD + 5 * 800)],
+)
+def test_rounds_of_forward(is_fused, num_kernels, moved_bytes):
     operands = [TensorType((), "bfloat16", size) for size in (800, 100, 100)]
     first, second, last = list_rounds(True, 3, 500, operands, 64, is_fused)
     # Half of the pairs in the first of three rounds: 1 : 2 : 2.
@@ -71,6 +79,7 @@ def test_rounds_of_forward(is_fused, num_kernels):
     assert [one.num_exchanges for one in (first, second, last)] == [1, 1, 0]
     assert first.after == ()
     assert len(second.after) == len(last.after) == num_kernels
+    assert sum(kernel.moved_bytes for kernel in second.after) == moved_bytes
 
 
 def test_rounds_of_backward():

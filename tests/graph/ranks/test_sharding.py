@@ -184,6 +184,28 @@ def test_a_gradient_of_a_named_operator_needs_no_way_back():
     assert shapes(sharding)["dw"] == (2, 8)
 
 
+def test_a_weight_that_all_groups_read_has_a_gradient_for_each_group():
+    # 4 groups of 8 experts: groups over 4, experts over 2, columns over 2 ranks.
+    step = graph(
+        op("y", "BatchMatMul", "x w", (4, 8, 20, 16), in_strategy=((4, 2, 1, 1), (2, 2, 1)), transpose_b=True),
+        backward=[op("dw", "BatchMatMul", "y_b x_b", (4, 8, 16, 32), origin="y")],
+        saved="y",
+        types={"x": (4, 8, 20, 32), "w": (8, 16, 32)},
+    )
+    found = shapes(shard_graph(step))
+    assert (found["y"], found["dw"]) == ((1, 4, 20, 8), (1, 4, 8, 32))
+
+
+def test_rows_that_each_group_looks_up_among_its_own_are_added_up_in_one_dimension():
+    step = graph(
+        op("rows", "Gather", "table ids", (4, 6, 8), in_strategy=((4, 1, 1), (4, 1))),
+        backward=[op("dtable", "UnsortedSegmentSum", "drows ids", (20, 8), origin="rows")],
+        saved="rows",
+        types={"table": (4, 5, 8), "ids": (4, 6), "drows": (4, 6, 8)},
+    )
+    assert shapes(shard_graph(step))["dtable"] == (5, 8)
+
+
 LOCAL = {LOCAL_MARK: True}
 
 
