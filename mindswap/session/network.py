@@ -1,18 +1,22 @@
 """The Python interface: put a policy on any network whose layers are a list."""
 
 import logging
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
 
 from mindswap.adapters.apply import apply_policy, read_tree
 from mindswap.errors import ApplyError
 from mindswap.graph.model import Graph
 from mindswap.policy.actions import LayerActions
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import resolve_layer
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.pynative.schedule import Unit
+from mindswap.pynative.upstream import upstream_calls
 
 if TYPE_CHECKING:
+    from mindswap.adapters.pynative.copies import Copies
     from mindswap.adapters.pynative.swap import Swap
+    from mindswap.adapters.pynative.upstream import HyperParallel
 
 __all__ = ["apply", "capture", "running_swap"]
 
@@ -23,6 +27,8 @@ def apply(
     layers: str | None = None,
     with_lazy_inline: bool = True,
     logger: logging.Logger | None = None,
+    unit: Unit = Unit.OPERATORS,
+    copies: "Copies | HyperParallel | None" = None,
 ) -> tuple[LayerActions, ...]:
     """Set a policy on a network, before its first compile; in PyNative mode let it swap from its second pass on.
 
@@ -34,29 +40,58 @@ def apply(
         with_lazy_inline: mark the network as lazy_inline, without which the compiler offloads
             nothing. The CPU backend cannot execute such a network: False there.
         logger: gets one line for each thing set; default is the logger of `mindswap.adapters.apply`.
+        unit: what the prefetch distances of the policy count; layers in PyNative mode only.
+        copies: how bytes move in PyNative mode: `StreamCopies()` on Ascend, `HyperParallel()` to leave all of it to the
+            engine of MindFormers 2.x; default is a thread on a CPU, and an error on any other device.
 
     Returns:
         What was set, one entry per layer; empty if the policy has swap disabled.
 
     Raises:
-        ApplyError: if there is no such list, a pattern names nothing in the network, or in PyNative mode a swap runs
-            on it already.
+        ApplyError: if there is no such list, a pattern names nothing in the network, in PyNative mode a swap runs
+            on it already, or `copies` cannot do what the policy asks for.
     """
     from mindswap.adapters import mindspore as adapter
     from mindswap.adapters.network import resolve_layers
 
     logger = logger or logging.getLogger("mindswap.adapters.apply")
+    is_pynative = adapter.is_pynative()
+    if not is_pynative and (unit is not Unit.OPERATORS or copies is not None):
+        raise ApplyError(
+            "unit and copies are for PyNative mode; in graph mode the compiler moves, and distances count operators\n"
+            "    fix:     mindspore.set_context(mode=mindspore.PYNATIVE_MODE) before apply"
+        )
     cells = resolve_layers(network, layers)
+    wrap = _upstream(network, cells, policy, unit, copies) if is_pynative else None
     actions = apply_policy(cells, policy, logger)
-    if policy.is_swap_enabled and adapter.is_pynative():
+    if policy.is_swap_enabled and is_pynative and wrap is None:
         from mindswap.adapters.pynative.swap import Swap
 
-        Swap(network, cells, [resolve_layer(policy, index, read_tree(cell)) for index, cell in enumerate(cells)])
+        Swap(network, cells, _decisions(policy, cells), unit, cast("Copies | None", copies))
     if with_lazy_inline and policy.is_swap_enabled:
         for name, count in adapter.mark_lazy_inline(network, cells).items():
             logger.info("mindswap: %d %s: lazy_inline is on %s instead, else all would swap alike", count, name,
                         type(network).__name__)  # fmt: skip
+    if wrap is not None:
+        wrap()
     return actions
+
+
+def _decisions(policy: Policy, cells: Sequence[Any]) -> list[LayerDecisions]:
+    return [resolve_layer(policy, index, read_tree(cell)) for index, cell in enumerate(cells)]
+
+
+def _upstream(
+    network: Any, cells: Sequence[Any], policy: Policy, unit: Unit, copies: "Copies | HyperParallel | None"
+) -> Callable[[], None] | None:
+    """What hands the network over to the engine of MindFormers 2.x, if that was asked for."""
+    from mindswap.adapters.pynative.upstream import HyperParallel
+
+    if not isinstance(copies, HyperParallel):
+        return None
+    calls = upstream_calls(_decisions(policy, cells), unit)
+    copies.check(network)
+    return lambda: copies.wrap(network, cells, calls)
 
 
 def capture(network: Any, inputs: Sequence[Any], with_lazy_inline: bool = True) -> Graph:

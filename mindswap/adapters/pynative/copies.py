@@ -70,7 +70,8 @@ def default_copies(device_target: str) -> Copies:
     if device_target != "CPU":
         raise ApplyError(
             f"swap in PyNative mode was never run on {device_target}: its copies have to be asked for\n"
-            "    fix:     mindswap: {stream_copies: True} in the YAML, or Swap(..., copies=StreamCopies())"
+            "    fix:     mindswap: {stream_copies: True} in the YAML, or mindswap.apply(..., copies=StreamCopies());\n"
+            "             copies=HyperParallel() leaves it to the engine of MindFormers 2.x"
         )
     return ThreadCopies()
 

@@ -1,0 +1,112 @@
+"""Policy -> the calls to `hyper_parallel`, the engine that MindFormers 2.x swaps with, that express it. Pure.
+
+Upstream knows two calls: a cell is wrapped, and what autograd saves inside of it moves; a layer i is paired with a
+layer j behind it, whose forward gives back the memory of i and whose backward fetches it. A layer has one group of
+tensors, one partner that it waits for and one that waits for it: of a second pair the manager keeps nothing
+(`set_forward_prefetch_layer` in hyper_parallel/core/activation_checkpoint/swap.py). So distances count layers, and
+single storages cannot be named.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mindswap.errors import ApplyError
+from mindswap.policy.resolve import Claim, LayerDecisions, Path
+from mindswap.pynative.schedule import Unit
+
+__all__ = ["UpstreamCalls", "upstream_calls"]
+
+
+@dataclass(frozen=True)
+class UpstreamCalls:
+    """What upstream is told.
+
+    Attributes:
+        wraps: (layer index, path of a cell below the layer) that get a wrapper; the layer itself has the path ().
+        pairs: (layer index, index of the layer that waits for it and fetches it).
+    """
+
+    wraps: tuple[tuple[int, Path], ...]
+    pairs: tuple[tuple[int, int], ...]
+
+
+def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCalls:
+    """The calls that put a policy on the layers of a network.
+
+    What is recomputed does not move. A cell inside of another that moves needs no wrapper of its own.
+
+    Args:
+        layers: what the policy decides for each layer, from `policy.resolve.resolve_layer`.
+        unit: what the distances of the policy count.
+
+    Raises:
+        ApplyError: with everything that upstream cannot express.
+    """
+    moving = {layer.layer_index: _moving(layer) for layer in layers}
+    named = {index: claims for index, claims in moving.items() if claims}
+    problems = [*_single_operators(named), *_distances(named, len(layers), unit)]
+    if problems:
+        raise ApplyError("hyper_parallel cannot do what the policy asks for:\n" + "\n".join(problems))
+    wraps = [(index, path) for index, claims in named.items() for path in _outermost(claims)]
+    return UpstreamCalls(
+        tuple(wraps), tuple((index, index + _prefetches(claims)[0]) for index, claims in named.items())
+    )
+
+
+def _moving(layer: LayerDecisions) -> tuple[Claim, ...]:
+    return tuple(claim for claim in layer.offloads if not layer.of(claim.path).recomputed_by)
+
+
+def _outermost(claims: Iterable[Claim]) -> tuple[Path, ...]:
+    paths = {claim.path for claim in claims}
+    return tuple(sorted(path for path in paths if not any(path[:depth] in paths for depth in range(len(path)))))
+
+
+def _prefetches(claims: Iterable[Claim]) -> list[int]:
+    return sorted({claim.entry.prefetch for claim in claims if claim.entry.prefetch is not None})
+
+
+def _single_operators(named: dict[int, tuple[Claim, ...]]) -> list[str]:
+    found: dict[Path, list[int]] = {}
+    for index, claims in named.items():
+        for claim in claims:
+            if claim.match.node.is_primitive:
+                found.setdefault(claim.path, []).append(index)
+    return [
+        f"layers {indices}: {'.'.join(path)} is a single operator; upstream moves what is saved inside of a cell\n"
+        f"    fix:     name {'the cell ' + '.'.join(path[:-1]) if path[1:] else 'the whole layer'}, or leave copies out"
+        for path, indices in found.items()
+    ]
+
+
+def _distances(named: dict[int, tuple[Claim, ...]], num_layers: int, unit: Unit) -> list[str]:
+    """What is wrong with the prefetch distances."""
+    if named and unit is not Unit.LAYERS:
+        counts = sorted({count for claims in named.values() for count in _prefetches(claims)})
+        return [
+            f"its distances {counts} count operators; upstream fetches when a layer begins backward\n"
+            "    fix:     write them in layers, from 1, and say so: mindswap.apply(..., unit=Unit.LAYERS)"
+        ]
+    problems = []
+    fetched: dict[int, list[int]] = {}
+    for index, claims in named.items():
+        counts = _prefetches(claims)
+        if len(counts) > 1:
+            problems.append(
+                f"layer {index}: distances {counts}; all that moves of a layer is fetched together\n"
+                "    fix:     one distance for the layer"
+            )
+        elif index + counts[0] >= num_layers:
+            problems.append(
+                f"layer {index}: no layer {index + counts[0]} that would fetch it, at distance {counts[0]}\n"
+                f"    allowed: layers up to {num_layers - 1 - counts[0]}"
+            )
+        else:
+            fetched.setdefault(index + counts[0], []).append(index)
+    problems += [
+        f"layers {indices} would all be fetched by layer {fetcher}, which upstream lets fetch one\n"
+        "    fix:     one distance for these layers"
+        for fetcher, indices in fetched.items()
+        if len(indices) > 1
+    ]
+    return problems
