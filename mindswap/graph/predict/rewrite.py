@@ -251,8 +251,11 @@ class _Rewriter:
         def is_marked(other: Node) -> bool:
             return other.name in self.recomputed or other.attributes.get("recompute") is True
 
+        if node.name not in self.prefetch or is_marked(node):
+            return False
         readers = self.graph.index.forward_readers.get(node.name, ())
-        return node.name in self.prefetch and not is_marked(node) and any(map(is_marked, readers))
+        needed = {name for name, _ in self.available}  # by backward: a reshape of the value is the value
+        return any(is_marked(reader) and reader.name not in needed for reader in readers)
 
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""

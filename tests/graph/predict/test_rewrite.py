@@ -304,6 +304,8 @@ def test_what_a_marked_operator_reads_is_copied_out_also_if_backward_does_not_ne
     assert copies(rewritten(marked_step({"recompute": False}), **swapped)) == ([], [])
     # Where backward reads it, the same copy comes back; where the policy marks the reader, it is a mark as well.
     assert copies(rewritten(marked_step({"recompute": True}, "matmul"), **swapped)) == ([], ["matmul"])
+    both = {"op_swap": (swap(r"mlp\.matmul", 3), swap(r"mlp\.gelu", 3))}
+    assert copies(rewritten(marked_step({"recompute": True}, "gelu"), **both)) == ([], ["gelu"])
     by_policy = rewritten(marked_step({}), **swapped, select_recompute=recompute(r"mlp\.gelu"))
     assert copies(by_policy) == ([("matmul",)], [])
 
