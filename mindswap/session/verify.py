@@ -37,6 +37,7 @@ from mindswap.session.gathered import with_gathered_weights
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import expand_stage_recompute
+from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
     from mindswap.adapters.mindformers import Capture
@@ -186,9 +187,14 @@ def _answer_swap(
 ) -> Verification:
     effects, swapped = verify_policy(config_path, policy, placement)
     asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
-    has_pairs = any(effect.pairs for effect in effects)
+    # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
+    behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
+    has_pairs = bool(behind) or any(effect.pairs for effect in effects)
     is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
     notes = _notes(swapped, placement)
+    if behind:
+        size = format_bytes(sum(pair.copy_out.size_bytes for pair in behind))
+        notes = (*notes, f"behind the layers, as in multi-token prediction: {len(behind)} MoveTo pairs, {size} swapped")
     text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
     is_whole = placement is None or placement.num_stages == 1
     return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))

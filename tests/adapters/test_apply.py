@@ -7,8 +7,9 @@ import pytest
 
 from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
 from mindswap.errors import ApplyError
-from mindswap.policy.match import PatternError
+from mindswap.policy.match import PatternError, match_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.schema import default_operators
 
 pytestmark = pytest.mark.mindspore
 
@@ -313,3 +314,32 @@ def test_a_primitive_that_layers_share_is_set_in_one_of_them_only(layers):
     apply_policy(layers, policy(op_swap=(op(r"attention\.flash", 5, (1,)),)))
     assert [offload(layer) for layer in layers] == [{}, {"attention.flash.flash": 5}, {}]
     assert [layer.attention.flash.flash.attrs["in_strategy"] for layer in layers] == [((1, 2),)] * 3
+
+
+def test_the_output_of_a_recomputed_layer_is_kept_unless_it_is_named(layers):
+    apply_policy(layers, policy(layer_recompute=Layers((0, 1)), output_recompute=Layers((0,))))
+    assert [layer.get_flags().get("output_recompute") for layer in layers] == [True, False, None]
+
+
+@pytest.mark.parametrize("is_again", [True, False])
+def test_gathers_of_the_parallel_optimizer_are_asked_for_only_where_they_are_to_run_again(layers, caplog, is_again):
+    """MindSpore 2.9.0 does nothing but say that it has zero3 instead."""
+    apply_policy(layers, policy(layer_recompute=ALL_LAYERS, parallel_optimizer_comm_recompute=is_again))
+    assert ("zero3" in caplog.text) is is_again
+
+
+@pytest.mark.parametrize("use_legacy", [True, False])
+def test_default_operators_to_recompute_need_not_be_there(layers, caplog, use_legacy):
+    names = default_operators("select_recompute", use_legacy)
+    defaults = tuple(OpRecompute(name, ALL_LAYERS) for name in names)
+    has_some = any(match_pattern(name, read_tree(layers[0])) for name in names)
+    apply_policy(layers, policy(select_recompute=defaults))
+    assert ("none of the default operators is in this network" in caplog.text) is not has_some
+    with pytest.raises(ApplyError):  # written out by hand, and one more that nothing has
+        apply_policy(layers, policy(select_recompute=(*defaults, OpRecompute("no_such_cell", ALL_LAYERS))))
+
+
+def test_a_pattern_of_one_kind_of_layers_is_enough(cells):
+    both = cells.list([cells.layer(), cells.sequential([cells.layer()])])
+    apply_policy(both, policy(op_swap=(op("attention"),)))
+    assert offload(both[0]) and not offload(both[1])

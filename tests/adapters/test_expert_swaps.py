@@ -7,8 +7,10 @@
 import json
 
 import pytest
+import yaml
 
 from tests import forked
+from tests.adapters.edits import edited
 from tests.adapters.graphs import ROOT
 
 pytestmark = pytest.mark.mindspore
@@ -132,3 +134,18 @@ def test_what_is_named_moves_and_nothing_else(family):
     # All that moves is off the device between forward and backward.
     kept = [layer["kept_before_bytes"] - layer["kept_bytes"] for layer in report["layers"]]
     assert kept == SWAPPED_BYTES[family]
+
+
+def test_a_pattern_of_multi_token_prediction_moves_what_is_behind_the_layers(tmp_path):
+    """Attention as in a layer, without the reshape of its projection."""
+    source = yaml.safe_load((ROOT / "configs" / "deepseek3" / "cpu" / "op_swap.yaml").read_text())
+    entry = {"op_name": r"transformer_layer\.self_attention\.core_attention", "backward_prefetch": 5, "layers": [1]}
+    edits = {"swap_config": {"swap": True, "op_swap": [entry]}, "model.model_config.num_hidden_layers": 2}
+    config = tmp_path / "prediction.yaml"
+    config.write_text(yaml.safe_dump(edited(source, edits)))
+    result = forked.run(["-m", "mindswap", "verify", "--json", str(config)], cwd=ROOT)
+    assert result.returncode == 0, result.stdout + result.stderr
+    report = json.loads(result.stdout)
+    assert not any(layer["pairs"] for layer in report["layers"])
+    # 229380 - 32768 = 196612 bytes
+    assert any("7 MoveTo pairs, 192.0 KiB swapped" in note for note in report["notes"])
