@@ -92,7 +92,7 @@ class Place:
         for place in Path("/proc").glob("[0-9]*"):
             try:
                 parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
-                if (place / "cmdline").read_bytes() == words and parent != os.getpid():
+                if (place / "cmdline").read_bytes() == words and process.pid not in (int(place.name), parent):
                     found.append(int(place.name))
             except OSError:
                 pass
