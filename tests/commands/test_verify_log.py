@@ -34,8 +34,9 @@ def run(tmp_path, monkeypatch, capsys):
     """Exit code and output of `verify` with the logs of two workers, the second with these lines."""
     # Layers 1 and 2 are equal: one stands for both.
     layers = trees(3).layers
-    swapped = SimpleNamespace(layers=layers, notes=(), sample=SimpleNamespace(layer_map=(0, 1, 1, 2)))
-    effect = SimpleNamespace(is_as_asked=True, pairs=(1,), one_way_bytes=0)
+    graph = SimpleNamespace(swap_pairs=())
+    swapped = SimpleNamespace(layers=layers, notes=(), graph=graph, sample=SimpleNamespace(layer_map=(0, 1, 1, 2)))
+    effect = SimpleNamespace(is_as_asked=True, pairs=(1,))
     monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(verify, "verify_policy", lambda *_: ((effect,), swapped))
     monkeypatch.setattr(verify, "format_effect", lambda *_: "the compiled graph")
