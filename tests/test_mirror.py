@@ -81,7 +81,6 @@ ELSEWHERE = {
     "graph/ranks/splits": ["graph/ranks/test_sharding.py"],
     "graph/ranks/stage": ["graph/ranks/test_sharding.py"],
     "graph/ranks/strategies": ["graph/ranks/test_sharding.py"],
-    "graph/uses": ["plan/test_coupling.py"],
     "launch/__main__": START,
     "launch/guardian": ["launch/test_lifeline.py"],
     "launch/processes": ["launch/test_lifeline.py"],

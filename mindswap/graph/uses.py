@@ -1,13 +1,14 @@
 """Who reads whose output in forward. Pure."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Names
 from mindswap.graph.ops import UNNAMED_OPS
+from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["graph_uses", "operator_uses"]
+__all__ = ["graph_uses", "merged_readers", "operator_uses"]
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
@@ -49,6 +50,25 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
             for path in names(producer):
                 uses.setdefault((producer.layer_index, path), set()).update(users)
     return {producer: frozenset(users) for producer, users in uses.items()}
+
+
+def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode) -> list[str]:
+    """The operators that read a reshape and are not in the graph: of two in a row the compiler leaves one.
+
+    It has the name of the first and the cell of the second. Where the settings of the two differ, both stay.
+
+    Args:
+        node: an operator of a step without settings.
+        paths: its own.
+        layer: tree of its layer.
+
+    Returns:
+        Paths of the reshapes of that cell: one of them was the second.
+    """
+    cell = tuple(node.cell_path.split("."))
+    if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
+        return []
+    return [".".join(path) for path, inner in layer.walk() if inner.type_name == node.op and path[:-1] == cell]
 
 
 def _producers(

@@ -9,13 +9,13 @@ Source:
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.graph.uses import operator_uses
+from mindswap.graph.uses import merged_readers, operator_uses
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["ALL_OPERATORS", "Uses", "find_uses", "idle_swaps", "without_idle_swaps"]
+__all__ = ["ALL_OPERATORS", "Uses", "find_merged_uses", "find_uses", "idle_swaps", "without_idle_swaps"]
 
 # The name that covers every operator of a layer: it is recomputed whole.
 ALL_OPERATORS = ""
@@ -26,9 +26,28 @@ Uses = Mapping[str, frozenset[str]]
 
 def find_uses(model: StepModel) -> tuple[Uses, ...]:
     """The uses in each compiled layer of a captured model."""
-    found: list[dict[str, frozenset[str]]] = [{} for _ in model.captured.trees]
+    found = [dict(uses) for uses in find_merged_uses(model)]
     for (layer, name), users in operator_uses(model.captured.graph, model.names).items():
-        found[layer][name] = frozenset(path for other, path in users if other == layer)
+        known = found[layer].get(name, frozenset())
+        found[layer][name] = known | frozenset(path for other, path in users if other == layer)
+    return tuple(found)
+
+
+def find_merged_uses(model: StepModel) -> tuple[Uses, ...]:
+    """Of these, the uses by operators that the graph does not have.
+
+    If such a user is recomputed, the value is copied out, and back never, for nothing (`graph.predict.rewrite`): no
+    plan swaps it then, whatever the version makes of coupling rule 2.
+    """
+    trees = model.captured.trees
+    found: list[dict[str, frozenset[str]]] = [{} for _ in trees]
+    for node in model.captured.graph.forward:
+        if node.layer_index is None:
+            continue
+        names = model.names(node)
+        users = merged_readers(node, [tuple(name.split(".")) for name in names], trees[node.layer_index])
+        for name in names if users else ():
+            found[node.layer_index][name] = frozenset(users)
     return tuple(found)
 
 

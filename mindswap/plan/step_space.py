@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.graph.names import Label, Names
 from mindswap.plan.candidates import Item, find_items
-from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_uses, idle_swaps
+from mindswap.plan.coupling import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow
 from mindswap.plan.space import KEEP, Figures, Score, Space, Worth
 from mindswap.policy.cell_tree import CellNode
@@ -41,7 +41,8 @@ class Catalog:
         kinds: compiled layer that stands for each layer of the model.
         items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
         freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable.
-        uses: for each compiled layer, which operators use whose output; empty after `coupled`.
+        uses: for each compiled layer, which operators use whose output; after `coupled` only the `merged` ones.
+        merged: of these, the uses that leave a copy for nothing on every version.
     """
 
     kinds: tuple[int, ...]
@@ -51,12 +52,15 @@ class Catalog:
     copy_ns: np.ndarray
     conflicts: np.ndarray
     uses: tuple[Uses, ...]
+    merged: tuple[Uses, ...]
 
     def coupled(self) -> "Catalog":
         """The same if swaps of what recomputed operators use are allowed."""
-        free = np.zeros_like(self.conflicts)
-        free.flags.writeable = False
-        return replace(self, conflicts=free, uses=({},) * len(self.uses))
+        left = np.stack(
+            [_find_conflicts(*of_layer) for of_layer in zip(self.merged, self.items, self.freed_bytes, strict=True)]
+        )
+        left.flags.writeable = False
+        return replace(self, conflicts=left, uses=self.merged)
 
     def item(self, layer_index: int, position: int) -> Item:
         """An item of a layer of the model."""
@@ -101,7 +105,7 @@ def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequenc
         conflicts[position] = _find_conflicts(uses[position], row, freed_bytes[position])
     for array in (freed_bytes, recompute_ns, copy_ns, conflicts):
         array.flags.writeable = False
-    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, uses)
+    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, uses, find_merged_uses(model))
 
 
 def _with_known_names(item: Item, layer: CellNode) -> Item:

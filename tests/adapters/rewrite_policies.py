@@ -73,6 +73,9 @@ LLAMA_FLOAT16 = {
     **{name: LLAMA[name] for name in ("nothing", "whole layers", "a cell", "norms", "swap of a cell", "layer swap")},
     "casts": select(r"attention\.w.\.cast", r"feed_forward\.w.\.cast"),
     "swap of one of several casts": swap((r"attention\.wk\.cast", 2), (r"feed_forward\.w1\.cast", 2)),
+    "swap of a reshape before one that runs again": swap(
+        (r"attention\.w[qk]\.reshape", 3), select_recompute=(OpRecompute(r"attention\.reshape", ALL_LAYERS),)
+    ),
     "mixed": swap(
         (r"feed_forward\.w2\.reshape", 3),
         (r"attention\..*", 3),

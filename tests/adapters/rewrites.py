@@ -82,7 +82,7 @@ def describe(graph):
         for node in graph.backward
         if is_again(node) and is_kernel(node.op) and node.layer_index is not None
     )
-    one_way = Counter(f"{copy.layer_index} {copy.cell_path} {copy.size_bytes}" for copy in graph.index.one_way_copies)
+    one_way = Counter(f"{copy.layer_index} {copy.size_bytes}" for copy in graph.index.one_way_copies)
     return {"kept": +kept, "copied": +copied, "again": again, "one way": one_way}
 
 

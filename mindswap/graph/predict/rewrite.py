@@ -16,6 +16,7 @@ from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
+from mindswap.graph.uses import merged_readers
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
 __all__ = ["NodeSettings", "rewrite_graph", "settings_of_policy"]
@@ -28,10 +29,12 @@ class NodeSettings:
     Attributes:
         recomputed: names of nodes that run again in backward if backward needs them.
         prefetch: for the nodes whose outputs are swapped, the prefetch distance in operators.
+        read_again: of these, the ones whose reader is recomputed though the graph does not have it.
     """
 
     recomputed: Set[str] = frozenset()
     prefetch: Mapping[str, int] = field(default_factory=dict)
+    read_again: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
         """What is set on one operator."""
@@ -54,6 +57,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     outside = _Outside(graph, names, readers)
     recomputed: set[str] = set()
     prefetch: dict[str, int] = {}
+    read_again: set[str] = set()
     for node in graph.forward:
         owner = graph.owner(node)
         if is_gathering(node):
@@ -63,19 +67,23 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
         if owner.layer_index is None or _is_of_compiler(owner, names):
             continue
         layer = layers[owner.layer_index]
-        decision = layer.of(*_paths(names, graph, node))
+        paths = _paths(names, graph, node)
+        decision = layer.of(*paths)
         if _runs_again(outside, node, layer, decision):
             recomputed.add(node.name)
         if node.op in REDISTRIBUTION_OPS and _is_communicated_again(node, graph, names, layer):
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
+            seconds = merged_readers(node, paths, layer.layer)
+            if seconds and all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds):
+                read_again.add(node.name)
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
         is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
         if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and _is_of_compiler(node, names):
             recomputed.add(node.name)
-    return NodeSettings(frozenset(recomputed), prefetch)
+    return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
 
 
 def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
@@ -163,7 +171,7 @@ class _Rewriter:
     def __init__(self, graph: Graph, settings: NodeSettings):
         self.graph = graph
         self.nodes = graph.forward_nodes
-        self.prefetch = settings.prefetch
+        self.prefetch, self.read_again = settings.prefetch, settings.read_again
         self.recomputed = {
             name for name in settings.recomputed if name in self.nodes and self._can_recompute(self.nodes[name])
         }
@@ -255,7 +263,8 @@ class _Rewriter:
             return False
         readers = self.graph.index.forward_readers.get(node.name, ())
         needed = {name for name, _ in self.available}  # by backward: a reshape of the value is the value
-        return any(is_marked(reader) and reader.name not in needed for reader in readers)
+        is_read_again = any(is_marked(reader) and reader.name not in needed for reader in readers)
+        return is_read_again or node.name in self.read_again
 
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""
