@@ -7,12 +7,12 @@ from itertools import islice
 import numpy as np
 
 from mindswap.plan.bound import Facts, least_step_ns
+from mindswap.plan.catalog import Catalog
 from mindswap.plan.evaluate import Evaluation, evaluate
 from mindswap.plan.ladder import Rung, knots_of, rungs_below
 from mindswap.plan.problem import Problem
 from mindswap.plan.solvers.search import Interruptible
 from mindswap.plan.stages import StageSolver
-from mindswap.plan.step_space import Catalog
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 

@@ -4,13 +4,13 @@ from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
+from mindswap.plan.catalog import collect_items
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.curve import Candidate, Curve
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
 from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers.search import Interruptible, Progress
-from mindswap.plan.step_space import collect_items
 from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import NO_LAYERS, Policy

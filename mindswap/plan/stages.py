@@ -5,13 +5,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mindswap.plan.catalog import Catalog
 from mindswap.plan.mix import best_mix, orders_of, stretched
 from mindswap.plan.problem import Problem
+from mindswap.plan.rows import Rows, to_policy
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.improve import improve
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import Score, Space
-from mindswap.plan.step_space import Catalog, Rows, StepSpace, WholeSpace, to_policy
+from mindswap.plan.step_space import StepSpace, WholeSpace
 from mindswap.policy.model import Policy
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.step_model import StepModel

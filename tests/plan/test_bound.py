@@ -11,9 +11,10 @@ from reference.exact import count_choices, enumerate_all
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Layers, Stage
 from mindswap.plan.bound.flow import Flow, Window
+from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, Problem
-from mindswap.plan.step_space import Catalog, collect_items, to_policy
+from mindswap.plan.rows import to_policy
 from mindswap.policy.model import Policy
 from mindswap.simulate.placing import TransferCosts
 from tests.plan.builders import ToySpace, random_space

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from reference.exact import enumerate_all
 
+from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.solvers.fast import solve
 from mindswap.plan.solvers.search import Search
-from mindswap.plan.step_space import Catalog, StepSpace, collect_items
+from mindswap.plan.step_space import StepSpace
 from tests.adapters.graphs import ROOT
 from tests.plan.loading import capture_apart
 from tests.strength import is_nightly

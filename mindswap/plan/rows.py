@@ -1,0 +1,155 @@
+"""What a row of a choice means for its layer: names, a block, what it comes to; and the policy of all rows."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from mindswap.graph.names import Label
+from mindswap.plan.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
+from mindswap.plan.coupling import idle_swaps
+from mindswap.plan.space import KEEP, Worth
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.simulate.block import Block
+from mindswap.simulate.program import NO_OP
+from mindswap.simulate.step_model import StepModel
+
+__all__ = ["Rows", "to_policy"]
+
+
+class Rows:
+    """What a row of a choice means for its layer: operator names, and the block that comes of it."""
+
+    def __init__(self, model: StepModel, catalog: Catalog):
+        self.model = model
+        self.catalog = catalog
+        self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
+        self._blocks: dict[tuple[int, bytes], Block] = {}
+        self._worth: dict[tuple[int, bytes], Worth] = {}
+
+    def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
+        """What is recomputed."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        return recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
+
+    def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
+        """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        named = [recomputed_names_of(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+    def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that hold something -> distance; without items that recomputed operators use."""
+        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
+        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
+        named: dict[str, int] = {}
+        for i in np.flatnonzero(row > KEEP).tolist():
+            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
+            if not idle_swaps(self.catalog.uses[kind], names, recomputed):
+                named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
+        return named
+
+    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
+        """The row without items that it would swap for nothing."""
+        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
+        uses, found = self.catalog.uses[kind], row.copy()
+        for i in np.flatnonzero(row > KEEP).tolist():
+            if idle_swaps(uses, self._holding(layer_index, row, i), recomputed):
+                found[i] = KEEP
+        return found
+
+    def _holding(self, layer_index: int, row: np.ndarray, item: int) -> set[str]:
+        """Names of an item under which backward holds something."""
+        keepers = self.keepers(layer_index, row).values()
+        holding = {name for names_of in keepers for names in names_of for name in names}
+        return holding.intersection(self.catalog.item(layer_index, item).swap_names)
+
+    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+        """By label of a tensor, the names under which it is held beside what the row recomputes."""
+        key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if key not in self._keepers:
+            self._keepers[key] = self.model.keepers(self.recompute(layer_index, row), layer_index)
+        return self._keepers[key]
+
+    def block(self, layer_index: int, row: np.ndarray) -> Block:
+        """The layer with what the row recomputes and swaps."""
+        key = (self.catalog.kinds[layer_index], row.tobytes())
+        if key not in self._blocks:
+            self._blocks[key] = self._make_block(layer_index, row)
+        return self._blocks[key]
+
+    def worth(self, layer_index: int, row: np.ndarray) -> Worth:
+        """What a row comes to, from its block."""
+        near = np.minimum(row, 1)
+        key = (self.catalog.kinds[layer_index], near.tobytes())
+        if key not in self._worth:
+            plain = self.block(layer_index, np.zeros_like(row))
+            self._worth[key] = _worth(self.model, plain, self.block(layer_index, near))
+        return self._worth[key]
+
+    def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
+        block = self.model.layer_block(self.recompute(layer_index, row), layer_index)
+        if not (row > KEEP).any():
+            return block
+        named = self.swaps(layer_index, row)
+        copies: dict[Label, tuple[int, int, bool]] = {}
+        for label, keepers in self.keepers(layer_index, row).items():
+            distances = [[named.get(name) for name in names] for names in keepers]
+            if not self.model.captured.has_all_tags:
+                distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
+            # Equal operators under one setting are one, and so is their copy.
+            moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
+            if moved:
+                copies[label] = (max(moved), len(moved), any(None in group for group in distances))
+        return block.with_copies(copies)
+
+
+def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
+    """What a block comes to beside that of the same layer without any policy."""
+    own = block.arrays.own
+    moved = own.is_forward & (own.first_backward != NO_OP) & (own.num_copies > 0)
+    handed = [tensor for tensor in block.arrays.handed if tensor.is_forward and tensor.num_copies]
+    sizes = [*own.size_bytes[moved].tolist(), *(tensor.size_bytes for tensor in handed)]
+    counts = [*own.num_copies[moved].tolist(), *(tensor.num_copies for tensor in handed)]
+    held = [*own.is_held[moved].tolist(), *(tensor.is_held for tensor in handed)]
+    away_bytes = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+    copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+    return Worth(
+        kept_bytes(model, plain) - kept_bytes(model, block) + away_bytes,
+        max(0, backward_ns(block) - backward_ns(plain)),
+        max(sum(n * copy_ns(size) for n, size in zip(counts, sizes, strict=True)) for copy_ns in copies),
+        sum(n * size for n, size in zip(counts, sizes, strict=True)),
+    )
+
+
+def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:
+    """The policy of the choices of all stages.
+
+    Args:
+        model: the step.
+        catalog: its items.
+        choices: for each stage the layers and the choice.
+    """
+    rows = Rows(model, catalog)
+    whole: list[int] = []
+    swaps: dict[tuple[str, int], list[int]] = {}
+    again: dict[str, list[int]] = {}
+    by_layer = {layer: row for layers, choice in choices for layer, row in zip(layers, choice, strict=True)}
+    for layer, row in sorted(by_layer.items()):
+        if row[0] < KEEP:
+            whole.append(layer)
+            continue
+        for entry in rows.recompute(layer, row).select_recompute:
+            again.setdefault(entry.pattern, []).append(layer)
+        for name, distance in rows.swaps(layer, row).items():
+            swaps.setdefault((exact_pattern(name), distance), []).append(layer)
+
+    def layers_of(indices: list[int]) -> Layers:
+        return ALL_LAYERS if len(indices) == len(by_layer) else Layers(tuple(indices))
+
+    return Policy(
+        True,
+        op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
+        layer_recompute=layers_of(whole),
+        select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+    )
