@@ -5,9 +5,11 @@ Nothing here changes a shape or a type that a device has. Names are those of min
 
 import contextlib
 import functools
+import inspect
 from collections.abc import Iterator
 
 import mindspore as ms
+import numpy as np
 from mindformers.modules.layers import RotaryEmbedding
 from mindformers.modules.transformer.transformer import LowerTriangularMaskWithDynamic
 from mindspore import Parameter, nn, ops
@@ -84,6 +86,17 @@ def use_broadcast_products(network: nn.Cell) -> None:
             cell.matmul = stand_in
 
 
+def _lengthen(cell: nn.Cell, seq_length: int, batch_size: int, num_pieces: int) -> None:
+    """Gives a mask of a sequence in pieces that was built short the tensors by which it finds a piece."""
+    length = seq_length // num_pieces
+    cache = ms.Tensor(shape=(batch_size, seq_length), dtype=ms.float32, init=Zero())
+    cell.mask_cache = Parameter(cache, name=cell.mask_cache.name, requires_grad=False, parallel_optimizer=False)
+    pieces = np.arange(seq_length, dtype=np.int32) // length
+    cell.mask_mask = ms.Tensor(np.broadcast_to(pieces, (batch_size, seq_length)).copy())
+    cell.seq_seg_len = ms.Tensor(length, dtype=ms.int32)
+    cell.seq_seg_range = ms.Tensor(np.arange(length), dtype=ms.int32)
+
+
 @contextlib.contextmanager
 def masks_without_values() -> Iterator[None]:
     """While this lasts, causal masks of (sequence, sequence) have their shape and type, and no values.
@@ -94,16 +107,22 @@ def masks_without_values() -> Iterator[None]:
     constants of 2048 x 2048, and stay, as do those that are no larger.
     """
     original = LowerTriangularMaskWithDynamic.__init__
+    signature = inspect.signature(original)
 
     @functools.wraps(original)
     def build(cell: nn.Cell, seq_length: int, *args: object, **kwargs: object) -> None:
-        is_small = bool(kwargs.get("use_attn_mask_compression")) or seq_length <= MAX_WRITTEN_SEQ_LENGTH
-        # A sequence cut for the pipeline has more tensors of its length; inference has other masks.
-        if is_small or kwargs.get("use_past") or kwargs.get("seq_split_num", 1) != 1:
+        given = signature.bind(cell, seq_length, *args, **kwargs)
+        given.apply_defaults()
+        options = given.arguments
+        is_small = options["use_attn_mask_compression"] or seq_length <= MAX_WRITTEN_SEQ_LENGTH
+        if is_small or options["use_past"]:  # inference has other masks
             original(cell, seq_length, *args, **kwargs)
             return
-        original(cell, SMALL_SEQ_LENGTH, *args, **kwargs)
+        num_pieces = options["seq_split_num"]
+        original(cell, SMALL_SEQ_LENGTH * num_pieces, *args, **kwargs)
         cell.seq_length = seq_length
+        if num_pieces > 1:
+            _lengthen(cell, seq_length, options["batch_size"], num_pieces)
         dtype = getattr(cell, STAND_IN_NAME).dtype
         delattr(cell, STAND_IN_NAME)
         mask = ms.Tensor(shape=(seq_length, seq_length), dtype=dtype, init=Zero())

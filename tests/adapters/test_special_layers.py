@@ -68,6 +68,14 @@ PIECES = {
 }
 
 
+def test_a_long_mask_of_a_sequence_in_pieces_is_not_written_out_either(tmp_path):
+    report = simulated(tmp_path, **PIECES, **{f"{MODEL}.seq_length": 32768, f"{MODEL}.compute_dtype": "float16"})
+    # 32768 * 32768 * 2 bytes are 2 GiB; all else, such as tables of rotary embedding, is less than 128 MiB.
+    assert 2**31 <= static(report)["constants"] < 2**31 + 2**27
+    # A piece of 8192 rows for each of 2 samples, before it becomes uint8: float32, as the mask kept of earlier ones is.
+    assert held(report, 0)["model.casual_mask.Mul"] == (2 * 8192 * 32768 * 4, 1)
+
+
 def test_pieces_of_a_sequence(tmp_path):
     """2 samples of 64 tokens in 4 pieces of 16; the last of 2 stages holds 4 + 2 - 1 - 1 = 4 pieces of 2 layers."""
     report = simulated(tmp_path, **PIECES)
