@@ -1,5 +1,6 @@
 """What is asked to be recomputed against what backward of the compiled graph runs again, layer by layer. Pure."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -28,7 +29,7 @@ class RecomputeEffect:
         num_recomputed: how many operators backward runs again, all of them.
         kept_before_bytes: what the layer keeps from forward to backward without recompute.
         kept_bytes: the same with recompute.
-        missing: operators that were asked for and are not marked in the graph.
+        missing: operators that were asked for, are not marked in the graph, and do not run again in backward.
         unasked: operators that backward runs again though nobody asked.
         idle: parts that were asked for and of which backward runs nothing again.
         comm_missing, comm_unasked: the same for communication that is to be repeated.
@@ -93,7 +94,7 @@ def _compare(layer: LayerDecisions, baseline: Graph, graph: Graph) -> RecomputeE
         is_whole=layer.is_fully_recomputed,
         operators=_names(key for key in again if key not in always or asked.covers(key)),
         num_recomputed=len(again),
-        missing=_names(_node_key(n) for n in forward if asked.is_certain(_node_key(n)) and not _is_marked(n)),
+        missing=_names(_not_again(filter(lambda node: asked.is_certain(_node_key(node)), forward), again)),
         unasked=_names(key for key in again if key not in always and not asked.covers(key)),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
         comm_missing=_names(key for key in asked_comm if key in there and key not in marked_comm),
@@ -164,6 +165,17 @@ def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
 
 def _node_key(node: Node) -> Place:
     return node.cell_path, node.op
+
+
+def _not_again(nodes: Iterable[Node], again: Iterable[Place]) -> Iterator[Place]:
+    """Places of operators without a mark, but those of which backward runs as many again as there are.
+
+    An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.
+    """
+    nodes = tuple(nodes)
+    left = Counter(map(_node_key, nodes))
+    left.subtract(again)
+    return (_node_key(node) for node in nodes if not _is_marked(node) and left[_node_key(node)] > 0)
 
 
 def _is_marked(node: Node) -> bool:

@@ -113,3 +113,10 @@ def test_communication_is_compared_by_its_mark():
     assert compare(step(recompute_comm_op=True), **asked).is_as_asked
     assert compare(step(), **asked).comm_missing == ("mlp Matmul",)
     assert compare(step(recompute_comm_op=True)).comm_unasked == ("mlp Matmul",)
+
+
+def test_an_operator_that_lost_its_mark_and_runs_again_is_not_missing():
+    """As `split` of latent attention, which has no scope; without the second run it is missing."""
+    effect = compare(step(("matmul",), MLP), layer_recompute=ALL_LAYERS)
+    assert effect.missing == () and effect.is_as_asked
+    assert compare(step(("matmul",), ("matmul",)), layer_recompute=ALL_LAYERS).missing == ("mlp Gelu",)
