@@ -98,7 +98,7 @@ def _compare(layer: LayerDecisions, baseline: Graph, graph: Graph) -> RecomputeE
         unasked=_names(key for key in again if key not in always and not asked.covers(key)),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
         comm_missing=_names(key for key in asked_comm if key in there and key not in marked_comm),
-        comm_unasked=_names(sorted(marked_comm - asked_comm)),
+        comm_unasked=_names(sorted(key for key in marked_comm - asked_comm if not _is_merged(key, asked_comm))),
     )
 
 
@@ -165,6 +165,12 @@ def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
 
 def _node_key(node: Node) -> Place:
     return node.cell_path, node.op
+
+
+def _is_merged(place: Place, asked: Iterable[Place]) -> bool:
+    """Whether a reshape has the mark of the one before it, in a cell of this cell: of two in a row one is left."""
+    cell, op = place
+    return op == "Reshape" and any(other == op and inner.rpartition(".")[0] == cell for inner, other in asked)
 
 
 def _not_again(nodes: Iterable[Node], again: Iterable[Place]) -> Iterator[Place]:

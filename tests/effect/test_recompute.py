@@ -120,3 +120,19 @@ def test_an_operator_that_lost_its_mark_and_runs_again_is_not_missing():
     effect = compare(step(("matmul",), MLP), layer_recompute=ALL_LAYERS)
     assert effect.missing == () and effect.is_as_asked
     assert compare(step(("matmul",), ("matmul",)), layer_recompute=ALL_LAYERS).missing == ("mlp Gelu",)
+
+
+def test_a_reshape_with_the_mark_of_the_one_before_it_was_asked_for():
+    """Of wq.reshape and attention.reshape in a row the compiler leaves one, in the cell of the second."""
+    tree = layer("""
+        attention
+          wq
+            reshape*
+          reshape*
+    """)
+    policy = Policy(True, select_comm_recompute=select(r"attention\.wq\.reshape"))
+    asked, nothing = (resolve_layer(which, 0, tree) for which in (policy, Policy(True)))
+    merged = graph([node("q", "Reshape", "x", cell_path="attention", recompute_comm_op=True)])
+    plain = graph([node("q", "Reshape", "x", cell_path="attention")])
+    assert compare_recompute([asked], plain, merged)[0].comm_unasked == ()
+    assert compare_recompute([nothing], plain, merged)[0].comm_unasked == ("attention Reshape",)
