@@ -195,10 +195,11 @@ class _Rewriter:
             ]
             self.backward.append(node if node.inputs == tuple(inputs) else replace(node, inputs=tuple(inputs)))
         forward: list[Node] = []
+        needed = {name for name, _ in self.available}
         for node in self.graph.forward:
             is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
             forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
-            if node.name not in self.copies_out and self._leaves_for_good(node):
+            if node.name not in self.copies_out and self._leaves_for_good(node, needed):
                 self._copy_out(node)
             if node.name in self.copies_out:
                 forward.append(self.copies_out[node.name])
@@ -247,13 +248,17 @@ class _Rewriter:
         self.saved[name] = Saved(name, f"{name}@saved")
         return self.saved[name].backward_name
 
-    def _leaves_for_good(self, node: Node) -> bool:
+    def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
         """Whether a value is copied out though backward does not read it.
 
         An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
         reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
         goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
         (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
+
+        Args:
+            node: what makes it.
+            needed: by backward: a reshape of the value is the value.
         """
 
         def is_marked(other: Node) -> bool:
@@ -262,7 +267,6 @@ class _Rewriter:
         if node.name not in self.prefetch or is_marked(node):
             return False
         readers = self.graph.index.forward_readers.get(node.name, ())
-        needed = {name for name, _ in self.available}  # by backward: a reshape of the value is the value
         is_read_again = any(is_marked(reader) and reader.name not in needed for reader in readers)
         return is_read_again or node.name in self.read_again
 
