@@ -35,14 +35,12 @@ class _Sizes:
     Attributes:
         sent, received: rows that a rank sends and receives in an exchange of tokens.
         rows: pairs of a token and an expert that the experts of the rank compute.
-        num_ranks: of expert parallelism.
         groups: name of a group of ranks -> how many, and from one to the next.
     """
 
     sent: int = 0
     received: int = 0
     rows: int = 0
-    num_ranks: int = 1
     groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -172,23 +170,20 @@ class _ExchangeParts(_OfGroup):
 class _Gathered(_OfGroup):
     """In place of AllGather."""
 
+    kind, dims = "AllGather", {"joined": (0,)}
+
     def __init__(self, group=None):
         super().__init__(group)
-        self.exchange = Exchange("AllGather", self.num_ranks, self.stride, joined=(0,))
+        self.exchange = Exchange(self.kind, self.num_ranks, self.stride, **self.dims)
 
     def construct(self, x):
         return self.exchange(x, 0, 0)
 
 
-class _Scattered(_OfGroup):
+class _Scattered(_Gathered):
     """In place of ReduceScatter."""
 
-    def __init__(self, group=None):
-        super().__init__(group)
-        self.exchange = Exchange("ReduceScatter", self.num_ranks, self.stride, cut=(0,))
-
-    def construct(self, x):
-        return self.exchange(x, 0, 0)
+    kind, dims = "ReduceScatter", {"cut": (0,)}
 
 
 class _Places(nn.Cell):
@@ -265,7 +260,7 @@ def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[
     config, dispatcher, num_ranks = experts.config, experts.token_dispatcher, experts.ep
     top_k, num_experts = config.moe_router_topk, config.num_moe_experts
     skew = skew_permille if num_ranks > 1 else 1000
-    _sizes.num_ranks, _sizes.groups = num_ranks, {dispatcher.ep_group: (num_ranks, 1)}
+    _sizes.groups = {dispatcher.ep_group: (num_ranks, 1)}
     notes = []
     if experts.moe_token_dispatcher_type == "alltoall_zero_redundancy":
         groups = (config.moe_router_num_groups or 1, config.moe_router_group_topk or 1)
