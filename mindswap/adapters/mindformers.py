@@ -92,8 +92,11 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
 def trees_of_network(network: nn.Cell, uses: dict[str, tuple[str, ...]]) -> LayerTrees:
     """The cells and primitives of every layer of a network of MindFormers."""
     layers = tuple(read_tree(layer) for layer in find_layers(network))
-    prediction = next((read_tree(layer) for layer in _prediction_layers(network)), None)
-    return LayerTrees(layers, uses, "the real network", prediction)
+    return LayerTrees(layers, uses, "the real network", _prediction_tree(network))
+
+
+def _prediction_tree(network: nn.Cell) -> CellNode | None:
+    return next((read_tree(layer) for layer in _prediction_layers(network)), None)
 
 
 def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
@@ -123,7 +126,7 @@ def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
             uses.setdefault(name_in_layer, set()).update(own)
-    found = LayerTrees(tuple(trees), {}, "the real network", trees_of_network(network, {}).prediction)
+    found = LayerTrees(tuple(trees), {}, "the real network", _prediction_tree(network))
     return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 

@@ -168,6 +168,7 @@ def _find_conflicts(uses: Uses, row: Sequence[Item], freed_bytes: np.ndarray) ->
 
 
 def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
+    """Cells and operators that a way of an item, from 1 on, recomputes."""
     return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
 
 
@@ -178,6 +179,7 @@ def kept_bytes(model: StepModel, block: Block) -> int:
 
 
 def backward_ns(block: Block) -> int:
+    """Compute of backward of a layer."""
     return int(block.arrays.backward.duration_ns.sum())
 
 
