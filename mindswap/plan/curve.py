@@ -19,7 +19,7 @@ from mindswap.simulate.step_model import StepModel
 __all__ = ["Candidate", "Curve"]
 
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
-COUPLING_PERMILLE = 5
+COUPLING_PERMILLE = 2
 # Part of the simulations of a solver that is spent on a fixed budget; mixes with its neighbours come on top.
 FULL_PERMILLE = 700
 # Part of them that is spent on a plan without them, before one with them is looked for.

@@ -18,8 +18,9 @@ LEAST_GAP = 32
 # Knots from where the least step time is that of keeping everything up to the memory of keeping everything, closest at
 # the low end.
 NUM_FLAT = 6
-# Fixed budgets from one knot to the next.
+# Fixed budgets from one knot to the next, where all of them are looked at, and where only the closest is.
 NUM_RUNGS = 8
+NUM_FINE_RUNGS = 32
 
 
 @dataclass(frozen=True)
@@ -68,13 +69,14 @@ def rungs_below(knots: tuple[int, ...], budget_bytes: int, every: bool = False) 
         every: also those between the knots.
     """
     is_first = True
+    num_rungs = NUM_RUNGS if every else NUM_FINE_RUNGS
     for knot in range(len(knots) - 1, -1, -1):
-        for step in range(NUM_RUNGS - 1, -1, -1):
+        for step in range(num_rungs - 1, -1, -1):
             is_last = knot == len(knots) - 1
             if is_last and step:
                 continue
             width = 0 if is_last else knots[knot + 1] - knots[knot]
-            rung = Rung(knots[knot] + width * step // NUM_RUNGS, knot, step)
+            rung = Rung(knots[knot] + width * step // num_rungs, knot, step)
             if rung.budget_bytes <= budget_bytes and (every or is_first or not step):
                 is_first = False
                 yield rung

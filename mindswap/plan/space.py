@@ -10,13 +10,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.graph.names import Names
+from mindswap.graph.names import Label, Names
 from mindswap.simulate.block import Block
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
-from mindswap.simulate.memory import peak_memory
+from mindswap.simulate.memory import peak_memory, profile_memory
 from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
+from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import Timeline
 
 __all__ = ["KEEP", "Figures", "Score", "Space", "Worth"]
@@ -211,14 +212,33 @@ class Space(ABC):
                     _prefetch_distances(timeline, own, begin, end),
                 )
                 needed[own] = np.maximum(1, np.maximum(*distances))
-        layer_of = np.full(1 + max(*self.layers, int(copies.layer.max()), 0), -1)
-        layer_of[list(self.layers)] = np.arange(len(self.layers))
-        paths = (label[0] if isinstance(label, Names) else label for label in program.labels)
-        item_of = np.array([self.items.get(path, -1) for path in paths])
-        layer, item = layer_of[copies.layer], item_of[copies.label]
+        layer, item = self._cells_of(copies.layer, copies.label, program.labels)
         known = (layer >= 0) & (item >= 0)
         np.maximum.at(found, (layer[known], item[known]), needed[known])
         return found
+
+    def at_peak(self, timeline: Timeline) -> np.ndarray:
+        """What is swapped, and on the device at the peak all the same, on its way out or back already.
+
+        Returns:
+            bool, shape (num_layers, num_items).
+        """
+        found = np.zeros((self.figures.num_layers, self.figures.num_items), bool)
+        intervals = timeline.program.intervals
+        holders = profile_memory(timeline, 0).holders
+        holders = holders[np.isin(intervals.kind[holders], (MemoryKind.OFFLOADING, MemoryKind.PREFETCHED))]
+        layer, item = self._cells_of(intervals.layer[holders], intervals.label[holders], timeline.program.labels)
+        known = (layer >= 0) & (item >= 0)
+        found[layer[known], item[known]] = True
+        return found
+
+    def _cells_of(self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
+        """Layer of this space and item of what a program calls so; -1 where it has none."""
+        layer_of = np.full(2 + max(*self.layers, int(layer.max(initial=0))), -1)  # -1 is outside the layers
+        layer_of[list(self.layers)] = np.arange(len(self.layers))
+        paths = (label[0] if isinstance(label, Names) else label for label in labels)
+        item_of = np.array([self.items.get(path, -1) for path in paths])
+        return layer_of[layer], item_of[label]
 
 
 def _release_distances(timeline: Timeline, own: np.ndarray, begin: int, end: int) -> np.ndarray:

@@ -121,6 +121,21 @@ def test_waits_for_communication_hide_what_runs_again():
     assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
 
 
+def test_what_two_read_is_not_handed_on_in_registers():
+    """Both run again in both layers: the first takes 5 ns more then, alone 10 ns."""
+    paired = Flow(**{**vars(FLOW), "pairs_ns": {(0, 1): 5}})
+    assert bound(facts(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
+    assert bound(facts(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
+
+
+def test_what_forward_holds_in_any_case_must_fit():
+    floor = replace(facts().stages[0], floor_bytes=120)
+    known = Facts((FLOW,), (floor,), facts().transfers)
+    assert least_budget_bytes(known, PLENTY, Allow()) == 120
+    assert bound(known, 119) is None
+    assert bound(known, 120, Allow(swap=False)) == bound(facts(), 120, Allow(swap=False))
+
+
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
     """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
     gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0)})

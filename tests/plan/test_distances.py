@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from mindswap.plan.solvers.distances import grouped
+from mindswap.plan.solvers.distances import by_row, grouped
 
 # The third of five layers swaps nothing; distances that the copies of the others need.
 CHOICE = np.array([[0, 5, 5], [0, 5, -1], [0, 0, -1], [0, 5, 0], [0, 5, 0]])
@@ -26,3 +26,10 @@ def test_more_groups_than_layers_and_no_swap():
 
 def test_a_distance_is_at_least_one():
     assert grouped(CHOICE, NEEDED * 0, 1).max() == 1
+
+
+def test_one_distance_for_each_item_of_equal_rows():
+    """Layers 3 and 4 are alike and need 3 and 2; layers 0 and 1 differ in what runs again."""
+    expected = [[0, 9, 7], [0, 8, -1], [0, 0, -1], [0, 3, 0], [0, 3, 0]]
+    assert by_row(CHOICE, NEEDED).tolist() == expected
+    assert by_row(CHOICE, NEEDED * 0).max() == 1

@@ -1,7 +1,7 @@
 """The fixed budgets: by hand on the flow of `test_bound`."""
 
 from mindswap.plan.bound import least_budget_bytes, least_step_ns
-from mindswap.plan.ladder import NUM_RUNGS, Rung, knots_of, rungs_below
+from mindswap.plan.ladder import NUM_FINE_RUNGS, Rung, knots_of, rungs_below
 from mindswap.plan.problem import Allow
 from tests.plan.test_bound import PLENTY, facts
 
@@ -30,9 +30,15 @@ def test_one_knot_where_nothing_can_leave():
 
 
 def test_the_largest_rung_then_knots():
-    """From 80 to 160 a rung is 10 bytes: the second one above 80 is at 100."""
-    assert list(rungs_below((0, 80, 160), 105)) == [Rung(100, 1, 2), Rung(80, 1, 0), Rung(0, 0, 0)]
-    assert list(rungs_below((0, 80, 160), 79)) == [Rung(70, 0, NUM_RUNGS - 1), Rung(0, 0, 0)]
+    """From 0 to 320 a rung is 10 bytes where only the closest is looked at: the third one above 0 is at 30."""
+    assert list(rungs_below((0, 320, 640), 39)) == [Rung(30, 0, 3), Rung(0, 0, 0)]
+    assert list(rungs_below((0, 320, 640), 319)) == [Rung(310, 0, NUM_FINE_RUNGS - 1), Rung(0, 0, 0)]
+    assert list(rungs_below((0, 320, 640), 329)) == [Rung(320, 1, 0), Rung(0, 0, 0)]
+
+
+def test_every_rung_where_all_are_looked_at():
+    """Four times as wide: 40 bytes from one to the next."""
+    assert list(rungs_below((0, 320, 640), 100, every=True)) == [Rung(80, 0, 2), Rung(40, 0, 1), Rung(0, 0, 0)]
 
 
 def test_all_kept_is_the_highest_rung():

@@ -41,6 +41,20 @@ def test_the_smallest_distances_delay_nothing_where_copies_have_time():
     assert tight.step_time_ns == loose.step_time_ns == case.evaluate(np.zeros((4, 3), np.int64)).step_time_ns
 
 
+def test_what_is_swapped_and_on_the_device_at_the_peak():
+    """The peak is behind the last layer: the first tensor is away by then if it goes three operators behind its copy.
+
+    Far ahead of its use it stays until the end of forward, and is back at once.
+    """
+    case = ToySpace(((Tensor(10, 50, 100),),) * 4 + ((Tensor(90, 50, 100, can_swap=False),),))
+    choice = np.zeros((5, 2), np.int64)
+    for distance, is_there in ((1, False), (50, True)):
+        choice[0, 1] = distance
+        found = case.at_peak(case.timeline(choice))
+        assert found[0, 1] == is_there
+        assert found.sum() == is_there
+
+
 def test_memory_over_either_budget_is_excess():
     case = ToySpace(((Tensor(10, 5, 7),),), budget_bytes=4)
     assert case.evaluate(np.array([[0, 0]])).excess_bytes == 6

@@ -45,7 +45,7 @@ def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tup
     return tuple(fused)
 
 
-def least_work_again(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
+def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = False) -> tuple[Work, ...]:
     """Work that an operator of forward adds at least to backward if it runs again there.
 
     A copy that is fused with its only reader writes nothing, and saves that reader a read; one that is fused with
@@ -54,6 +54,7 @@ def least_work_again(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
     Args:
         graph: the step without recompute.
         works: of forward, from `measure_work`; not fused.
+        is_read_twice: another copy reads each copy, too, so none is handed on in registers.
     """
     readers, _ = _readers(graph.backward, set())
     users: dict[str, list[Node]] = {}
@@ -72,7 +73,7 @@ def least_work_again(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
     for node, work in zip(graph.forward, works, strict=True):
         if node.op in FUSED_OPS:
             own = users.get(node.name, [])
-            is_fused = len(own) < 2 and all(user.op in FUSED_OPS for user in own)
+            is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_OPS for user in own)
             fed_bytes = sum(map(feeds_one, node.inputs))
             written_bytes = (-node.size_bytes if own else 0) if is_fused else work.written_bytes
             moved_bytes = max(work.read_bytes - fed_bytes, 0) + written_bytes

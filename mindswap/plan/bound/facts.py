@@ -9,8 +9,9 @@ import numpy as np
 from mindswap.plan.bound.flow import Flow, flow_of
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import SimulatedStep, StepModel
 from mindswap.simulate.timeline import StallCause, Timeline
 
@@ -46,6 +47,7 @@ class Stage:
         once_ns: time of what the compute stream does once for all micro-batches.
         backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
         is_past_forward: forward of all layers has ended by that moment.
+        floor_bytes: device memory at some moment of forward that is there with every policy.
     """
 
     peak_bytes: int
@@ -57,6 +59,7 @@ class Stage:
     backward_ns: int = 0
     num_chunks: int = 1
     is_past_forward: bool = False
+    floor_bytes: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +133,10 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
     # Waits for weights can go behind waits for copies; what is left is no time that every policy waits.
     own_stall_ns = max(own_stall_ns, _communication_stall_ns(timeline, begin, first_backward + 1))
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
+    # Communication of layers waits for them, and holds up the gathering of weights behind it.
+    floor_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, stage, first_backward)
+    fixed_bytes = _alive_bytes(timeline, stage, begin, end, is_fixed=True)[: first_backward - begin]
+    floor_bytes = max(floor_bytes, int(fixed_bytes.max(initial=0)))
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
     own = [section - 1 for chunk in chunks for section in chunk if 1 <= section <= len(layer_map)]
@@ -143,6 +150,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
         once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
+        floor_bytes=floor_bytes + model.static[stage].total_bytes,
     )
 
 
@@ -190,14 +198,37 @@ def _communication_stall_ns(timeline: Timeline, begin: int, end: int) -> int:
     return int(np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)[begin:end].sum())
 
 
-def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int) -> np.ndarray:
-    """Activation memory while each operator of a stage runs: int64, shape (num_ops_of_stage,)."""
+def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int, is_fixed: bool = False) -> np.ndarray:
+    """Activation memory while each operator of a stage runs: int64, shape (num_ops_of_stage,).
+
+    Args:
+        timeline: without any policy.
+        stage: which one.
+        begin, end: its operators.
+        is_fixed: only what no policy changes: what layers leave for backward does not count.
+    """
     intervals = timeline.program.intervals
     own = intervals.stage == stage
+    if is_fixed:
+        own &= (intervals.kind != MemoryKind.KEPT) | (intervals.layer < 0)
     change = np.zeros(end - begin + 1, np.int64)
     np.add.at(change, intervals.begin[own] - begin, intervals.size_bytes[own])
     np.subtract.at(change, intervals.end[own] - begin + 1, intervals.size_bytes[own])
     return np.cumsum(change)[:-1]
+
+
+def _gathered_ahead_bytes(timeline: Timeline, stage: int, first_backward: int) -> int:
+    """Most that is gathered before its turn in forward. No policy gathers later, or has a turn come sooner."""
+    intervals, ops = timeline.program.intervals, timeline.program.ops
+    begin_ns, end_ns = interval_times(timeline)
+    is_ahead = (intervals.stage == stage) & (begin_ns < timeline.op_start_ns[first_backward])
+    is_ahead &= (intervals.kind != MemoryKind.KEPT) & (intervals.begin >= 0)
+    ahead = np.flatnonzero(is_ahead)
+    ahead = ahead[ops.kind[intervals.begin[ahead]] >= OpKind.COLLECTIVE]
+    size_bytes = intervals.size_bytes[ahead]
+    moments_ns = np.concatenate([end_ns[ahead], begin_ns[ahead]])  # of equal ones what ends goes first
+    change = np.concatenate([-size_bytes, size_bytes])[np.argsort(moments_ns, kind="stable")]
+    return int(np.cumsum(change).max(initial=0))
 
 
 def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:

@@ -1,7 +1,7 @@
 """What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Label
@@ -40,6 +40,8 @@ class Flow:
         outputs: tensors that other layers read; no policy makes them again.
         reads: (operator, tensor) for each tensor that an operator of the layer reads.
         again_ns: least time on the compute stream of each operator that runs again.
+        pairs_ns: (operator, reader of what it makes) -> more time of the operator if both run again: what has two
+            readers is not handed on in registers.
         communication_ns: time on the communication stream that goes with it.
         windows: where copies of operators may cost nothing.
         gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
@@ -54,6 +56,7 @@ class Flow:
     again_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]
     windows: tuple[Window, ...] = ()
+    pairs_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
     gathered: frozenset[int] = frozenset()
 
     @property
@@ -70,12 +73,15 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         layer_index: position of the layer among the compiled ones.
     """
     graph = model.captured.graph
-    works = measure_work(graph)
-    least = least_work_again(graph, works[0]) if model.settings.is_fused else works[0]
-    again = {
-        node.name: 0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work)
-        for node, work in zip(graph.forward, least, strict=True)
-    }
+    works = measure_work(graph)[0]
+    is_fused = model.settings.is_fused
+    again, again_apart = (
+        {
+            node.name: 0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work)
+            for node, work in zip(graph.forward, least, strict=True)
+        }
+        for least in (least_work_again(graph, works, is_apart) if is_fused else works for is_apart in (False, True))
+    )
     kernels = [node for node in graph.forward if is_kernel(node.op)]
     held = _held_gathers(model, layer_index)
     # What becomes of other gathered weights no policy changes: they are not in the programme.
@@ -100,6 +106,14 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
+    # Of a copy that backward does not read itself, a single other copy may be the only reader.
+    more_ns = [again_apart[node.name] - again[node.name] for node in own]
+    read_in_backward = {makers[tensor] for tensor in saved}
+    pairs_ns = {
+        (makers[tensor], op): more_ns[makers[tensor]]
+        for op, tensor in reads
+        if makers[tensor] in read_in_backward and more_ns[makers[tensor]] > 0
+    }
     unit = model.costs.device.pool_alignment_bytes
     return Flow(
         tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
@@ -110,6 +124,7 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         tuple(again[node.name] for node in own),
         tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
         tuple(_windows(model, _places(saved, makers, reads))),
+        pairs_ns,
         frozenset(gathered),
     )
 

@@ -5,6 +5,7 @@ again; copies wait for nothing but the link; operators that run again need only 
 demands every policy must pay, so its optimum is a lower bound of the simulated step time:
 
 - at the fullest moment of each stage what has left the device covers what is over the budget;
+- what forward holds beside what layers leave for backward, weights made whole before their turn above all, fits;
 - what has been copied out by then went over the link since forward of these micro-batches began;
 - what runs again reads tensors that are kept, brought back, or made again as well;
 - all copies of the step go over the link within the step;
@@ -106,6 +107,7 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
+        rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
         rows.limit(uses.host_bytes, host_bytes)
         wait_ns = rows.variable()  # for copies, up to the fullest moment
         rows.limit({**uses.out_by_then_ns, wait_ns: -1}, facts.stages[position].window_ns)
@@ -203,6 +205,10 @@ class _Layer:
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
                 rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
+        for (op, reader), more_ns in flow.pairs_ns.items():
+            both = rows.variable()
+            rows.limit({runs_again[op]: 1, runs_again[reader]: 1, both: -1}, 1)
+            compute[both] = more_ns
         for window in flow.windows:
             hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op]}
             for op, hidden_ns in hidden.items():

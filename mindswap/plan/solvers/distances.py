@@ -8,7 +8,7 @@ import numpy as np
 
 from mindswap.plan.space import KEEP
 
-__all__ = ["MAX_GROUPS", "grouped"]
+__all__ = ["MAX_GROUPS", "by_row", "grouped"]
 
 MAX_GROUPS = 4
 
@@ -25,6 +25,21 @@ def grouped(choice: np.ndarray, needed: np.ndarray, num_groups: int = MAX_GROUPS
     by_layer = np.maximum(1, np.where(choice > KEEP, needed, 0).max(axis=1))[layers]
     found = choice.copy()
     found[layers] = np.where(choice[layers] > KEEP, _level(by_layer.tolist(), num_groups)[:, None], choice[layers])
+    return found
+
+
+def by_row(choice: np.ndarray, needed: np.ndarray) -> np.ndarray:
+    """The choice with other distances: for each item the same in all layers with equal rows.
+
+    Args:
+        choice: what is swapped.
+        needed: least distance of each swap, shape of the choice.
+    """
+    _, row_of = np.unique(np.minimum(choice, 1), axis=0, return_inverse=True)
+    found = choice.copy()
+    for row in range(int(row_of.max()) + 1):
+        layers = np.flatnonzero(row_of.ravel() == row)
+        found[layers] = np.where(choice[layers] > KEEP, np.maximum(1, needed[layers].max(axis=0)), choice[layers])
     return found
 
 

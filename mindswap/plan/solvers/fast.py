@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mindswap.plan.solvers.distances import grouped
+from mindswap.plan.solvers.distances import by_row, grouped
 from mindswap.plan.solvers.fill import Even
 from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
 from mindswap.plan.solvers.mixture import Mixture, in_front, spread
@@ -26,13 +26,19 @@ MAX_EVALUATIONS = 3000
 # long as it gets better; and so many times between the best and its neighbours.
 FIRST_LOAD = 1.0
 MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
-LESS_PARTS = (0.8, 0.6, 0.3, 0.0)
+LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
 NUM_BETWEEN = 2
+# What time on the link must save for loads to be tried that are not over when backward begins.
+LEAST_PRICE = 0.5
 # If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
 LITTLE_LOAD = 1.5
-# Last layers that swap nothing, tried with the best of these.
-STILL_LAYERS = (1, 3)
-NUM_CORRECTIONS = 5
+# With each load so often what is on the device at the peak all the same is not swapped any more.
+NUM_STILL = 2
+NUM_CORRECTIONS = 4
+# Where copies are far behind, distances up to so many layers are tried.
+FAR = 8
+# So often layers whose copies are on the device at the peak get distances of their own.
+NUM_OWN = 2
 # Distances with which the least memory is looked for.
 CLOSE_DISTANCES = (1, 4, 8, 16, 32)
 # A correction that changes no more than this part of what is to be freed is left out.
@@ -41,7 +47,7 @@ SMALL_CORRECTION = 500
 NUM_STARTS = 4
 # Simulations to come nearer to a budget into which nothing fitted.
 MAX_LOST = 80
-SEARCH_PERMILLE = 600
+SEARCH_PERMILLE = 800
 
 
 def solve(
@@ -61,12 +67,12 @@ def solve(
     return search
 
 
-# A choice with its score, the load of the link, and the layers that swap nothing.
-_Found = tuple[Score, float, int, np.ndarray]
+# A choice with its score and the load of the link.
+_Found = tuple[Score, float, np.ndarray]
 
 
-def _score_of(found: _Found) -> tuple[Score, float, int]:
-    return found[:3]
+def _score_of(found: _Found) -> tuple[Score, float]:
+    return found[:2]
 
 
 class _Solver:
@@ -95,15 +101,17 @@ class _Solver:
             return
         # About as many operators as a layer has.
         self.distance = max(1, num_ops // max(1, micro_batches * self.figures.num_layers))
+        self.far = FAR * self.distance
+        self.first_bytes = self.deficit_bytes
         self.search.max_evaluations = limit * SEARCH_PERMILLE // 1000
         self._try_loads()
         self.search.max_evaluations = limit
         self.found.sort(key=_score_of)
         if not self._fits:
             self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
-        starts: dict[tuple[float, int], np.ndarray] = {}  # the best with each load
-        for _, load, num_still, choice in self.found:
-            starts.setdefault((load, num_still), choice)
+        starts: dict[float, np.ndarray] = {}  # the best with each load
+        for _, load, choice in self.found:
+            starts.setdefault(load, choice)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
         improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
 
@@ -112,71 +120,84 @@ class _Solver:
         return self.search.best_score is not None and self.search.best_score.fits
 
     def _try_loads(self) -> None:
-        """The best with some loads of the link, and with layers that stay still."""
+        """The best with some loads of the link."""
         can_swap = self.figures.freed_bytes[:, :, 0] > 0
         total_ns = int(self.figures.copy_ns[can_swap].sum())
         # Time on the link if all that is to be freed were swapped.
         all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
         is_little = all_ns <= LITTLE_LOAD * self.forward_ns
-        mixture, even = Mixture(self.space, 0, spread), Even(self.space)
-        maker = even if is_little else mixture
+        self.mixture = Mixture(self.space, arrange=spread)
         is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
-        self._best_with(maker, first, 0)
+        self._best_with(first)
+        is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         if not self._fits:
             self._squeeze()
             if not self._fits:
                 return  # nothing does
             # What is over is not what layers hold until backward, but what is back at once.
-            maker = mixture = Mixture(self.space, 0, spread, has_whole=False)
+            self.mixture = Mixture(self.space, arrange=spread, has_whole=False)
         less = [first * part for part in LESS_PARTS] if first else []
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
-        for loads in (less, more):
+        for loads in (less, more if is_worth_waiting else []):
             for load in loads:
                 before = min(self.found, key=_score_of)
-                self._best_with(maker, load, 0)
+                self._best_with(load)
                 if min(self.found, key=_score_of) is before and not is_small:
                     break
             if min(self.found, key=_score_of)[1] < first and not is_small:
                 break  # less was better
         for _ in range(NUM_BETWEEN):
-            tried = sorted({load for _, load, _, _ in self.found})
+            tried = sorted({load for _, load, _ in self.found})
             best = min(self.found, key=_score_of)[1]
             at = tried.index(best)
             for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
-                self._best_with(maker, (near + best) / 2, 0)
+                self._best_with((near + best) / 2)
         best = min(self.found, key=_score_of)[1]
         if is_little:
-            self._best_with(mixture, best, 0)
-        has_whole = mixture.has_whole
-        self._best_with(Mixture(self.space, 0, in_front, has_whole), best, 0)
-        for num_still in STILL_LAYERS:
-            if best and num_still < self.figures.num_layers:
-                self._best_with(Mixture(self.space, num_still, spread, has_whole), best, num_still)
+            self._correct(Even(self.space), best)
+        self._correct(Mixture(self.space, self.mixture.still, in_front, self.mixture.has_whole), best)
 
-    def _best_with(self, maker: Mixture | Even, load: float, num_still: int) -> None:
+    def _best_with(self, load: float) -> None:
+        """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
+        for _ in range(NUM_STILL):
+            found = self._look(self.mixture, load, self.first_bytes)
+            still = self.space.at_peak(self.space.timeline(found[2]))
+            if found[0].fits or self.search.is_exhausted or not (still & ~self.mixture.still).any():
+                break
+            mixture = self.mixture.with_still(still)
+            if self._look(mixture, load, self.first_bytes)[0] >= found[0]:
+                break
+            self.mixture = mixture
+        self._correct(self.mixture, load)
+
+    def _look(self, maker: Mixture | Even, load: float, needed_bytes: int) -> _Found:
+        """What a choice comes to that frees so much beside a load."""
+        host_bytes = self.space.host_budget_bytes / self.figures.num_in_flight
+        score, choice = self._with_distances(maker.choice(needed_bytes, load * self.forward_ns, host_bytes))
+        self.found.append((score, load, choice))
+        return self.found[-1]
+
+    def _correct(self, maker: Mixture | Even, load: float) -> None:
         """The least recompute that fits beside so much swap, by its measured excess."""
         in_flight = self.figures.num_in_flight
-        needed_bytes, step_bytes = self.deficit_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
+        needed_bytes, step_bytes = self.first_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
         low = 0  # too little to free
         high: int | None = None  # what fits
         before: np.ndarray | None = None
         for number in range(NUM_CORRECTIONS):
             if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
-                return
-            host_bytes = self.space.host_budget_bytes / in_flight
-            choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
-            if before is not None and np.array_equal(before, choice):
-                return  # there is no more, or no less
-            before = choice
-            score, choice = self._with_distances(choice)
-            self.found.append((score, load, num_still, choice))
+                break
+            score, _, choice = self._look(maker, load, needed_bytes)
+            if before is not None and np.array_equal(before, np.minimum(choice, 1)):
+                break  # there is no more, or no less
+            before = np.minimum(choice, 1)
             if score.fits:
                 high = needed_bytes if high is None else min(high, needed_bytes)
                 spare_bytes = (self.space.budget_bytes - score.peak_bytes) // in_flight
                 if spare_bytes <= step_bytes:
-                    return
+                    break
                 needed_bytes = max(low + (high - low) // 8, needed_bytes - spare_bytes)
             else:
                 low = max(low, needed_bytes)
@@ -184,6 +205,8 @@ class _Solver:
                 needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
                 if high is not None:
                     needed_bytes = min(needed_bytes, (low + high) // 2)
+        if high is not None:
+            self.first_bytes = (self.deficit_bytes + high) // 2
 
     def _squeeze(self) -> None:
         """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
@@ -209,6 +232,19 @@ class _Solver:
         score, timeline = self.search.run(first)
         if not (choice > KEEP).any():
             return score, first
-        closer = grouped(first, self.space.smallest_distances(timeline))
-        closer_score = self.search.score(closer)
-        return (closer_score, closer) if closer_score < score else (score, first)
+        needed = self.space.smallest_distances(timeline)
+        while needed.max() >= self.distance and self.distance < self.far:
+            self.distance *= 2
+            first = np.where(choice > KEEP, self.distance, choice)
+            score, timeline = self.search.run(first)
+            needed = self.space.smallest_distances(timeline)
+        tried = [first, by_row(first, needed), grouped(first, needed)]
+        # What is held at the peak only by the distance of its group gets one of its own.
+        for _ in range(NUM_OWN):
+            held = self.space.at_peak(self.search.run(tried[-1])[1]).any(axis=1, keepdims=True)
+            alone = np.maximum(1, needed.max(axis=1, keepdims=True))
+            own = np.where((choice > KEEP) & held, alone, tried[-1])
+            if np.array_equal(own, tried[-1]):
+                break
+            tried.append(own)
+        return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])

@@ -5,23 +5,29 @@ three limits, memory, link and host, so three rows are enough. Prices of the lim
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
-from scipy.optimize import linprog
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
 from mindswap.plan.space import KEEP, Figures, Space, Worth
 
 __all__ = ["Mixture", "in_front", "spread"]
 
-MAX_ROUNDS = 12
-# Rows are made for kinds of layers that are at least this part of all; the others take what they can of them.
+MAX_ROUNDS = 20
+# For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
+# can of the rows of others.
 LEAST_PART = 8
 # What a byte costs that is over the budget, as so many times the dearest.
 MISSING_FACTOR = 100
-# Values of an item that may be tried in the best row, and changes of it that are, in each round.
-NUM_VALUES = 2
-NUM_CHANGES = 6
+# Changes of the best row that are tried in each round: so many in any case, and more until one is better.
+NUM_CHANGES = 4
+MAX_CHANGES = 24
+# Rows that are tried altogether: most are new blocks, which take time to make.
+MAX_TRIED = 100
+# Whole numbers of layers: steps of the search, and how near to the best they must come.
+MAX_NODES = 200
+NEAR = 1e-4
 # Prices of memory, link and host.
 Prices = np.ndarray
 # A row with what it comes to.
@@ -34,15 +40,20 @@ def in_front(rows: Sequence[Entry]) -> list[Entry]:
 
 
 def spread(rows: Sequence[Entry]) -> list[Entry]:
-    """Equal rows at even distances, so that the copies of each have the time of the others."""
+    """Equal rows at even distances, so that the copies of each have the time of the others.
+
+    Of those that come equally often what is on the link longest goes first, so that little is behind at the end.
+    """
     number = Counter(row.tobytes() for row, _ in rows)
+    heaviest = list(dict.fromkeys(row.tobytes() for row, _ in in_front(rows)))
+    shift = {key: place / max(1, len(heaviest) - 1) for place, key in enumerate(heaviest)}
     seen: Counter[bytes] = Counter()
     placed = []
-    for position, (row, worth) in enumerate(in_front(rows)):
-        key = row.tobytes()
-        placed.append(((seen[key] + 0.5) / number[key], -worth.copy_ns, position, (row, worth)))
+    for position, entry in enumerate(in_front(rows)):
+        key = entry[0].tobytes()
+        placed.append(((seen[key] + shift[key]) / number[key], position, entry))
         seen[key] += 1
-    return [entry for *_, entry in sorted(placed, key=lambda one: one[:3])]
+    return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
 
 
 class Mixture:
@@ -50,35 +61,50 @@ class Mixture:
 
     Args:
         space: whose layers.
-        num_still: last layers that swap nothing: their copies would be on their way back at once.
+        still: bool, shape of a choice: what is not swapped, as its copy would be on the device at the peak.
         arrange: order of the rows in the layers.
         has_whole: layers may be recomputed whole, for which all of one is back at once.
+        rows: to begin with.
+
+    Attributes:
+        link_price: what more time on the link would have saved when it was last asked for a choice, in ns per ns.
     """
 
     def __init__(
         self,
         space: Space,
-        num_still: int = 0,
+        still: np.ndarray | None = None,
         arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front,
         has_whole: bool = True,
+        rows: Iterable[np.ndarray] = (),
     ):
         self.space = space
         self.arrange = arrange
         self.has_whole = has_whole
         figures = space.figures
-        is_still = np.arange(figures.num_layers) >= figures.num_layers - num_still
+        self.still = np.zeros((figures.num_layers, figures.num_items), bool) if still is None else still
         alike = [
             table.reshape(figures.num_layers, -1)
-            for table in (figures.freed_bytes, figures.recompute_ns, figures.copy_ns, figures.all_conflicts, is_still)
-        ]
+            for table in (
+                figures.freed_bytes, figures.recompute_ns, figures.copy_ns, figures.all_conflicts, self.still,
+            )
+        ]  # fmt: skip
         _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
         self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
-        self.is_still = [bool(is_still[layer]) for layer in first]
         self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
-        self._add(np.zeros(figures.num_items, np.int64))
+        self.num_tried = 0
+        self.link_price = 0.0
         whole = np.zeros(figures.num_items, np.int64)
         whole[0] = -1 if has_whole else KEEP
-        self._add(whole)
+        for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
+            self._add(row)
+
+    def with_still(self, still: np.ndarray) -> "Mixture":
+        """The same with more that is not swapped; it begins with the rows known."""
+        rows = [row for known in self.rows for row, _ in known.values()]
+        found = Mixture(self.space, self.still | still, self.arrange, self.has_whole, rows)
+        found.num_tried = self.num_tried
+        return found
 
     def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
         """A choice that frees so much in all layers together, per micro-batch; swaps have distance 1.
@@ -90,45 +116,71 @@ class Mixture:
         """
         limits = np.array([freed_bytes, copy_ns, host_bytes], float)
         for _ in range(MAX_ROUNDS):
-            counts, prices = self._solve(limits)
+            prices = self._solve(limits)
+            self.link_price = float(prices[1])
             if not self._add_rows(prices):
                 break
         choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
-        for layers, known, parts in zip(self.layers, self.rows, counts, strict=True):
-            rows = self.arrange(list(_whole(list(known.values()), parts, len(layers))))
-            for layer, (row, _) in zip(layers, rows, strict=True):
+        for layers, known, numbers in zip(self.layers, self.rows, self._numbers(limits), strict=True):
+            entries = [entry for entry, number in zip(known.values(), numbers, strict=True) for _ in range(number)]
+            for layer, (row, _) in zip(layers, self.arrange(entries), strict=True):
                 choice[layer] = row
         return choice
 
-    def _solve(self, limits: np.ndarray) -> tuple[list[np.ndarray], Prices]:
-        """How many layers of each kind get which of the rows known, in parts of layers; prices of the limits."""
+    def _solve(self, limits: np.ndarray) -> Prices:
+        """Prices of the limits, where parts of layers may get rows."""
+        cost, limited, most, kinds, sizes, scale = self._programme(limits)
+        found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
+        assert found.status == 0, found.message
+        prices: Prices = -found.ineqlin.marginals * scale
+        return prices
+
+    def _numbers(self, limits: np.ndarray) -> list[list[int]]:
+        """How many layers of each kind get which of the rows known."""
+        cost, limited, most, kinds, sizes, _ = self._programme(limits)
+        found = milp(
+            cost,
+            integrality=np.append(np.ones(len(cost) - 1), 0),
+            bounds=Bounds(0, np.inf),
+            constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
+            options={"node_limit": MAX_NODES, "mip_rel_gap": NEAR},
+        )
+        assert found.x is not None, found.message  # what is missing is a variable, so there is always a choice
+        numbers = np.rint(found.x[:-1]).astype(np.int64)
+        ends = np.cumsum([len(known) for known in self.rows])[:-1]
+        return [part.tolist() for part in np.split(numbers, ends)]
+
+    def _programme(
+        self, limits: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[int], np.ndarray]:
+        """Columns are the rows of each kind, and what is missing; in units near 1.
+
+        Returns:
+            Time that runs again; factors and limits of memory, link and host; which columns are of each kind, and
+            the layers of each; what turns prices into ns per byte and per ns.
+        """
         entries = [(kind, worth) for kind, known in enumerate(self.rows) for _, worth in known.values()]
-        kinds = np.array([kind for kind, _ in entries])
         table = np.array([(w.again_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
         again_ns, freed, copy_ns, host = table.T
         unit, unit_ns = max(1.0, freed.max()), max(1.0, again_ns.max())
-        missing = np.array([MISSING_FACTOR])  # of bytes
-        limited = np.stack([-freed / unit, copy_ns / unit_ns, host / unit])
         scale = np.array([unit, unit_ns, unit])
-        found = linprog(
-            np.append(again_ns / unit_ns, missing),
-            A_ub=np.column_stack([limited, [-1, 0, 0]]),
-            b_ub=limits * (-1, 1, 1) / scale,
-            A_eq=np.column_stack([kinds == np.arange(len(self.layers))[:, None], np.zeros(len(self.layers))]),
-            b_eq=[len(layers) for layers in self.layers],
-            method="highs",
+        limited = np.column_stack([np.stack([-freed, copy_ns, host]) / scale[:, None], [-1, 0, 0]])
+        kind_of = np.array([*(kind for kind, _ in entries), -1])
+        return (
+            np.append(again_ns / unit_ns, MISSING_FACTOR),
+            limited,
+            limits * (-1, 1, 1) / scale,
+            (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
+            [len(layers) for layers in self.layers],
+            unit_ns / scale,
         )
-        assert found.status == 0, found.message
-        prices = -found.ineqlin.marginals * unit_ns / scale
-        return [found.x[:-1][kinds == kind] for kind in range(len(self.layers))], prices
 
     def _add_rows(self, prices: Prices) -> bool:
         """Adds the rows that are best at some prices; whether any was new."""
         is_new = False
-        for kind, layers in enumerate(self.layers):
-            if len(layers) * LEAST_PART >= self.space.figures.num_layers:
-                for row in self._best_rows(kind, prices):
-                    is_new |= self._add(row)
+        for kind in range(len(self.layers)):
+            for row in self._best_rows(kind, prices):
+                is_new |= self._add(row)
         return is_new
 
     def _best_rows(self, kind: int, prices: Prices) -> Iterator[np.ndarray]:
@@ -136,34 +188,43 @@ class Mixture:
         layer, figures = int(self.layers[kind][0]), self.space.figures
         ranked = [
             sorted(
-                _options(figures, layer, item, self.is_still[kind]),
+                _options(figures, layer, item, self.still[layer, item]),
                 key=lambda value, item=item: _item_price(figures, layer, item, value, prices),  # type: ignore[misc]
             )
             for item in range(1, figures.num_items)
         ]
         yield np.array([KEEP, *(values[0] for values in ranked)])
-        best, worth = min(self.rows[kind].values(), key=lambda entry: _price(entry[1], prices))
-        if best[0] < KEEP:
-            return  # a layer that is recomputed whole swaps nothing
-        # Other rows are new blocks, which take time to make: only the changes that promise most are tried.
+        if len(self.layers[kind]) * LEAST_PART < figures.num_layers:
+            return
+        # A layer that is recomputed whole leaves nothing to change.
+        known = [entry for entry in self.rows[kind].values() if entry[0][0] == KEEP]
+        best, worth = min(known, key=lambda entry: _price(entry[1], prices))
         changes = []
         for item, values in enumerate(ranked, 1):
             own_ns = _item_price(figures, layer, item, int(best[item]), prices)
-            for value in values[:NUM_VALUES]:
+            for value in values:
                 if value != best[item]:
                     changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
-        for _, item, value in sorted(changes)[:NUM_CHANGES]:
+        is_better = False  # those that promise most first
+        for number, (_, item, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
+            if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
+                return
+            self.num_tried += 1
             changed = best.copy()
             changed[item] = value
             if _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
+                is_better = True
                 yield changed
 
     def _add(self, row: np.ndarray) -> bool:
         """Adds a row to every kind that can have it; whether it was new to any."""
         figures, is_new = self.space.figures, False
-        for layers, is_still, known in zip(self.layers, self.is_still, self.rows, strict=True):
+        for layers, known in zip(self.layers, self.rows, strict=True):
             layer = int(layers[0])
-            can = [value in _options(figures, layer, item, is_still) for item, value in enumerate(row.tolist())]
+            can = [
+                value in _options(figures, layer, item, self.still[layer, item])
+                for item, value in enumerate(row.tolist())
+            ]
             own = np.where(can, row, KEEP)
             if own.tobytes() not in known:
                 known[own.tobytes()] = (own, self.space.worth(layer, own))
@@ -189,13 +250,3 @@ def _item_price(figures: Figures, layer: int, item: int, value: int, prices: Pri
 def _price(worth: Worth, prices: Prices) -> float:
     memory, link, host = prices.tolist()
     return worth.again_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes
-
-
-def _whole(rows: Sequence[Entry], parts: np.ndarray, num_layers: int) -> Iterator[Entry]:
-    """Rows for whole layers: as many as the parts say; what is left over goes to the largest rests."""
-    counts = np.floor(parts + 1e-6).astype(np.int64)
-    left = num_layers - int(counts.sum())
-    for position in np.argsort(counts - parts, kind="stable")[:left]:
-        counts[position] += 1
-    for entry, count in zip(rows, counts.tolist(), strict=False):  # rows may have come since
-        yield from [entry] * count

@@ -50,12 +50,12 @@ def test_matrix_products_end_a_cluster():
     ]
 
 
-def again(forward, backward, saved):
+def again(forward, backward, saved, is_read_twice=False):
     """(read, written, is fused) of each operator of forward if it runs again, in KiB."""
     step = graph(forward, backward, saved)
     return [
         (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
-        for work in least_work_again(step, measure_work(step)[0])
+        for work in least_work_again(step, measure_work(step)[0], is_read_twice)
     ]
 
 
@@ -65,6 +65,13 @@ def test_a_copy_that_is_fused_with_its_only_reader_moves_what_it_reads_less_what
     wide = node("silu", "SiLU", "start start2")
     steps = [START, node("start2", "MatMul", "x w"), wide]
     assert again(steps, [node("g", "SiLUGrad", "silu_b")], "silu")[2] == (1, 0, True)
+
+
+def test_a_copy_that_another_copy_reads_too_is_written():
+    silu = node("silu", "SiLU", "start")
+    steps = [START, silu], [node("g", "SiLUGrad", "silu_b")], "silu"
+    assert again(*steps)[1] == (0, 0, True)
+    assert again(*steps, is_read_twice=True)[1] == (2, 0, False)  # moved altogether
 
 
 def test_a_copy_for_a_matrix_product_or_for_two_readers_is_written():
