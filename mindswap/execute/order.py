@@ -62,7 +62,7 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
     """
     first: dict[Hashable, str] = {}
     stands_for: dict[str, str] = {}
-    handed = {saved.backward_name: saved.forward_name for saved in graph.saved}
+    handed = graph.index.forward_names
     own = set(shared)
     for node in (*graph.forward, *graph.backward):
         inputs = tuple(stands_for.get(handed.get(name, name), handed.get(name, name)) for name in node.inputs)

@@ -101,7 +101,7 @@ class _Planner:
         self.weights = weight_reads(graph)
         self.shared = find_shared(graph)
         repeats = find_repeats(graph, self.shared)
-        self.aliases = {saved.backward_name: saved.forward_name for saved in graph.saved} | repeats
+        self.aliases = {**graph.index.forward_names, **repeats}
         by_name = graph.index.nodes
         self.num_repeats = sum(is_kernel(by_name[name], self.weights) for name in repeats)
         self.nodes = by_name

@@ -68,7 +68,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return [".".join(path) for path, inner in layer.walk() if inner.type_name == node.op and path[:-1] == cell]
+    return list(map(".".join, layer.primitives().get(node.place, ())))
 
 
 def _producers(

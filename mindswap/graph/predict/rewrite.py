@@ -184,7 +184,7 @@ class _Rewriter:
         self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
 
     def rewrite(self) -> Graph:
-        forward_names = {saved.backward_name: saved.forward_name for saved in self.graph.saved}
+        forward_names = self.graph.index.forward_names
         for node in self.graph.backward:
             if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
                 continue

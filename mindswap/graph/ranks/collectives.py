@@ -19,7 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel, products_of_attention
+from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, OpClass, classify, is_kernel, line_of
 from mindswap.graph.ranks.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.ranks.ring import RING, ring_axes
 from mindswap.graph.ranks.sharding import Sharding
@@ -103,7 +103,7 @@ class _Finder:
         for node in (*self.graph.forward, *self.graph.backward):
             if is_exchange(node):
                 self._add_exchange(node)
-            elif products_of_attention(node.op) and not node.is_duplicate:
+            elif classify(node.op) is OpClass.ATTENTION and not node.is_duplicate:
                 self._add_ring(node)
 
     def _own_communication(self) -> Iterator[tuple[str, str]]:
@@ -121,7 +121,7 @@ class _Finder:
         collective = _sum_of(node.op, node.size_bytes, num_ranks)
         self._add(node.name, collective)
         for gradient in self.gradients.get(node.name, ()):
-            if gradient.op == gradient_of_collective(node.op):
+            if gradient.op == line_of(node.op).gradient:
                 self._add(gradient.name, _gradient_of(collective))
                 return
         self._note_missing(node)
@@ -135,7 +135,7 @@ class _Finder:
         if first is None:
             self._note_missing(node)
         else:
-            self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
+            self._add(first.name, _gradient_of(collective, is_before=first.op != line_of(kind).gradient))
 
     def _add_exchange(self, node: Node) -> None:
         """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
@@ -143,7 +143,7 @@ class _Finder:
         num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
         assert isinstance(num_ranks, int) and isinstance(stride, int)
         if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
-            kind = node.op if gradient_of_collective(node.op) else "AllToAll"
+            kind = node.op if line_of(node.op).gradient else "AllToAll"
             self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
 
     def _add_ring(self, node: Node) -> None:
@@ -223,7 +223,7 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
 
 
 def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
-    return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
+    return Collective(line_of(collective.kind).gradient, collective.size_bytes, collective.num_ranks, is_before)
 
 
 def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:

@@ -24,7 +24,7 @@ def order_halves(graph: Graph, communicating_first: Set[str], communicating_afte
         communicating_first: operators that communicate before they compute.
         communicating_after: operators that communicate what they made, or are communication.
     """
-    branches = Branches(graph.forward, {s.backward_name: s.forward_name for s in graph.saved}, graph.constants)
+    branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     if not branches.are_there:
         return graph
     origins = graph.forward_nodes

@@ -1,7 +1,7 @@
 """Splits of the operators of forward, as MindSpore's step_parallel.cc follows them. Pure."""
 
 from mindswap.graph.model import Node
-from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, cut_of
+from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, line_of
 from mindswap.graph.ranks.experts import FROM_LOCAL
 from mindswap.graph.ranks.split_rules import Call, output_splits, summed_parts
 from mindswap.graph.ranks.split_table import (
@@ -56,7 +56,7 @@ class ForwardSplits:
             is_made = (
                 operand.split is not None and len(operand.split) == len(asked) and operand.name in self.table.nodes
             )
-            if is_made and operand.split != asked and cut_of(node.op) is not Cut.ONE_HOT:
+            if is_made and operand.split != asked and line_of(node.op).cut is not Cut.ONE_HOT:
                 assert operand.split is not None
                 self.table.redistributions.append(
                     Redistribution(operand.name, node, operand.split, asked, operand.index)

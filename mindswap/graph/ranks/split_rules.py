@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.graph.ops import Cut, cut_of
+from mindswap.graph.ops import Cut, line_of
 from mindswap.graph.ranks.splits import Shape, Split, combine_splits, num_parts, reshape_split
 
 __all__ = ["RULES", "Call", "output_splits", "summed_parts"]
@@ -38,7 +38,7 @@ class Call:
 
 def output_splits(call: Call) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
-    kind = cut_of(call.op)
+    kind = line_of(call.op).cut
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
     # The strategy of a OneHot is that of the output, so it does not fit the operands.
     if kind is None or not call.splits or not (is_matching or kind is Cut.ONE_HOT):
@@ -60,7 +60,7 @@ def summed_parts(call: Call) -> int:
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
-    first, kind = call.splits[0], cut_of(call.op)
+    first, kind = call.splits[0], line_of(call.op).cut
     if kind is Cut.PRODUCT and len(first) > 1:
         return first[-2] if _transpose_flags(call)[0] else first[-1]
     if kind is Cut.GATHER and len(call.splits) > 1:

@@ -96,7 +96,7 @@ class SplitTable:
         self.sums: dict[str, PartialSum] = {}
         self.scattered: dict[str, Split] = {}
         self.users, self.nodes = graph.index.readers, graph.index.nodes
-        self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+        self.forward_names = graph.index.forward_names
         for node in (*graph.forward, *graph.backward):
             self.types[node.name] = node.outputs
         self.communications: dict[str, str] = {}
