@@ -13,6 +13,7 @@ from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.uses import depending
 
 __all__ = ["find_repeats", "find_shared", "follow", "is_kernel", "operator_key", "weight_reads"]
 
@@ -42,10 +43,7 @@ def is_kernel(node: Node, weights: frozenset[str]) -> bool:
 
 def find_shared(graph: Graph) -> frozenset[str]:
     """What a layer reads and no weight goes into: masks and rotary tables, and what makes them."""
-    weighted: set[str] = set()
-    for node in graph.forward:
-        if node.op in WEIGHT_OPS or any(name in weighted for name in node.inputs):
-            weighted.add(node.name)
+    weighted = depending(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
     needed: set[str] = set()
     for node in reversed(graph.forward):
         if node.op in TYING_OPS:

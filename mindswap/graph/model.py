@@ -4,6 +4,7 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 """
 
 import functools
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -59,6 +60,11 @@ class Node:
     def size_bytes(self) -> int:
         """Bytes of all outputs."""
         return sum(output.size_bytes for output in self.outputs)
+
+    @property
+    def makes_more_than_a_number(self) -> bool:
+        """Whether there is anything to cut in what it makes."""
+        return any(math.prod(output.shape) > 1 for output in self.outputs)
 
     @property
     def place(self) -> tuple[str, str]:

@@ -48,15 +48,19 @@ def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] 
 def _merge_forward(
     graph: Graph, tag: str, settings_of: Callable[[Node], Hashable]
 ) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """Operators that are left, and the name of what is gone -> the name of what is left."""
+    """Operators that are left, and the name of what is gone -> the name of what is left.
+
+    What is not tagged the compiler has merged already, but for members of tuples that are merged here.
+    """
     survivors: dict[Hashable, Node] = {}
     name_of: dict[str, str] = {}
     paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
     for node in graph.forward:
         own = node.renamed(name_of)
         key: Hashable = node.name
-        if _can_merge(node, tag):
-            key = (node.layer_index, node.op, own.inputs, node.outputs, _attributes(node, tag), settings_of(node))
+        if node.op == "TupleGetItem" or (tag in node.attributes and node.op not in RANDOM_OPS):
+            attributes = tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))
+            key = (node.layer_index, node.op, own.inputs, node.outputs, attributes, settings_of(node))
         left = survivors.setdefault(key, own)
         if left is not own:
             name_of[node.name] = left.name
@@ -69,14 +73,3 @@ def _merge_forward(
         for node in survivors.values()
     )
     return forward, name_of
-
-
-def _can_merge(node: Node, tag: str) -> bool:
-    """What is not tagged the compiler has merged already, but for members of tuples that are merged here."""
-    if node.op == "TupleGetItem":
-        return True
-    return tag in node.attributes and node.op not in RANDOM_OPS
-
-
-def _attributes(node: Node, tag: str) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))
