@@ -82,10 +82,8 @@ class OperatorNames:
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
-        self._by_place = [
-            {place: Names(map(".".join, paths)) for place, paths in layer.primitives().items() if not has_all_tags}
-            for layer in layers
-        ]
+        found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
+        self._by_place = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
         self._tags = {node.scope: Names.of(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
 
     def can_name(self, node: Node) -> bool:

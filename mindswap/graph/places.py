@@ -18,12 +18,12 @@ def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision,
     The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
     each of their decisions may be that of the operator at hand.
     """
-    return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives().items()}
+    return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives_by_place().items()}
 
 
 def places_below(layer: CellNode, prefix: Path) -> set[Place]:
     """The place of every primitive at or below a path of the layer."""
-    found = layer.primitives().items()
+    found = layer.primitives_by_place().items()
     return {place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths)}
 
 

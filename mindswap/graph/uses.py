@@ -83,7 +83,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return list(map(".".join, layer.primitives().get(node.place, ())))
+    return list(map(".".join, layer.primitives_by_place().get(node.place, ())))
 
 
 def _producers(

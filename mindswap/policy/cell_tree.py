@@ -41,7 +41,7 @@ class CellNode:
             yield path, child
             yield from child.walk(path)
 
-    def primitives(self) -> dict[tuple[str, str], list[tuple[str, ...]]]:
+    def primitives_by_place(self) -> dict[tuple[str, str], list[tuple[str, ...]]]:
         """(Cell, type) -> paths of the primitives there, in order of definition; most often one."""
         found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
         for path, node in self.walk():
