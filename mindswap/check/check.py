@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.check.rules import Context, run_rules
+from mindswap.check.context import Context
+from mindswap.check.rules import find_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
@@ -115,7 +116,8 @@ def _judge(
 ) -> CheckResult:
     """The policy, unless a rule finds an error."""
     document, settings = context.document, context.settings
-    found = (*document.problems, *run_rules(context, only))
+    rules = [rule for rule_id, rule in find_rules().items() if only is None or rule_id in only]
+    found = (*document.problems, *(problem for rule in rules for problem in rule.check(context)))
     wanted = (problem for problem in found if problem.rule not in ignore)
     problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
     has_errors = any(problem.level is Level.ERROR for problem in problems)
