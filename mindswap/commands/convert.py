@@ -20,6 +20,7 @@ from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
+from mindswap.policy.read import find_num_layers
 from mindswap.report.answer import answer_text
 from mindswap.report.problems import format_problems, problems_to_data
 
@@ -161,7 +162,7 @@ def _refuse_inherited(own: Document, whole: Document) -> None:
 
 
 def _between_forms(args: argparse.Namespace, request: Request) -> Result:
-    num_layers = num_layers_of(args, request.document)
+    num_layers = num_layers_of(args, request.document, find_num_layers(request.document))
     checked = check_document(request.document, num_layers)
     trees = known_trees(args.config, request.document, checked)
     if args.to == "index":

@@ -25,6 +25,7 @@ from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
+from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import escape
 
 __all__ = ["VERSIONS", "convert_versions"]
@@ -48,7 +49,7 @@ def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
     if document.root is None or not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
-    num_layers = num_layers_of(args, document)
+    num_layers = num_layers_of(args, document, find_num_layers(document) or find_num_layers_2x(document))
     tensors = read_tensors(args.trace, num_layers) if args.trace else None
     made = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
     _refuse_double(document, source, made)

@@ -9,10 +9,8 @@ from mindswap.commands.options import positive_int
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Problem
 from mindswap.errors import LaunchError
-from mindswap.mindformers_2x.read import find_num_layers_2x
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
-from mindswap.policy.read import find_num_layers
 from mindswap.policy.read_parts import is_empty
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.applied import EXCLUDE
@@ -56,13 +54,12 @@ def target_of(args: argparse.Namespace) -> str | None:
     return str(target) if target else None
 
 
-def num_layers_of(args: argparse.Namespace, document: Document) -> int:
-    """Layers of the model, as `--num-layers` or the file says.
+def num_layers_of(args: argparse.Namespace, document: Document, stated: int | None) -> int:
+    """Layers of the model: what `--num-layers` says, or what is `stated` in the file.
 
     Raises:
         LaunchError: neither says it, or both and not the same.
     """
-    stated = find_num_layers(document) or find_num_layers_2x(document)
     try:
         given = positive_int(args.num_layers) if args.num_layers else None
     except argparse.ArgumentTypeError as error:
