@@ -1,10 +1,10 @@
 """Results that take a compile, kept on disk under everything that decides them."""
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mindswap.adapters.installed import installed_version
 from mindswap.document.nodes import Document, to_data
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.policy.model import Policy
@@ -54,12 +54,7 @@ def _has_own_code(data: Any) -> bool:
 
 def _versions() -> dict[str, str]:
     """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
-    found = {}
-    for name in ("mindspore", "mindformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
+    found = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
     texts = [[str(path), (package / path).read_text("utf-8")] for path in files if path.parts[0] not in WITHOUT_A_SAY]
