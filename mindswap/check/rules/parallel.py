@@ -133,6 +133,36 @@ def _weight_casts(cell: CellNode, path: tuple[str, ...] = ()) -> Iterator[str]:
         yield from _weight_casts(child, (*path, child.name))
 
 
+@rule(Level.WARNING)
+def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
+    """`parallel_optimizer_comm_recompute: True` has no effect: MindSpore 2.9 only logs that zero3 replaces it.
+
+    With `optimizer_level: level3` (zero3) weights that the parallel optimizer cuts are released after forward and
+    gathered again for backward, in recomputed layers and in all others.
+
+    PASS:
+        parallel: {parallel_optimizer_config: {optimizer_level: level3}}
+        swap_config: {swap: True}
+
+    FAIL:
+        swap_config: {swap: True}
+        recompute_config: {recompute: True, parallel_optimizer_comm_recompute: True}
+    """
+    # nn/cell.py of mindspore 2.9.0, `recompute`: a warning, and nothing calls `_parallel_optimizer_comm_recompute`.
+    node = context.document.get("recompute_config", "parallel_optimizer_comm_recompute")
+    if not context.settings.is_swap_enabled or node is None or node.value is not True:
+        return
+    sharding = read_weight_sharding(context.document)
+    fix = "delete it; parallel_optimizer_config: {optimizer_level: level3} gathers weights again in backward"
+    if sharding.is_released:
+        fix = "delete it; optimizer_level: level3 gathers weights again in backward already"
+    elif sharding.num_ranks < 2:
+        fix = "delete it; the parallel optimizer gathers no weights here"
+    path = "recompute_config.parallel_optimizer_comm_recompute"
+    message = f"{path}: has no effect, MindSpore 2.9 only logs that zero3 replaces it"
+    yield Finding(node.location, message, "False", fix)
+
+
 @rule(Level.ERROR)
 def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     """A pipeline_scheduler that MindSpore does not know, or that it takes with pipeline_interleave only.
