@@ -111,7 +111,7 @@ def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
 
 
 def _model_of(document: Document) -> dict[str, str]:
-    """What the configuration states of it."""
+    """What the configuration states of it; the first place goes before the others."""
     stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
     return {key: show(node) for key, node in stated if node is not None}
 
