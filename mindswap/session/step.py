@@ -42,15 +42,8 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = [
-    "POLICY_SECTIONS",
-    "Step",
-    "capture_step",
-    "load_step",
-    "policy_of",
-    "with_environment",
-    "within_configuration",
-]
+__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "with_environment",
+           "within_configuration"]  # fmt: skip
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
