@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
@@ -40,7 +40,14 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["Step", "capture_step", "load_step", "policy_of", "within_configuration"]
+__all__ = [
+    "Step",
+    "capture_step",
+    "load_step",
+    "policy_of",
+    "with_environment",
+    "within_configuration",
+]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -154,7 +161,7 @@ def load_step(
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
     overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = within_configuration(load_device(device, overrides), document)
+    figures = with_environment(within_configuration(load_device(device, overrides), document), os.environ)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
@@ -197,6 +204,16 @@ def within_configuration(device: Device, document: Document) -> Device:
         return device
     sources = {**device.sources, "usable_memory": limit.source}
     return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
+
+
+def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
+    """The device with the buffers of HCCL that `HCCL_BUFFSIZE` asks for (in MiB, from 1), unless a figure is named."""
+    text = environ.get("HCCL_BUFFSIZE", "").strip()
+    is_named = device.sources["hccl_buffer"] == SET_BY_USER
+    if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else
+        return device
+    sources = {**device.sources, "hccl_buffer": f"environment, HCCL_BUFFSIZE={text}"}
+    return replace(device, hccl_buffer_bytes=int(text) * 2**20, sources=sources)
 
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
