@@ -24,14 +24,12 @@ from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError, SimulationError
-from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.model import Graph
 from mindswap.graph.ops import Unit, classify
-from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.sample import LayerSample
 from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-from mindswap.session.cache import cached_result
+from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
@@ -41,18 +39,15 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "with_environment",
-           "within_configuration"]  # fmt: skip
+__all__ = ["Step", "capture_step", "load_step", "policy_of", "with_environment", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
 
 # What a captured step is made of, for the cache.
-STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+STEP_CLASSES = (CapturedStep, *GRAPH_CLASSES)
 # Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
 BALANCED, MAX_SKEW = 1000, 1_000_000
-# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
-POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,7 +313,6 @@ def _capture(
 
             return capture_step(path, num_layers, placement)
 
-    stand_ins = document.get("mindswap", "cpu_stand_ins")
     return cached_result(
         document,
         Policy(),
@@ -328,5 +322,5 @@ def _capture(
         without=POLICY_SECTIONS,
         ask="step",
         **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
-        stand_ins=stand_ins is not None and stand_ins.value is True,
+        stand_ins=asks_for_stand_ins(document),
     )
