@@ -150,6 +150,7 @@ ELSEWHERE = {
     "report/tradeoff_plots": ["report/simulation/test_plots.py"],
     "session/execute": ["commands/test_verify.py"],
     "session/gathered": ["session/test_step.py"],
+    "session/plain": ["commands/test_inspect.py"],
     "session/inspect": ["commands/test_inspect.py"],
     "session/plan": ["commands/test_plan.py", "session/test_budget.py"],
     "session/recorded": ["commands/test_trace.py"],
