@@ -11,7 +11,7 @@ from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers"]
+__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers", "path_from_root"]
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,11 @@ OP_NUMBER = re.compile(r"-op\d+$")
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
 
 
+def path_from_root(node: Node) -> str:
+    """Cells and type of an operator, without the cells around the model."""
+    return f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
+
+
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
@@ -99,7 +104,7 @@ class OperatorNames:
     def __call__(self, node: Node) -> Names:
         """Paths of an operator; its cell and type where the model has no attribute for it."""
         if node.layer_index is None:
-            return Names.of(f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip("."))
+            return Names.of(path_from_root(node))
         scope = node.scope.removeprefix("recompute_")
         if scope in self._tags:
             return self._tags[scope]
