@@ -97,13 +97,9 @@ class LayerEffect:
 
 
 def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
-    """Compare the intent for each layer with the graph.
+    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph under the policy.
 
-    Args:
-        layers: what the policy decides for each layer; `layer_index` as in the graphs.
-        baseline: the same network with the same recompute and without swap: what it keeps is what
-            could be swapped.
-        graph: the network under the policy.
+    `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
     """
     saved = classify_saved(graph)
     before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)

@@ -141,11 +141,9 @@ class Execution:
 def compare_curves(
     timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
 ) -> CurveCheck:
-    """Executed live bytes against simulated ones.
+    """Executed live bytes at each operator that ran against those of the simulator.
 
     Args:
-        timetable: operators that ran.
-        executed: live bytes at each of them.
         ops, labels, live: primitive, name and live bytes of each operator of the simulator.
     """
     first, num_different = "", 0

@@ -85,10 +85,9 @@ class StepTimetable:
 def make_timetable(
     graph: Graph, results: Iterable[str] = (), wanted_backward: Sequence[tuple[str, bool]] = ()
 ) -> StepTimetable:
-    """The timetable of a compiled step.
+    """The timetable of a compiled step with lazy_inline on.
 
     Args:
-        graph: a step with lazy_inline on.
         results: values of backward that the step returns: gradients of weights, which count with the weights.
         wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """

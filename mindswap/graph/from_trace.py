@@ -29,11 +29,7 @@ SAME_WORK = {
 
 
 def graph_of_trace(trace: Trace) -> Graph:
-    """The graph of a recorded step.
-
-    Args:
-        trace: with the values of operators (`record(..., with_values=True)`).
-    """
+    """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
     return _Builder(trace).build()
 
 

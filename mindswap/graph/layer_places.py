@@ -104,12 +104,8 @@ def place_gradients(
     has no origin (copies to the device, sums of gradients) belongs where its first input does.
 
     Args:
-        backward: operators in execution order.
-        origins: for each of them the forward operators with the compiler's id of its origin; several where the
-            model calls one function in many places.
-        forward: operators of forward.
-        saved: what forward hands over.
-        constants: values of the integer constants.
+        origins: for each operator of backward those of forward with the compiler's id of its origin; several where
+            the model calls one function in many places.
     """
     placed = {node.name: node for node in forward}
     branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)

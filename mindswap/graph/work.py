@@ -107,12 +107,9 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
-    """Work of one operator.
+    """Work of one operator with these types.
 
     Args:
-        op: primitive name.
-        inputs: types of the tensors it reads.
-        outputs: types of its outputs.
         attention: for attention, its last five inputs; without them every pair of positions counts.
     """
     if op in NO_WORK_OPS:
@@ -184,12 +181,10 @@ def count_attention_pairs(
     Blocks that the mask leaves empty are skipped; those that it leaves in part are counted in part here.
 
     Args:
-        num_queries, num_keys: positions.
         sparse_mode: of FlashAttentionScore; 0 band by `before` and `after` where there is a mask, 1 whole mask,
             2 causal from the first key, 3 causal to the last key, 4 band counted from the last key. Others count
             every pair.
         before, after: keys that a query sees behind and ahead of its own position.
-        has_mask: a mask is given.
 
     Source:
         Documentation of mindspore.ops.flash_attention_score and of CANN's aclnnFlashAttentionScore.

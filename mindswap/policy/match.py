@@ -104,11 +104,7 @@ def is_match(part: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
-    """Every cell and primitive of `layer` that `pattern` names, in order of definition.
-
-    Args:
-        pattern: as in `swap_config.op_swap[].op_name`.
-        layer: tree of one layer.
+    """Every cell and primitive of `layer` that `pattern` (as `op_name`) names, in order of definition.
 
     Raises:
         PatternError: if a part is no regular expression, or backtracks without end.

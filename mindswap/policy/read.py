@@ -41,12 +41,7 @@ def find_num_layers(document: Document) -> int | None:
 
 
 def read_settings(document: Document, num_layers: int | None = None) -> Settings:
-    """What a configuration says about swap and recomputation.
-
-    Args:
-        document: the configuration.
-        num_layers: layers of the model; None takes what the configuration states.
-    """
+    """What a configuration says about swap and recomputation; also of the number of layers, if that is not given."""
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
     swap = _read_swap(document, parts)

@@ -114,10 +114,8 @@ def is_pattern(node: Node) -> bool:
 
 
 def default_operators(option: str, use_legacy: bool) -> tuple[str, ...]:
-    """The operators that `option: True` stands for.
+    """The operators that `option: True` stands for, one of SELECT_OPTIONS.
 
-    Args:
-        option: one of SELECT_OPTIONS.
-        use_legacy: top-level `use_legacy` of the configuration; False for the newer model families.
+    `use_legacy` is the top-level key of the configuration; False for the newer model families.
     """
     return _DEFAULT_COMM_OPERATORS if "comm" in option else _DEFAULT_OPERATORS[use_legacy]

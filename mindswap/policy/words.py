@@ -52,8 +52,6 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
     """The candidates that take the fewest edits to reach, closest first.
 
     Args:
-        name: what was written.
-        candidates: what would be valid.
         limit: how many to give.
         max_distance: leave out what is further away; None keeps all.
     """

@@ -208,9 +208,7 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
 def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
     """Ranks that exchange parts: those over which a dimension was cut that no longer is.
 
-    Args:
-        moved: the cuts before and after.
-        made, read: shapes on one rank before and after.
+    The shapes, made and read, are those on one rank.
     """
     if len(moved.before) == len(moved.after):
         cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]

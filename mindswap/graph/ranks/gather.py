@@ -83,12 +83,7 @@ def is_released(node: Node) -> bool:
 
 
 def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
-    """The step as it is with the parallel optimizer.
-
-    Args:
-        graph: a compiled step in which weights are whole, under any policy.
-        sharding: how weights are cut.
-    """
+    """A step in which weights are whole, under any policy, as it is with the parallel optimizer."""
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)

@@ -44,11 +44,7 @@ class Sharding:
 
 
 def shard_graph(graph: Graph) -> Sharding:
-    """Sizes per rank of every tensor.
-
-    Args:
-        graph: a compiled step with logical shapes. Without any strategy that cuts, it comes back unchanged.
-    """
+    """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
     if not any(_is_cut(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _trace(graph)
