@@ -10,15 +10,9 @@ from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
 __all__ = [
-    "CurveCheck",
-    "Execution",
-    "Reference",
-    "Witness",
-    "compare_curves",
-    "compare_runs",
-    "make_reference",
+    "CurveCheck", "Execution", "Reference", "Witness", "compare_curves", "compare_runs", "make_reference",
     "relative_difference",
-]
+]  # fmt: skip
 
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
