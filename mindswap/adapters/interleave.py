@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from mindformers.models.llama import llama
 from mindspore import nn
 
+from mindswap.adapters.replaced import replaced
+
 __all__ = ["layers_as_in_model", "place_in_model"]
 
 CLASS_NAME = "LLamaDecodeLayerInterleave"
@@ -45,8 +47,5 @@ def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None
     def build(batch_size: int, seq_length: int, layer_id: int, **settings: object) -> nn.Cell:
         return original(batch_size, seq_length, indices[layer_id], **{**settings, "num_layers": num_layers})
 
-    setattr(llama, CLASS_NAME, build)
-    try:
+    with replaced(llama, **{CLASS_NAME: build}):
         yield
-    finally:
-        setattr(llama, CLASS_NAME, original)

@@ -12,6 +12,7 @@ from typing import Any
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
+from mindswap.adapters.replaced import replaced
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["OwnRecompute", "read_own_recompute", "recompute_as_in_model", "set_on_layer"]
@@ -82,18 +83,14 @@ def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator
         indices: number in the model of each layer that is built.
     """
     kind = type(own.setting)
-    originals = {name: getattr(kind, name) for name in METHODS}
+    of_layer = kind.set_recompute
 
     def set_recompute(self, layer: nn.Cell, layer_id: int) -> None:
-        originals["set_recompute"](own.setting, layer, indices[layer_id])
+        of_layer(own.setting, layer, indices[layer_id])
 
     def no_counts(self, counts: Any) -> list[list[int]]:
         """Counts of the whole model do not fit the few layers; they are not read."""
         return [[0] * len(row) for row in self.layer_list.tolist()]
 
-    try:
-        kind.set_recompute, kind._format_recompute_list = set_recompute, no_counts
+    with replaced(kind, set_recompute=set_recompute, _format_recompute_list=no_counts):
         yield
-    finally:
-        for name, method in originals.items():
-            setattr(kind, name, method)

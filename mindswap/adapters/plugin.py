@@ -19,11 +19,10 @@ import mindformers.core.context
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
+from mindswap.adapters.callbacks import add_callbacks
 from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy, trees_of_network
 from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
-from mindswap.adapters.step_report import register_step_report
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.adapters.versions.executors import require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
@@ -82,8 +81,7 @@ class Session:
         self.output_dir = config.get("output_dir") or "./output"
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
-        add_memory_report(config)
-        register_step_report()
+        add_callbacks(config)
         if self.policy.is_swap_enabled and self.device_target == "CPU" and not self.is_pynative:
             config.model.model_config.disable_lazy_inline = True
 

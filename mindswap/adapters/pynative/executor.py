@@ -218,8 +218,6 @@ class Executor:
         for index, copy in self._copies.items():
             if index in self._released:
                 self.copies.prefetch(copy)
-                self.copies.wait(copy)
-            else:
-                self.copies.discard(copy)
+            self.copies.wait(copy)
         self._copies = {}
         self._released = set()
