@@ -23,14 +23,13 @@ RECOMPUTE_CELL = "_recompute_cell"
 def apply_policy(
     layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
 ) -> tuple[LayerActions, ...]:
-    """Set a policy on the layers of a network, before its first compile.
+    """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
 
     Args:
-        layers: the layers in order (`CellList` or any sequence of cells).
-        policy: normalised policy; one with swap disabled changes nothing.
+        layers: in order (`CellList` or any sequence of cells).
+        policy: normalised.
         logger: gets the lines of the specification; default is this module's logger.
-        indices: layer index of each layer, where they are some of a model that `check_layers` has seen; default
-            0, 1, 2, ... of all layers.
+        indices: layer index of each, where they are some of a model that `check_layers` has seen; default all layers.
 
     Returns:
         What was set, one entry per layer.

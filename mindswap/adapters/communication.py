@@ -55,9 +55,7 @@ class _Ranks:
 def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
     """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
 
-    Args:
-        rank: number of the rank in the training; the stages number their ranks alike.
-        num_ranks: ranks of one pipeline stage.
+    `rank` is its number in the training: the stages number their ranks alike.
     """
     rank %= num_ranks
     environ = dict(os.environ)

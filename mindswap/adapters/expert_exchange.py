@@ -247,11 +247,11 @@ def compiled_experts() -> Iterator[None]:
 
 
 def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[str]:
-    """Set what the rank exchanges in each layer of experts.
+    """Set what the rank exchanges in each layer of experts, which are all alike.
 
     Args:
-        experts: a cell of experts; those of all layers are alike.
-        num_tokens: tokens of the rank.
+        experts: a cell of experts.
+        num_tokens: of the rank.
         skew_permille: how many it receives for 1000 that it sends.
 
     Returns:

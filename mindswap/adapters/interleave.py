@@ -37,9 +37,7 @@ def place_in_model(layer: nn.Cell) -> int:
 def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None]:
     """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
 
-    Args:
-        indices: number in the model of each layer that is built.
-        num_layers: layers of the model.
+    `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.
     """
     original = getattr(llama, CLASS_NAME)
 

@@ -51,8 +51,7 @@ def set_policy(
     around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
 
     Args:
-        network: a network of MindFormers.
-        policy: what to set.
+        network, policy: what is set on what.
         logger: gets one line for each thing set.
         indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
     """
@@ -111,10 +110,7 @@ class Capture:
 def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> LayerSample:
     """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
 
-    Args:
-        config_path: MindFormers YAML.
-        policy: what will be set.
-        placement: only the layers on the stage of this rank, in `layer_map` too; default all.
+    With a placement only the layers on the stage of this rank, in `layer_map` too.
 
     Raises:
         GraphError: if MindFormers cannot build the network.

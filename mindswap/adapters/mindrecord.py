@@ -75,10 +75,7 @@ class MindRecordWriter:
         return self
 
     def write(self, samples: "array[int]") -> None:
-        """Append samples.
-
-        Args:
-            samples: type code 'i', shape (n * sample_length,).
+        """Append samples: type code 'i', shape (n * sample_length,).
 
         Raises:
             DataError: MindSpore cannot write, for example because the disk is full.

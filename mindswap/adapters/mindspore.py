@@ -94,11 +94,7 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
     """Make lazy_inline the cell around all layers, and no other.
 
     Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
-    of them then acts on all, what is set on another on none.
-
-    Args:
-        network: the whole network.
-        layers: its layers; none where they are not known.
+    of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
 
     Returns:
         How many cells of each class no longer are lazy_inline.
@@ -121,13 +117,7 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
 def tag_primitives(layer: nn.Cell, tree: CellNode, every_primitive: bool) -> list[Primitive]:
     """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
 
-    Args:
-        layer: a cell.
-        tree: of this cell.
-        every_primitive: else only where cell and type do not say which it is.
-
-    Returns:
-        The primitives that now carry it.
+    Without `every_primitive` only where cell and type do not say which it is. Gives the primitives that now carry it.
     """
     by_key: dict[tuple[object, ...], list[Any]] = {}
     for path, primitive in iterate_primitives(layer, tree):

@@ -31,7 +31,7 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
     Args:
         network: gives a loss.
         inputs: tensors of the right shape and dtype; their values do not matter.
-        layers: path of the list of layers; None looks for it by the names that MindFormers uses.
+        layers: as for `resolve_layers`.
 
     Raises:
         ApplyError: if there is no such list.
@@ -50,11 +50,9 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
 
 
 def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
-    """The layers of a network.
+    """The layers of a network, by the names from the network down to the list.
 
-    Args:
-        network: holds them.
-        path: names from the network down to the list; None looks for the list as the models of MindFormers name it.
+    Without a path the list is looked for as the models of MindFormers name it.
 
     Raises:
         ApplyError: if there is no such list.

@@ -37,13 +37,9 @@ class OwnRecompute:
     trees: tuple[CellNode, ...]
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-        """Whether layers built alone are alike where those of the model are, and differ where these do.
+        """Whether layers built alone, of these numbers in the model, are alike where those are, and differ where those do.
 
         Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
-
-        Args:
-            indices: number in the model of each layer that was built.
-            trees: those layers.
         """
         pairs = {(self.trees[index], tree) for index, tree in zip(indices, trees, strict=True)}
         return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
@@ -76,11 +72,9 @@ def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
 
 @contextlib.contextmanager
 def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator[None]:
-    """While this lasts, a network of some layers gets on each what MindFormers sets on that layer of the whole model.
+    """While this lasts, a network of some layers gets on each what MindFormers sets on the layer of the whole model.
 
-    Args:
-        own: of the whole model.
-        indices: number in the model of each layer that is built.
+    `indices` are the numbers in the model of the layers that are built.
     """
     kind = type(own.setting)
     of_layer = kind.set_recompute

@@ -39,14 +39,7 @@ __all__ = ["Session", "install"]
 
 
 def install(document: Document) -> "Session":
-    """Put the hooks in place for this process.
-
-    Args:
-        document: the user's YAML; problems point into it.
-
-    Returns:
-        What to call when the training is over.
-    """
+    """Put the hooks in place for this process. Problems point into the document, the user's YAML."""
     keep_swap_sections()
     session = Session(document)
     _replace_build_context(session)

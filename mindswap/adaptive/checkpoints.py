@@ -34,12 +34,9 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The folder with `rank_0`, `rank_1`, ...
+    """The folder with `rank_0`, `rank_1`, ..., as many as a checkpoint needs; it may not exist yet.
 
-    Args:
-        folder: may not exist yet.
-        num_ranks: ranks that a checkpoint needs.
-        ignored: marks of files that do not count, from `marks`.
+    `ignored` are marks of files that do not count, from `marks`.
     """
 
     def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = ()) -> None:

@@ -12,14 +12,10 @@ _FIX = "delete it, or --replace: the plan takes its place, your file stays as it
 
 
 def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem, ...]:
-    """Swap and recomputation that the user set by hand, in the file and on the command line.
+    """Swap and recomputation that the user set by hand, in the file and in the options of the training script.
 
     As with MindSpeed's adaptive memory optimization, which excludes full recompute, selective recompute and
     prefetching swap of the user's own.
-
-    Args:
-        document: the configuration.
-        options: of the training script.
     """
     return (*_in_file(document), *_in_options(options))
 

@@ -35,12 +35,7 @@ Way = TypeVar("Way", Link, Network)
 
 
 def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
-    """The fastest plan within a budget.
-
-    Args:
-        config_path: MindFormers YAML.
-        budget_bytes: device memory of each card.
-        corrections: of the model.
+    """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
 
     Raises:
         MindswapError: the step cannot be captured, or the plan not be written.

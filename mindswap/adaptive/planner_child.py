@@ -22,11 +22,7 @@ NUM_LAST_LINES = 5
 
 
 def planner_in_child(environment: dict[str, str]) -> Planner:
-    """`make_plan` in a process of its own.
-
-    Args:
-        environment: of that process.
-    """
+    """`make_plan` in a process of its own, with this environment."""
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])

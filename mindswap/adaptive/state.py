@@ -83,8 +83,7 @@ class StateFile:
     def load(self, key: str | None = None) -> State | None:
         """The saved state; None if there is no file.
 
-        Args:
-            key: what the state must have been saved under; None accepts any.
+        It must have been saved under this key; None accepts any.
 
         Raises:
             StateProblem: it is damaged, foreign, or of another configuration.

@@ -98,12 +98,7 @@ def log_folder(job: Job, environment: Mapping[str, str]) -> Path:
 
 
 def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment for msrun and its workers.
-
-    Args:
-        environment: of the launcher.
-        folder: working folder, under which MindFormers writes `output/`.
-    """
+    """The environment for msrun and its workers; MindFormers writes `output/` below `folder`."""
     suffix = _suffix(environment)
     result = dict(environment)
     result["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), environment.get("PATH")]))

@@ -11,13 +11,10 @@ __all__ = ["check_configuration"]
 
 
 def check_configuration(command: list[str]) -> None:
-    """Check the YAML of a worker's command as it stands.
+    """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.
 
     Options that change the YAML make that pointless: then each worker checks what it is given, as it
     always does.
-
-    Args:
-        command: `-m mindswap run [SCRIPT.py] OPTIONS`.
 
     Raises:
         PolicyError: if the configuration has an error.

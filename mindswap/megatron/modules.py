@@ -27,13 +27,9 @@ def known_modules() -> dict[str, list[str]]:
 
 
 def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
-    """What a module is in a model; empty if the model has nothing like it.
+    """What a module of Megatron is in a model; empty if the model has nothing like it.
 
-    Args:
-        module: Megatron's name.
-        purpose: `recompute` or `offload`.
-        use_legacy: the model belongs to the legacy family.
-        trees: its layers.
+    `purpose` is `recompute` or `offload`.
     """
     found = []
     for entry in _modules(purpose, use_legacy).get(module, ()):

@@ -137,11 +137,7 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
 def read_options(
     given: Mapping[str, Sequence[str]], places: Mapping[str, Location]
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
-    """Options from their values as text.
-
-    Args:
-        given: name of an option -> its values.
-        places: where each stands.
+    """Options from their values as text, by the names of the options, and where each stands.
 
     Returns:
         The options that could be read, and why the others could not.

@@ -19,9 +19,7 @@ Finding = tuple[str, str, str, str]  # option, message, allowed, fix
 def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tuple[Problem, ...]:
     """Every reason for which Megatron would stop, and what mindswap needs and does not find.
 
-    Args:
-        options: what is given.
-        known: the module names that Megatron takes, for `recompute` and for `offload`.
+    `known` are the module names that Megatron takes, for `recompute` and for `offload`.
     """
     errors = (
         *_check_recompute(options),

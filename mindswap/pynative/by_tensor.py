@@ -32,12 +32,7 @@ class TensorFate:
 
 
 def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
-    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver.
-
-    Args:
-        trace: the step.
-        layers: what the policy decides for each layer.
-    """
+    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
@@ -56,12 +51,7 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
 
 
 def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
-    """What MindFormers 2.x does with each storage: it goes with the cell that saves it.
-
-    Args:
-        trace: the step.
-        effect: what 2.x makes of the settings, with the paths of its layers.
-    """
+    """What MindFormers 2.x does with each storage: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index
@@ -81,11 +71,7 @@ def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
 def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
     """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        known: what can be named in a layer of 2.x.
-        num_layers: layers that may be swapped, from the first.
+    `known` is what can be named in a layer of 2.x; `num_layers` may be swapped, from the first.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, savers) in _activations(trace).items():
@@ -102,10 +88,7 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
 def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], bool]) -> Swapped:
     """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        nameable: whether a layer has a cell or primitive at a path.
+    `nameable` says whether a layer has a cell or primitive at a path.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():

@@ -58,11 +58,7 @@ def dump_trace(step: RecordedStep) -> str:
 
 
 def load_trace(text: str, file: str) -> RecordedStep:
-    """What `dump_trace` has written.
-
-    Args:
-        text: of the file.
-        file: its name, for messages.
+    """What `dump_trace` has written; the name of the file is for messages.
 
     Raises:
         DataError: it is no trace, or one of another version.

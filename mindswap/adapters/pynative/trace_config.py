@@ -40,9 +40,7 @@ class Recording:
 def record_config(config_path: str, is_legacy: bool) -> Recording:
     """Record one forward and backward pass of one rank on this CPU, without swap and recompute.
 
-    Args:
-        config_path: MindFormers YAML.
-        is_legacy: `use_legacy` of it; the newer models are built of parts that a CPU can run.
+    The newer models (not `is_legacy`) are built of parts that a CPU can run.
 
     Raises:
         GraphError: if MindFormers cannot build the network, or a CPU cannot run it.
