@@ -206,8 +206,8 @@ def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
     network, config = build_network(config_path, Policy())
     every_tree = trees_of_network(network, {})
     trees = [every_tree.layers[index] for index in layer_indices]
-    for position, (index, tree) in enumerate(zip(layer_indices, trees, strict=True)):
-        for path, primitive in iterate_primitives(find_layers(network)[index], tree):
+    for position, index in enumerate(layer_indices):
+        for path, primitive in iterate_primitives(find_layers(network)[index]):
             primitive.add_prim_attr(PATH_TAG, f"{position}.{'.'.join(path)}")
     enable_lazy_inline(find_lazy_inline_cell(network))
     uses: dict[str, set[str]] = {}

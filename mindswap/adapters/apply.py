@@ -14,7 +14,7 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "check_layers", "iterate_primitives", "read_tree"]
+__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree"]
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -74,10 +74,27 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    children += [
-        read_tree(child, key) for key, child in cell._cells.items() if child is not None and key != RECOMPUTE_CELL
-    ]
+    children += [read_tree(child, key) for key, child in _children(cell)]
     return CellNode(name, type(cell).__name__, children=tuple(children))
+
+
+def cells_below(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every cell below another with its path from there, parents first."""
+    for name, child in _children(cell):
+        yield (name,), child
+        yield from (((name, *path), inner) for path, inner in cells_below(child))
+
+
+def iterate_primitives(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every primitive in a cell and below it, with its path."""
+    for path, holder in (((), cell), *cells_below(cell)):
+        for name, primitive in holder._primitives.items():
+            if primitive is not None:
+                yield (*path, name), primitive
+
+
+def _children(cell) -> Iterator[tuple[str, Any]]:
+    return ((name, child) for name, child in cell._cells.items() if child is not None and name != RECOMPUTE_CELL)
 
 
 def _give_own_primitives(layers: Sequence[Any]) -> None:
@@ -179,13 +196,6 @@ def _resolve(cell, path: tuple[str, ...]):
     return cell
 
 
-def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every primitive below a cell with its path; `tree` is the cell's tree."""
-    for path, node in tree.walk():
-        if node.is_primitive:
-            yield path, _resolve(layer, path)
-
-
 def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
     """The primitives that the matches name, those below a matched cell included."""
     for match in matches:
@@ -193,4 +203,4 @@ def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
         if match.node.is_primitive:
             yield target
         else:
-            yield from (primitive for _, primitive in iterate_primitives(target, match.node))
+            yield from (primitive for _, primitive in iterate_primitives(target))

@@ -133,7 +133,7 @@ def _survey(
         if own.setting is None:
             _require_all_layers(indices, trees, "MindFormers cannot be asked what it recomputes in single layers")
             return LayerSample(indices, indices), own
-        as_set = [(trees[index], places[index], set_on_layer(layers[index], trees[index])) for index in indices]
+        as_set = [(trees[index], places[index], set_on_layer(layers[index])) for index in indices]
         return _of_model(sample_layers(as_set), indices), own
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
         return LayerSample(indices, tuple(range(len(indices)))), None
@@ -201,8 +201,8 @@ def capture(
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
-        for layer, tree in zip(layers, trees, strict=True):
-            tag_primitives(layer, tree, every_primitive=with_all_tags)
+        for layer in layers:
+            tag_primitives(layer, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     how = "without swap and recompute" if policy == Policy(is_swap_enabled=True) else "as configured"
     tell(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")

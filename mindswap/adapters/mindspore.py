@@ -23,7 +23,6 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
-from mindswap.policy.cell_tree import CellNode
 
 __all__ = [
     "PATH_TAG",
@@ -114,13 +113,13 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
     return dict(Counter(type(cell).__name__ for cell in others))
 
 
-def tag_primitives(layer: nn.Cell, tree: CellNode, every_primitive: bool) -> list[Primitive]:
+def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
     """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
 
     Without `every_primitive` only where cell and type do not say which it is. Gives the primitives that now carry it.
     """
     by_key: dict[tuple[object, ...], list[Any]] = {}
-    for path, primitive in iterate_primitives(layer, tree):
+    for path, primitive in iterate_primitives(layer):
         by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
     chosen = [entry for group in by_key.values() if every_primitive or len(group) > 1 for entry in group]
     for path, primitive in chosen:

@@ -16,7 +16,6 @@ from mindswap.adapters.mindspore import (
 )
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.sample import LayerSample
-from mindswap.policy.cell_tree import CellNode
 from mindswap.simulate.captured import CapturedStep
 
 __all__ = ["capture_network", "resolve_layers"]
@@ -39,8 +38,8 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
     """
     cells = resolve_layers(network, layers)
     trees = tuple(read_tree(cell) for cell in cells)
-    _refuse_policy(cells, trees)
-    with _tagged(cells, trees), _lazily_inlined(network, cells):
+    _refuse_policy(cells)
+    with _tagged(cells), _lazily_inlined(network, cells):
         graph = compile_training_graph(network, inputs, _list_name(network, cells))
     missing = set(range(len(cells))) - {node.layer_index for node in graph.forward}
     if missing:
@@ -83,9 +82,9 @@ def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
     return names.pop()
 
 
-def _refuse_policy(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> None:
-    for index, (cell, tree) in enumerate(zip(cells, trees, strict=True)):
-        for path, primitive in iterate_primitives(cell, tree):
+def _refuse_policy(cells: Sequence[nn.Cell]) -> None:
+    for index, cell in enumerate(cells):
+        for path, primitive in iterate_primitives(cell):
             found = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
             if found:
                 raise GraphError(
@@ -95,12 +94,8 @@ def _refuse_policy(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> None:
 
 
 @contextmanager
-def _tagged(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> Iterator[None]:
-    tagged = [
-        primitive
-        for cell, tree in zip(cells, trees, strict=True)
-        for primitive in tag_primitives(cell, tree, every_primitive=True)
-    ]
+def _tagged(cells: Sequence[nn.Cell]) -> Iterator[None]:
+    tagged = [primitive for cell in cells for primitive in tag_primitives(cell, every_primitive=True)]
     try:
         yield
     finally:

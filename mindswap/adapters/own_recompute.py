@@ -37,7 +37,7 @@ class OwnRecompute:
     trees: tuple[CellNode, ...]
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-        """Whether layers built alone, of these numbers in the model, are alike where those are, and differ where those do.
+        """Whether layers built alone are alike where those of the model of these numbers are, and differ where they do.
 
         Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
         """
@@ -53,14 +53,14 @@ def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecomp
     return OwnRecompute(setting if can_ask else None, tuple(read_tree(layer) for layer in layers))
 
 
-def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
+def set_on_layer(layer: nn.Cell) -> tuple[Hashable, ...]:
     """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
     )
     primitives = tuple(
         (path, tuple((name, primitive.attrs[name]) for name in ATTRIBUTES if name in primitive.attrs))
-        for path, primitive in iterate_primitives(layer, tree)
+        for path, primitive in iterate_primitives(layer)
     )
     weights = tuple(
         name
