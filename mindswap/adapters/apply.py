@@ -123,11 +123,12 @@ def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[Cell
         entries: Sequence[OpSwap | OpRecompute] = getattr(policy, option)
         unmatched = [entry.pattern for entry in entries if not _has_match(entry, indices, trees)]
         if _has_defaults(policy, option):
-            if len(unmatched) == len(entries) and option == "op_swap":
+            has_none = len(unmatched) == len(entries)
+            if has_none and option == "op_swap":
                 raise ApplyError(
                     "the default strategy finds no flash attention in this network; name operators in op_swap"
                 )
-            if len(unmatched) == len(entries):
+            if has_none:
                 logger.warning("%s: none of the default operators is in this network, so it has no effect", option)
         elif unmatched:
             patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
@@ -180,14 +181,13 @@ def _recompute_primitive(primitive, mode: bool = True) -> None:
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
     """Only what differs from MindSpore's defaults: each option set touches every primitive."""
-    options = {}
-    if not policy.mp_comm_recompute:
-        options["mp_comm_recompute"] = False
-    if policy.recompute_slice_activation:
-        options["recompute_slice_activation"] = True
-    if policy.parallel_optimizer_comm_recompute:
-        options["parallel_optimizer_comm_recompute"] = True
-    return options
+    defaults = {
+        "mp_comm_recompute": True,
+        "recompute_slice_activation": False,
+        "parallel_optimizer_comm_recompute": False,
+    }
+    asked = {name: bool(getattr(policy, name)) for name in defaults}
+    return {name: value for name, value in asked.items() if value != defaults[name]}
 
 
 def _resolve(cell, path: tuple[str, ...]):

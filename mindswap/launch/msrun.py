@@ -14,15 +14,9 @@ from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
 __all__ = [
-    "count_cards",
-    "has_cards",
-    "msrun_arguments",
-    "find_msrun",
-    "find_python",
+    "count_cards", "find_msrun", "find_python", "has_cards", "log_folder", "msrun_arguments", "plain_name",
     "worker_environment",
-    "log_folder",
-    "plain_name",
-]
+]  # fmt: skip
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:

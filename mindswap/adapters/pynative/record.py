@@ -253,6 +253,6 @@ def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
 
 
 def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
-    """Constants that cells hold, such as masks and rotary tables."""
+    """Constants that cells hold, such as masks and rotary tables; weights are in a dict."""
     for _, cell in network.cells_and_names():
-        yield from tensors_in(list(vars(cell).values()))
+        yield from tensors_in([value for value in vars(cell).values() if not isinstance(value, dict)])
