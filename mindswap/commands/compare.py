@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, device_overrides
 from mindswap.document.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)",
     )
-    add_common(parser, "--plot", "--no-cache", "--json")
-    add_skew_argument(parser)
+    add_common(parser, "--plot", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 

@@ -15,8 +15,9 @@ from mindswap.commands.options import (
     CONFIG_OR_STEP,
     add_common,
     add_device_arguments,
-    add_skew_argument,
+    add_target_arguments,
     device_overrides,
+    refuse_lone_overwrite,
 )
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
@@ -57,11 +58,8 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the configuration with the plan here")
-    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    add_target_arguments(parser, "write the configuration with the plan here")
     parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument(
         "--allow",
         metavar="swap,recompute,coupled",
@@ -85,8 +83,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--html")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
-    add_common(parser, "--no-cache", "--json")
-    add_skew_argument(parser)
+    add_common(parser, "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 
@@ -149,8 +146,7 @@ def _refuse_early(args: argparse.Namespace) -> None:
     for option, is_there in single.items():
         if args.sweep and is_there:
             raise PlanError(f"--sweep makes many plans: choose one with --memory for {option}")
-    if args.overwrite and not args.output:
-        raise PlanError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
+    refuse_lone_overwrite(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
     require_folders(args.output, args.html, args.plot)

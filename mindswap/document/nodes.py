@@ -91,6 +91,16 @@ class DuplicateKey:
     location: Location
     first: Location
 
+    @property
+    def section(self) -> str:
+        """The top-level key that it is, or stands in."""
+        return self.path.partition(".")[0].partition("[")[0]
+
+    @property
+    def message(self) -> str:
+        """What is wrong, for a reader that takes the last one."""
+        return f"{self.path}: appears twice, first at {self.first}; this one is used"
+
 
 @dataclass(frozen=True, eq=False)
 class Document:
