@@ -84,8 +84,7 @@ class Session:
         Raises:
             LaunchError: if swap is on in the YAML.
         """
-        swap = self.document.get("swap_config", "swap")
-        if not self.is_prepared and swap is not None and swap.value is True:
+        if not self.is_prepared and self.document.value("swap_config", "swap") is True:
             raise LaunchError(
                 "the script builds a network before it calls mindformers' build_context, so mindswap never saw its "
                 "configuration\n    fix: call build_context(config) first, as run_mindformer.py does"
@@ -132,8 +131,7 @@ class Session:
             self.swap = None
 
     def _is_asked(self, key: str) -> bool:
-        node = self.document.get("mindswap", key)
-        return node is not None and node.value is True
+        return self.document.value("mindswap", key) is True
 
 
 def _replace_build_context(session: Session) -> None:

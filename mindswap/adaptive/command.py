@@ -156,8 +156,7 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
     """Where `rank_0`, `rank_1`, ... of the checkpoints are: in `checkpoint` below the output folder."""
     output = find_option(list(command.options), "--output_dir")
     if output is None:
-        node = document.get("output_dir")
-        output = str(node.value) if node is not None and node.value else "./output"
+        output = str(document.value("output_dir") or "./output")
     for monitor in _checkpoint_monitors(document):
         directory = monitor.get("directory")
         if directory is not None and directory.value:
@@ -181,5 +180,4 @@ def _checkpoint_monitors(document: Document) -> Iterator[Node]:
 def is_parallel(command: TrainingCommand, document: Document) -> bool:
     """Whether MindFormers takes its processes for parts of one training: not so by default, whoever starts them."""
     option = find_option(list(command.options), "--use_parallel")
-    node = document.get("use_parallel")
-    return option.lower() == "true" if option is not None else node is not None and node.value is True
+    return option.lower() == "true" if option is not None else document.value("use_parallel") is True

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Plan
+from mindswap.config.mode import is_on_cpu
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.cost.settings import read_cost_settings
@@ -30,7 +31,6 @@ from mindswap.simulate.step_model import StepModel
 
 __all__ = ["corrected_device", "make_plan"]
 
-CPU_DEVICE = "cpu"
 Way = TypeVar("Way", Link, Network)
 
 
@@ -96,10 +96,9 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
 def _device(config_path: Path) -> str | None:
     """What a configuration that names no device runs on; None where it names one."""
     document = load_document(str(config_path))
-    target = document.get("context", "device_target")
     if read_cost_settings(document).device is not None:
         return None
-    return CPU_DEVICE if target is not None and target.value == "CPU" else DEFAULT_DEVICE
+    return "cpu" if is_on_cpu(document) else DEFAULT_DEVICE
 
 
 def _corrected(loaded: Step, corrections: Corrections) -> Step:

@@ -26,8 +26,7 @@ def check_configuration(command: list[str]) -> None:
     if any(_changes_configuration(option) for option in training.options):
         return
     document = load_document(str(training.config_path))
-    stated = document.get("run_mode")
-    mode = find_option(training.options, "--run_mode") or (stated.value if stated is not None else None)
+    mode = find_option(training.options, "--run_mode") or document.value("run_mode")
     if mode not in (None, *TRAIN_MODES):
         return
     check_before_network(document, dict(os.environ))
