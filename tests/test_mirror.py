@@ -140,7 +140,6 @@ ELSEWHERE = {
     "report/figures": ["commands/test_simulate.py"],
     "report/html_parts": ["report/simulation/test_html.py"],
     "report/logs": ["commands/test_verify_log.py"],
-    "report/outside": ["commands/test_simulate.py"],
     "report/plan_text": ["commands/test_plan.py"],
     "report/pynative": ["commands/test_pynative_text.py"],
     "report/simulation/detail": ["report/simulation/test_bars.py"],

@@ -125,9 +125,15 @@ class Document:
         return self.root.get(*keys) if self.root is not None else None
 
     def value(self, *keys: str) -> Any:
-        """The scalar below these keys; None if one of them is missing."""
+        """The scalar below these keys; None for null, a list or a mapping, and where a key is missing."""
         node = self.get(*keys)
         return node.value if node is not None else None
+
+    def data(self) -> dict[Any, Any]:
+        """All of it as plain lists, dicts and scalars; empty where it could not be read."""
+        data = to_data(self.root) if self.root is not None else {}
+        assert isinstance(data, dict)
+        return data
 
     def count(self, *path: str) -> int:
         """A positive whole number; 1 for what is missing or anything else, as MindFormers takes it."""

@@ -4,7 +4,6 @@ Operators of forward: 0 `attention.wq.matmul` makes Q, 1 `feed_forward.mul` read
 copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16, 16 and 64 bytes.
 """
 
-import json
 from dataclasses import replace
 
 from mindswap.document.parse import parse_document
@@ -32,7 +31,7 @@ OUTLINE = {
         "mlp": {"calls": ["mul"], "cells": {"linear_fc2": {"calls": ["matmul"]}}},
     }
 }
-MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 2, "by hand")
+MODEL = Model((paths_from_outline(OUTLINE),) * 2, "by hand")
 
 
 def step():
