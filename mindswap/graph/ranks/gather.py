@@ -252,7 +252,7 @@ def _rewrite_backward(
     read = {name for node in backward for name in node.inputs}
     needed = {name for name, new_name in target.items() if new_name in read}
     if again:
-        backward = list(_with_copies(backward, {name: again[name] for name in needed}))
+        backward = list(_with_copies(backward, {name: again[name] for name in target if name in needed}))
     return tuple(backward), needed
 
 

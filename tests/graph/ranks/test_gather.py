@@ -173,6 +173,17 @@ def test_level3_releases_and_gathers_again_when_backward_of_the_layer_begins():
     assert gathered.once == frozenset()  # each micro-batch gathers for itself
 
 
+def test_level3_gathers_in_the_order_of_forward():
+    """Not in that of a set of names, which differs from one start of Python to the next, and the step time with it."""
+    numbers = range(8)
+    forward = [load(f"w{i}", tensor(HALF, 128, 256)) for i in numbers]
+    forward += [node(f"y{i}", "MatMul", f"x w{i}_load") for i in numbers]
+    backward = [node(f"y{i}_grad", "MatMul", f"dout w{i}_load_b") for i in reversed(numbers)]
+    before = graph(forward, backward, " ".join(f"w{i}_load" for i in numbers))
+    gathered = gather_weights(before, WeightSharding(2, is_released=True)).graph
+    assert [each.name for each in gathered.backward[:8]] == [f"w{i}_load@gather@again" for i in numbers]
+
+
 def test_level3_with_recompute_gathers_once_in_backward():
     gathered = gather_weights(step(W), WeightSharding(2, is_released=True)).graph
     settings = NodeSettings(frozenset({"w_cast", "w_cast@gather", "y"}))
