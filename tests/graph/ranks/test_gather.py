@@ -178,7 +178,8 @@ def test_level3_gathers_in_the_order_of_forward():
     numbers = range(8)
     forward = [load(f"w{i}", tensor(HALF, 128, 256)) for i in numbers]
     forward += [node(f"y{i}", "MatMul", f"x w{i}_load") for i in numbers]
-    backward = [node(f"y{i}_grad", "MatMul", f"dout w{i}_load_b") for i in reversed(numbers)]
+    backward = [node("first", "GeluGrad", "dout")]
+    backward += [node(f"y{i}_grad", "MatMul", f"dout w{i}_load_b") for i in reversed(numbers)]
     before = graph(forward, backward, " ".join(f"w{i}_load" for i in numbers))
     gathered = gather_weights(before, WeightSharding(2, is_released=True)).graph
     assert [each.name for each in gathered.backward[:8]] == [f"w{i}_load@gather@again" for i in numbers]
