@@ -19,7 +19,7 @@ from mindspore.ops.auto_generate import MaskedSelectGrad
 from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.graph.ops import gradient_of_collective
+from mindswap.graph.ops import line_of
 from mindswap.graph.ranks.experts import EXCHANGE, NAME_MARK, num_copies
 
 __all__ = ["compiled_experts", "set_exchange", "use_known_sizes"]
@@ -77,7 +77,7 @@ class Exchange(PrimitiveWithInfer):
 @bprop_getters.register(Exchange)
 def _exchange_gradient(self):
     at = self.attrs
-    kind = gradient_of_collective(at["kind"]) or at["kind"]
+    kind = line_of(at["kind"]).gradient or at["kind"]
     back = Exchange(kind, at["num_ranks"], at["stride"], at["joined"], at["cut"], at["after"], at["before"])
 
     def bprop(x, sent, received, out, dout):

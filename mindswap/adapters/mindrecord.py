@@ -20,11 +20,11 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.errors import DataError
 
-__all__ = ["COLUMN", "INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
+__all__ = ["INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
 
-COLUMN = "input_ids"
 INDEX_SUFFIX = ".db"
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
 MAX_SAMPLE_LENGTH = (1 << 20) + 1
@@ -54,16 +54,22 @@ class MindRecordWriter:
 
     Args:
         path: a file that is not there yet, in a folder that is.
-        sample_length: numbers per sample, all columns together.
-        columns: their names; a sample is cut into as many equal parts.
+        seq_length: of the model; a sample has one token more.
+        is_legacy: the model reads one column of all tokens; else four of seq_length numbers.
+
+    Attributes:
+        columns: their names.
     """
 
-    def __init__(self, path: Path, sample_length: int, columns: Sequence[str] = (COLUMN,)):
+    def __init__(self, path: Path, seq_length: int, is_legacy: bool):
+        self.columns = LEGACY_COLUMNS if is_legacy else NEWER_COLUMNS
         self._path = path
+        self._num_tokens = seq_length + 1
+        num_written = seq_length + 1 if is_legacy else len(self.columns) * seq_length
         search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(path), str(sample_length), *columns],
+            [sys.executable, "-P", "-m", __name__, str(path), str(num_written), *self.columns],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._messages,
@@ -78,12 +84,16 @@ class MindRecordWriter:
         """Append samples.
 
         Args:
-            samples: type code 'i', shape (n * sample_length,).
+            samples: tokens, type code 'i', shape (n * (seq_length + 1),).
 
         Raises:
             DataError: MindSpore cannot write, for example because the disk is full.
         """
-        self._send(samples.tobytes())
+        if self.columns == LEGACY_COLUMNS:
+            self._send(samples.tobytes())
+            return
+        for start in range(0, len(samples), self._num_tokens):
+            self._send(four_columns(samples[start : start + self._num_tokens]).tobytes())
 
     def __exit__(self, kind, error, trace) -> None:
         try:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.check.rules import Context, run_rules
+from mindswap.check.context import Context
+from mindswap.check.rules import find_rules
 from mindswap.config.ignored import ignored_rules, split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
@@ -24,7 +25,7 @@ from mindswap.policy.settings import Settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
-           "load_policy", "missing_model", "policy_of_document", "require_num_layers"]  # fmt: skip
+           "load_policy", "missing_model", "model_section", "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -93,7 +94,7 @@ def check_document(
     settings = read_settings(document, num_layers)
     is_whole = document.count("parallel_config", SEQUENCE_KEY) == 1  # layers for pieces of sequences are in no table
     if trees is None and num_layers is not None and is_whole:
-        trees = load_layer_trees(_model_section(document), num_layers)
+        trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
     return _judge(Context(document, settings, coverage, environ or {}), trees, None, ignore, silence)
 
@@ -115,7 +116,8 @@ def _judge(
 ) -> CheckResult:
     """The policy, unless a rule finds an error."""
     document, settings = context.document, context.settings
-    found = (*document.problems, *run_rules(context, only))
+    rules = [rule for rule_id, rule in find_rules().items() if only is None or rule_id in only]
+    found = (*document.problems, *(problem for rule in rules for problem in rule.check(context)))
     wanted = (problem for problem in found if problem.rule not in ignore)
     problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
     has_errors = any(problem.level is Level.ERROR for problem in problems)
@@ -207,7 +209,8 @@ def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
     return stated if stated is not None or trees is None else len(trees.layers)
 
 
-def _model_section(document: Document) -> dict[str, Any]:
+def model_section(document: Document) -> dict[str, Any]:
+    """`model:` as plain data; empty where there is none."""
     node: Node | None = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}

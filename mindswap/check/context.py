@@ -6,6 +6,7 @@ from functools import cached_property
 
 from mindswap.check.nearby import Nearby
 from mindswap.document.nodes import Document
+from mindswap.document.problem import Level
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
@@ -84,6 +85,11 @@ class Context:
     def num_layers(self) -> int | None:
         """Layers of the model; None if not known."""
         return self.settings.num_layers
+
+    @property
+    def error_with_swap(self) -> Level:
+        """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
+        return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
     def meeting(self, left: Statement, right: Statement) -> Meeting | None:
         """Where two statements concern the same operators; None if nowhere.

@@ -4,9 +4,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
+from mindswap.adapters.installed import installed_version
 from mindswap.adaptive.command import (
     FLAG,
     TrainingCommand,
@@ -20,14 +20,14 @@ from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
+from mindswap.commands.run import load_trainable
+from mindswap.config.mode import is_on_cpu
+from mindswap.doctor.gather import gather_machine
 from mindswap.document.nodes import Document, to_data
-from mindswap.document.problem import Level
-from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.launch.msrun import plain_name, worker_environment
 from mindswap.logs.scan import REPORT_MEMORY
-from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
 
@@ -62,10 +62,7 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
     own, command_words = split_words(list(words))
     args = _parse(own)
     command = parse_command(command_words)
-    document = load_document(str(command.config_path))
-    refuse_pynative(document)
-    if any(problem.level is Level.ERROR for problem in document.problems):
-        raise PolicyError(document.problems)
+    document = load_trainable(command.config_path)
     command = _without_exclusions(command, document, args.replace)
     memory_bytes, source = _memory(args.memory, document, command.num_workers)
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
@@ -145,9 +142,10 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
             return parse_bytes(text), "--memory"
         except ValueError as error:
             raise LaunchError(f"--memory: {error}") from None
-    target = document.get("context", "device_target")
-    if target is not None and target.value == "CPU":
-        free = _free_host_memory()
+    if is_on_cpu(document):
+        free = gather_machine(os.environ).host_bytes
+        if free is None:
+            raise LaunchError("how much host memory is free cannot be read here\n    fix:     --memory SIZE")
         return free * HOST_SHARE_PERCENT // 100 // num_workers, f"{HOST_SHARE_PERCENT} % of what is free, per worker"
     stated = document.get("context", "max_device_memory")
     if stated is None or not stated.value:
@@ -161,11 +159,6 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
         ) from None
 
 
-def _free_host_memory() -> int:
-    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-
-
 def _key(command: TrainingCommand, document: Document) -> str:
     """What decides whether a saved state holds for this run."""
     target = document.get("context", "device_target")
@@ -175,15 +168,9 @@ def _key(command: TrainingCommand, document: Document) -> str:
         script=str(command.script),
         num_workers=command.num_workers,
         device=str(target.value) if target is not None else "Ascend",
-        versions={name: _version(name) for name in ("mindspore", "mindformers")} | {"mindswap": __version__},
+        versions={name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+        | {"mindswap": __version__},
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 def _environment() -> dict[str, str]:

@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from mindswap.check.check import check_document, check_shape
-from mindswap.commands.convert_megatron import Request, known_trees
 from mindswap.commands.convert_tensors import Tensors, read_tensors
-from mindswap.commands.converted import hand_over, target_of
+from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, table_trees, target_of
 from mindswap.convert.stage_form import to_index_form
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
@@ -25,7 +24,6 @@ from mindswap.mindformers_2x.renaming import Names
 from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.report.problems import escape
@@ -39,11 +37,8 @@ SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 ASSUMED_LAYER_OPS = 60
 
 
-def convert_versions(args: argparse.Namespace, request: Request) -> int:
+def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
     """Convert one file.
-
-    Returns:
-        0, or 1 if the result has an error of its own; it is written all the same.
 
     Raises:
         PolicyError: the settings are wrong, or the file cannot be edited.
@@ -54,19 +49,17 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     if document.root is None or not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
-    num_layers = _num_layers(args, document)
+    num_layers = num_layers_of(args, document, find_num_layers(document) or find_num_layers_2x(document))
     tensors = read_tensors(args.trace, num_layers) if args.trace else None
-    converted = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
-    _refuse_double(document, source, converted)
-    comment = (
-        f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, {escape(converted.by)} "
-        f"(mindswap convert --to {args.to})",
-    )
-    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
-    text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
-    read_back = _read_back(args, text, target_of(args), converted, num_layers)
-    problems = [*_losses(document, source, converted, args.to), *read_back]
-    return hand_over(args, text, problems, {"sections": converted.sections, "lost": list(converted.lost)})
+    made = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
+    _refuse_double(document, source, made)
+    origin = "1.9" if args.to == "2.x" else "2.x"
+    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {args.to})"
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
+    text = replace_sections(request.text, source, made.sections, (comment, *lost), request.file)
+    read_back = _read_back(args, text, made, num_layers)
+    problems = [*_losses(document, source, made, args.to), *read_back]
+    return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
 
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
@@ -78,14 +71,6 @@ def _refuse_double(document: Document, source: tuple[str, ...], converted: Conve
             there = " and ".join(name for name in source if document.get(name) is not None)
             message = f"{name}: stands there already, beside sections of the other version"
             raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
-
-
-def _num_layers(args: argparse.Namespace, document: Document) -> int:
-    given = int(args.num_layers) if (args.num_layers or "").isdecimal() else None
-    found = given or find_num_layers(document) or find_num_layers_2x(document)
-    if found is None:
-        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
-    return found
 
 
 def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | None) -> tuple[int, str]:
@@ -103,9 +88,7 @@ def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | 
 
 def _layer_1_9(document: Document) -> CellNode | None:
     """A layer of the model in 1.9, by table; all tables are of models without experts."""
-    node = document.get("model")
-    data = to_data(node) if node is not None else {}
-    trees = load_layer_trees(data, 1) if isinstance(data, dict) else None
+    trees = table_trees(document, 1)
     return trees.layers[0] if trees is not None else None
 
 
@@ -180,12 +163,10 @@ def _losses(document: Document, source: tuple[str, ...], converted: Converted, v
     return found
 
 
-def _read_back(
-    args: argparse.Namespace, text: str, target: str | None, converted: Converted, num_layers: int
-) -> tuple[Problem, ...]:
+def _read_back(args: argparse.Namespace, text: str, converted: Converted, num_layers: int) -> tuple[Problem, ...]:
     """What the rules of the other version say of the result; of 1.9 the sections alone are looked at, for errors."""
-    name = target or "the result"
+    name = target_of(args) or "the result"
     if args.to == "2.x":
         return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems
     problems = check_document(_sections_alone(converted), num_layers).errors
-    return tuple(Problem(Location(name), p.rule, p.level, p.message, p.allowed, p.fix) for p in problems)
+    return tuple(replace(problem, location=Location(name)) for problem in problems)

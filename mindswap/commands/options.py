@@ -6,14 +6,16 @@ from typing import Any
 
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import EXAMPLES, OPTIONS
+from mindswap.errors import DataError
 
 __all__ = [
     "CONFIG_OR_STEP",
     "add_common",
     "add_device_arguments",
-    "add_skew_argument",
+    "add_target_arguments",
     "device_overrides",
     "positive_int",
+    "refuse_lone_overwrite",
 ]
 
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
@@ -32,6 +34,10 @@ FIGURE_PREFIX = "figure_"
 
 _SWITCH = {"action": "store_true"}
 _COMMON: dict[str, dict[str, Any]] = {
+    "--expert-skew": {
+        "metavar": "N",
+        "help": "tokens that the busiest rank of experts gets; 1, the default, is balanced",
+    },
     "--html": {"metavar": "FILE", "type": Path, "help": "write a page that opens offline in a browser"},
     "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
     "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
@@ -49,6 +55,24 @@ def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
     """
     for name in names:
         parser.add_argument(name, **_COMMON[name])
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """`-o`, `--in-place` and `--overwrite` of a command that changes CONFIG; `help_text`: what -o does."""
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("-o", "--output", metavar="FILE", type=Path, help=help_text)
+    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+
+
+def refuse_lone_overwrite(args: argparse.Namespace) -> None:
+    """Refuse `--overwrite` without `-o`.
+
+    Raises:
+        DataError: it is there.
+    """
+    if args.overwrite and not args.output:
+        raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,16 +100,11 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
 
 
 def positive_int(text: str) -> int:
-    """A number of layers, for argparse."""
+    """A number of layers.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none.
+    """
     if not text.isdecimal() or not 1 <= int(text) <= 10_000:
         raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 10000")
     return int(text)
-
-
-def add_skew_argument(parser: argparse.ArgumentParser) -> None:
-    """`--expert-skew`."""
-    parser.add_argument(
-        "--expert-skew",
-        metavar="N",
-        help="tokens that the busiest rank of experts gets; 1, the default, is balanced",
-    )

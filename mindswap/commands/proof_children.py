@@ -81,7 +81,8 @@ def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], Non
     Returns:
         The exit code of the launcher.
     """
-    place, logs = folder.absolute(), folder.absolute() / "logs"
+    place = folder.absolute()
+    logs = place / "logs"
     order = [
         "--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_workers > 1),
         "--output_dir", str(place / "output"), "--profile_output", str(place),

@@ -1,7 +1,6 @@
 """`mindswap prove`: run a configuration for real, and put measured beside simulated."""
 
 import argparse
-import json
 import sys
 import time
 from collections.abc import Callable
@@ -13,18 +12,16 @@ from mindswap.adapters.installed import require_mindformers
 from mindswap.commands.options import add_device_arguments, device_overrides
 from mindswap.commands.proof_runs import run_variants
 from mindswap.commands.proving import Bench, prepare
-from mindswap.commands.run import cards_missing
+from mindswap.commands.run import cards_missing, load_trainable
 from mindswap.commands.send_back import pack
+from mindswap.config.mode import is_on_cpu
 from mindswap.cost.device_file import load_device
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level
-from mindswap.document.source import load_document
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.launch.msrun import count_cards
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
-from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.prove.checks import make_checks
 from mindswap.prove.model import Proof
 from mindswap.report.answer import answer_text
@@ -91,10 +88,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if no check failed, 1 if one did, 130 after Ctrl-C.
     """
-    document = load_document(args.config)
-    if any(problem.level is Level.ERROR for problem in document.problems):
-        raise PolicyError(document.problems)
-    refuse_pynative(document)
+    document = load_trainable(Path(args.config))
     require_mindformers()
     begin_s = time.monotonic()
     _require_cards(document, args.worker_num)
@@ -144,12 +138,12 @@ def run(args: argparse.Namespace) -> int:
 
 def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
     """Write what there is, and say where."""
-    data = proof_to_json(proof)
-    write_new(bench.folder / "report.json", json.dumps(data, indent=1) + "\n", overwrite=True)
+    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
+    write_new(bench.folder / "report.json", answer + "\n", overwrite=True)
     write_new(bench.folder / "report.html", format_proof_html(proof), overwrite=True)
     archive = pack(bench.folder)
     if args.json:
-        print(answer_text("prove", data, proof.is_ok))
+        print(answer)
     else:
         print("\n" + format_proof(proof))
         print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
@@ -164,8 +158,7 @@ def _require_cards(document: Document, num_workers: int | None) -> None:
     """
     if missing := cards_missing(document, []):
         raise LaunchError(missing)
-    target = document.get("context", "device_target")
-    cards = count_cards() if target is None or target.value == "Ascend" else 0
+    cards = 0 if is_on_cpu(document) else count_cards()
     if num_workers and 0 < cards < num_workers:
         raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
 

@@ -18,7 +18,6 @@ from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.launch.msrun import count_cards
-from mindswap.policy.model import Policy
 from mindswap.prove.cut import cut_policy, kept_layers
 from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, switched_off
 from mindswap.prove.model import Proof, Simulated, Variant
@@ -96,7 +95,9 @@ def prepare(bench: Bench, document: Document) -> Proof:
     config, changes = derive(own, wanted)
     if bench.num_layers is not None and num_layers < checked.num_layers:
         kept = kept_layers(checked.num_layers, num_layers)
-        config |= policy_sections(_as_enabled(cut_policy(policy, kept)), config, num_layers)
+        # In layer indices, which need `swap: True` also where only recompute is asked for.
+        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
+        config |= policy_sections(cut, config, num_layers)
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
             f"{', '.join(map(str, kept))} of the whole model, in this order."
@@ -133,11 +134,6 @@ def _own_data(document: Document) -> dict[str, Any]:
     return data
 
 
-def _as_enabled(policy: Policy) -> Policy:
-    """In layer indices, which need `swap: True` also where only recompute is asked for."""
-    return replace(policy, is_swap_enabled=True)
-
-
 def _make_data(bench: Bench, document: Document) -> SyntheticData:
     vocabulary = document.get("model", "model_config", "vocab_size")
     size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
@@ -151,17 +147,17 @@ def _simulate_all(bench: Bench, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
     bench.say("simulating: swap off")
     title, off = simulate(bench, "off")
-    proof = replace(proof, device=title)
+    variants = []
     for name in bench.variants:
-        if name == "off":
-            variant = Variant(name, TITLES[name], str(bench.file(name)), off)
-        elif name == "yaml":
+        if name == "plan":
+            variants.append(_plan(bench, off))
+            continue
+        simulated = off
+        if name == "yaml":
             bench.say("simulating: as the configuration asks")
-            variant = Variant(name, TITLES[name], str(bench.file(name)), simulate(bench, name)[1])
-        else:
-            variant = _plan(bench, off)
-        proof = replace(proof, variants=(*proof.variants, variant))
-    return proof
+            simulated = simulate(bench, name)[1]
+        variants.append(Variant(name, TITLES[name], str(bench.file(name)), simulated))
+    return replace(proof, device=title, variants=tuple(variants))
 
 
 def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:

@@ -16,7 +16,7 @@ import math
 
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
-from mindswap.graph.ops import OpClass, Unit, classify, vector_rate
+from mindswap.graph.ops import OpClass, Unit, classify, line_of
 from mindswap.graph.work import Work
 from mindswap.units import NS_PER_S, ceil_div
 
@@ -54,7 +54,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
             compute = ceil_div(work.flops * NS_PER_S * 1000, peak * permille)
         memory = _memory_ns(work.read_bytes + work.written_bytes, device)
         return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["matrix"])
-    bound = vector_rate(node.op)
+    bound = line_of(node.op).rate
     rate = device.vector_rates[bound] if bound else 0
     # One operation per element otherwise: memory bounds such a kernel until it does some 50.
     compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, typical_ns
+from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["LOSS_TOLERANCE", "MEMORY_PERMILLE", "OVERLAP_PERMILLE", "STEP_PERMILLE", "make_checks"]
@@ -127,7 +127,7 @@ def _is_same(a: float, b: float, is_exact: bool) -> bool:
 
 def _check_figures(proof: Proof, variant: Variant, measured: Measured, simulated: Simulated) -> Iterator[Check]:
     is_cpu = proof.target == "CPU"
-    peak = max((worker.used_peak_bytes or 0 for worker in measured.workers), default=0) or None
+    peak = peak_bytes(measured)
     step = typical_ns(measured, proof.is_profiled)
     yield _figure(
         variant.name, "peak memory", simulated.peak_bytes, peak, MEMORY_PERMILLE, format_bytes,
@@ -155,8 +155,8 @@ def _figure(
 ) -> Check:
     wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
     if not seen or is_cpu:
-        text = "" if seen is None else f"{form(seen)} on this CPU"
-        return Check(variant, name, wanted, text or "nothing", Verdict.UNSEEN, reason)
+        text = "nothing" if seen is None else f"{form(seen)} on this CPU"
+        return Check(variant, name, wanted, text, Verdict.UNSEEN, reason)
     # The error of the simulation, as everywhere: in parts of what was measured.
     error = 100 * (expected - seen) / seen
     verdict = Verdict.PASS if abs(seen - expected) * 1000 <= tolerance * seen else Verdict.FAIL

@@ -4,9 +4,9 @@ from dataclasses import asdict
 
 from mindswap.cost.calibrate import Calibration
 from mindswap.cost.explained import WITHOUT_FIGURES, Explained
-from mindswap.cost.figures import FIGURES, Kind
 from mindswap.cost.kernel_fit import FigureFit
 from mindswap.cost.profile import Profile
+from mindswap.report.device_figures import format_figure
 from mindswap.report.tables import format_table
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
@@ -96,8 +96,8 @@ def _figures(figures: tuple[FigureFit, ...]) -> list[str]:
     rows = [
         (
             figure.name,
-            _show(figure.name, figure.before),
-            _show(figure.name, figure.fitted),
+            format_figure(figure.name, figure.before),
+            format_figure(figure.name, figure.fitted),
             str(figure.num_samples),
             "-" if figure.residual_permille is None else f"{figure.residual_permille / 10:.1f} %",
             "" if figure.is_accepted else "stays",
@@ -148,12 +148,3 @@ def _explained(explained: Explained) -> list[str]:
     if worst:
         lines += ["", format_table(("worst explained", "inputs", "runs", "measured", "by the figures"), worst)]
     return lines
-
-
-def _show(name: str, value: int) -> str:
-    kind = FIGURES[name].kind
-    if kind is Kind.BANDWIDTH:
-        return format_bandwidth(value)
-    if kind is Kind.FRACTION:
-        return f"{value / 1000:.3f}"
-    return format_time(value) if kind is Kind.TIME else f"{value / 10**9:.1f} G/s"

@@ -1,11 +1,12 @@
 """What a configuration does in each layer, as text and as JSON; equal layers print once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.pipeline import Layout
 from mindswap.mindformers_2x.form import Form
+from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
@@ -15,7 +16,15 @@ from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
 from mindswap.stage.applied import as_applied
 
-__all__ = ["Explanation", "explain", "explanation_to_json", "format_explanation", "format_paths", "paths_to_json"]
+__all__ = [
+    "Explanation",
+    "explain",
+    "explanation_to_json",
+    "format_explanation",
+    "format_paths",
+    "list_paths",
+    "list_paths_2x",
+]
 
 
 @dataclass(frozen=True)
@@ -48,14 +57,7 @@ def explain(
     formative_lines: tuple[str, ...] = (),
     layout: Layout | None = None,
 ) -> Explanation:
-    """What a policy does in each layer.
-
-    Args:
-        policy: with swap on, or one of `policy.stage_recompute`.
-        num_layers: layers of the model; None if not known.
-        trees: the layers; None leaves names as they are.
-        formative_lines, layout: with swap off, from `policy.stage_recompute`.
-    """
+    """What a policy does in each layer; `formative_lines` and `layout`: with swap off, of `stage.expand`."""
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
     groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
     source = trees.source if trees is not None else None
@@ -140,22 +142,26 @@ def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def format_paths(trees: LayerTrees) -> str:
-    """Every name that op_swap and select_recompute can have, with what it is."""
-    rows = list(_paths(trees))
-    width = max(len(name) for name, *_ in rows)
-    return "\n".join(f"{name:<{width}}  {kind}" for name, kind, _ in rows)
-
-
-def paths_to_json(trees: LayerTrees) -> list[dict[str, Any]]:
-    """The same as plain data."""
-    return [{"name": name, "is": kind, "is_operator": is_operator} for name, kind, is_operator in _paths(trees)]
-
-
-def _paths(trees: LayerTrees) -> Iterator[tuple[str, str, bool]]:
-    found: dict[str, tuple[str, bool]] = {}
+def list_paths(trees: LayerTrees) -> list[dict[str, Any]]:
+    """Every name that op_swap and select_recompute can have, with what it is: plain data."""
+    found: dict[str, dict[str, Any]] = {}
     for tree in Coverage(trees).kinds:
         for path, node in tree.walk():
-            found.setdefault(r"\.".join(path), (node.type_name, node.is_primitive))
-    for name, (type_name, is_primitive) in found.items():
-        yield name, f"operator {type_name}" if is_primitive else f"cell {type_name}", is_primitive
+            name = r"\.".join(path)
+            kind = f"{'operator' if node.is_primitive else 'cell'} {node.type_name}"
+            found.setdefault(name, {"name": name, "is": kind, "is_operator": node.is_primitive})
+    return list(found.values())
+
+
+def list_paths_2x(model: Model) -> list[dict[str, Any]]:
+    """The same of a model in PyNative mode."""
+    layer = model.layers[0]
+    return [
+        {"name": path.replace(".", "\\."), "is": "cell" if path in layer.cells else "operator"} for path in layer.order
+    ]
+
+
+def format_paths(paths: Sequence[Mapping[str, Any]]) -> str:
+    """Such names in a column, what they are beside them."""
+    width = max(len(path["name"]) for path in paths)
+    return "\n".join(f"{path['name']:<{width}}  {path['is']}" for path in paths)

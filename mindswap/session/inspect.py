@@ -20,6 +20,7 @@ from mindswap.report.memory import MemoryReport, one_way_notes
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.plain import capture_plain
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
 __all__ = ["Inspection", "inspect_config", "inspect_memory"]
@@ -69,7 +70,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         document,
         policy,
         REPORT_CLASSES,
-        lambda: inspect_config(config_path, policy, placement),
+        lambda: inspect_config(config_path, policy, placement, use_cache),
         use_cache,
         ask="inspect",
         rank=rank,
@@ -94,13 +95,16 @@ def _inspect_trace(path: str) -> Inspection:
     return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), notes))
 
 
-def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:
+def inspect_config(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> MemoryReport:
     """Compile with and without the policy, and measure what is kept.
 
     Args:
         config_path: MindFormers YAML.
         policy: what it asks for.
         placement: measure as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without the policy again and keeps nothing.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
@@ -110,7 +114,7 @@ def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | 
         from mindswap.adapters.mindformers import PATH_TAG, capture
 
         compiled = capture(config_path, policy, placement=placement)
-        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, True, placement)
+        plain = capture_plain(config_path, Policy(is_swap_enabled=True), compiled, placement, use_cache, with_tags=True)
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)

@@ -2,9 +2,8 @@
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
-from mindswap.config.sequences import find_ring_faults, find_sequence_faults
+from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
@@ -25,14 +24,12 @@ from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError, SimulationError
-from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.model import Graph
 from mindswap.graph.ops import Unit, classify
-from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.sample import LayerSample
 from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-from mindswap.session.cache import cached_result
+from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
@@ -42,17 +39,15 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "within_configuration"]
+__all__ = ["Step", "capture_step", "load_step", "policy_of", "with_environment", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
 
 # What a captured step is made of, for the cache.
-STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+STEP_CLASSES = (CapturedStep, *GRAPH_CLASSES)
 # Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
 BALANCED, MAX_SKEW = 1000, 1_000_000
-# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
-POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,7 +153,7 @@ def load_step(
         raise PolicyError(asked.problems)
     device = device or asked.device or DEFAULT_DEVICE
     overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = within_configuration(load_device(device, overrides), document)
+    figures = with_environment(within_configuration(load_device(device, overrides), document), os.environ)
     costs = CostTable(figures, load_measured(device))
     settings = read_step_settings(document)
     settings = _with_schedule(document, settings)
@@ -203,12 +198,22 @@ def within_configuration(device: Device, document: Document) -> Device:
     return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
 
 
+def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
+    """The device with the buffers of HCCL that `HCCL_BUFFSIZE` asks for (in MiB, from 1), unless a figure is named."""
+    text = environ.get("HCCL_BUFFSIZE", "").strip()
+    is_named = device.sources["hccl_buffer"] == SET_BY_USER
+    if is_named or not text.isdecimal() or int(text) < 1:  # HCCL takes nothing else
+        return device
+    sources = {**device.sources, "hccl_buffer": f"environment, HCCL_BUFFSIZE={text}"}
+    return replace(device, hccl_buffer_bytes=int(text) * 2**20, sources=sources)
+
+
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
-    fault = next(chain(find_sequence_faults(document), find_ring_faults(document)), None)
+    fault = next(find_sequence_faults(document), None)
     if fault is not None:
         raise SimulationError(
-            f"{fault.node.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
+            f"{fault.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
         )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
@@ -308,7 +313,6 @@ def _capture(
 
             return capture_step(path, num_layers, placement)
 
-    stand_ins = document.get("mindswap", "cpu_stand_ins")
     return cached_result(
         document,
         Policy(),
@@ -318,5 +322,5 @@ def _capture(
         without=POLICY_SECTIONS,
         ask="step",
         **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
-        stand_ins=stand_ins is not None and stand_ins.value is True,
+        stand_ins=asks_for_stand_ins(document),
     )

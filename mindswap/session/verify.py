@@ -34,6 +34,7 @@ from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.plain import capture_plain
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import expand_stage_recompute
@@ -155,9 +156,9 @@ def _verify_graph(
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
     if checked.is_swap_enabled:
-        make = partial(_answer_swap, config_path, policy, placement, checked.num_layers)
+        make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
     else:
-        make = partial(_answer_recompute, config_path, policy, placement)
+        make = partial(_answer_recompute, config_path, policy, placement, use_cache)
     return cached_result(
         document,
         policy,
@@ -183,9 +184,9 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
 
 
 def _answer_swap(
-    config_path: str, policy: Policy, placement: RankPlacement | None, num_layers: int | None
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
 ) -> Verification:
-    effects, swapped = verify_policy(config_path, policy, placement)
+    effects, swapped = verify_policy(config_path, policy, placement, use_cache)
     asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
     # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
@@ -200,8 +201,10 @@ def _answer_swap(
     return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))
 
 
-def _answer_recompute(config_path: str, policy: Policy, placement: RankPlacement | None) -> Verification:
-    effects, compiled = verify_recompute(config_path, policy, placement)
+def _answer_recompute(
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool
+) -> Verification:
+    effects, compiled = verify_recompute(config_path, policy, placement, use_cache)
     is_ok = all(effect.is_as_asked for effect in effects)
     notes = _notes(compiled, placement)
     text = format_recompute_effect(effects, is_ok, notes)
@@ -224,7 +227,7 @@ def _expected_lines(
 
 
 def verify_policy(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
@@ -238,7 +241,7 @@ def verify_policy(
         from mindswap.adapters.mindformers import capture
 
         swapped = capture(config_path, policy, placement=placement)
-        baseline = capture(config_path, without_swap, swapped.sample, placement=placement)
+        baseline = capture_plain(config_path, without_swap, swapped, placement, use_cache)
     swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
@@ -254,7 +257,7 @@ def verify_policy(
 
 
 def verify_recompute(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
@@ -262,6 +265,7 @@ def verify_recompute(
         config_path: MindFormers YAML with swap off.
         policy: from `policy.stage_recompute`.
         placement: as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without recompute again and keeps nothing.
 
     Returns:
         One effect per layer of the model, and the compiled network.
@@ -271,7 +275,7 @@ def verify_recompute(
         from mindswap.adapters.mindformers import capture
 
         compiled = capture(config_path, Policy(), placement=placement)
-        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
+        plain = capture_plain(config_path, Policy(is_swap_enabled=True), compiled, placement, use_cache)
     compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     positions = compiled.sample.layer_map
     indices = placement.layers if placement is not None else range(len(positions))

@@ -4,8 +4,6 @@ Operators of forward: 0 `attention.wq.matmul` makes Q, 1 `feed_forward.mul` read
 copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16, 16 and 64 bytes.
 """
 
-import json
-
 from mindswap.document.parse import parse_document
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.tables import Model, paths_from_outline
@@ -31,7 +29,7 @@ OUTLINE = {
         "mlp": {"calls": ["mul"], "cells": {"linear_fc2": {"calls": ["matmul"]}}},
     }
 }
-MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 2, "by hand")
+MODEL = Model((paths_from_outline(OUTLINE),) * 2, "by hand")
 
 
 def step():

@@ -1,13 +1,11 @@
 """A simulated step as one HTML file: no requests, light and dark, the picture can be zoomed."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from string import Template
 
-from mindswap.errors import DataError
-from mindswap.report.html_parts import colours, read_part, table
+from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.simulation.page_data import page_data
 from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
 from mindswap.report.simulation.text import (
@@ -31,22 +29,10 @@ from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["format_html", "write_html"]
+__all__ = ["format_html"]
 
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
-
-
-def write_html(report: SimulationReport, path: Path) -> None:
-    """Writes the page.
-
-    Raises:
-        DataError: if the file cannot be written.
-    """
-    try:
-        path.write_text(format_html(report), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}") from None
 
 
 def format_html(report: SimulationReport) -> str:
@@ -74,7 +60,7 @@ def format_html(report: SimulationReport) -> str:
             [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures],
             text_columns=(1, 2),
         ),
-        notes=_notes(report.notes),
+        notes=f"<section><h2>Notes</h2><ul>{list_items(report.notes)}</ul></section>" if report.notes else "",
     )
 
 
@@ -82,11 +68,8 @@ def _cards(report: SimulationReport) -> Iterable[str]:
     for head, value, remark in headline(report):
         if head is Head.MOMENT:
             continue  # stands with the table of what fills the memory
-        judged = "" if head is not Head.PEAK or report.fits is None else " good" if report.fits else " bad"
-        yield (
-            f'<div class="card"><div class="name">{escape(head.value)}</div><div class="value">{escape(value)}</div>'
-            f'<div class="remark{judged}">{escape(remark)}</div></div>'
-        )
+        judged = "" if head is not Head.PEAK or report.fits is None else "good" if report.fits else "bad"
+        yield card(head.value, value, remark, judged)
 
 
 def _stage_table(report: SimulationReport) -> str:
@@ -157,9 +140,3 @@ def _cause_table(report: SimulationReport) -> str:
     ]  # fmt: skip
     header = ("all stages and micro-batches, longest first", "", "exposed", "of all")
     return table(header, rows, text_columns=(0, 1))
-
-
-def _notes(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    return "<section><h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul></section>"
