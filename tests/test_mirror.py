@@ -174,7 +174,6 @@ ELSEWHERE = {
     "simulate/summary_layers": ["simulate/test_summary.py"],
     "simulate/summary_model": ["simulate/test_summary.py"],
     "simulate/timeline": ["simulate/test_engine.py"],
-    "simulate/turns": ["simulate/test_gathered_weights.py"],
     "stage/applied": ["convert/test_stage_form.py"],
 }
 
