@@ -120,10 +120,13 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = N
 
 def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
     """The curve as a table, least memory first."""
-    rows = [
-        (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _gap(plan), _how(plan))
-        for plan in plans
-    ]
+    rows = []
+    for plan in plans:
+        policy, gap = plan.policy, "" if plan.gap is None else _percent(plan.gap)
+        num_swaps = len(policy.op_swap) + len(policy.layer_swap)
+        entries = f"{num_swaps}, {len(policy.select_recompute) + bool(policy.layer_recompute)}"
+        figures = (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown))
+        rows.append((*figures, gap, entries))
     head = ("peak memory", "step time", "vs. keep all", "above the bound", "swap entries, recompute entries")
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
@@ -168,16 +171,6 @@ def _policy_lines(plan: Plan) -> list[str]:
     if policy.layer_recompute:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
-
-
-def _gap(plan: Plan) -> str:
-    return _percent(plan.gap) if plan.gap is not None else ""
-
-
-def _how(plan: Plan) -> str:
-    policy = plan.policy
-    again = len(policy.select_recompute) + bool(policy.layer_recompute)
-    return f"{len(policy.op_swap) + len(policy.layer_swap)}, {again}"
 
 
 def _row(one: Compared, keep_ns: int, tokens_per_card: float) -> tuple[str, ...]:

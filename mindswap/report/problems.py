@@ -1,6 +1,7 @@
 """Problems as text: what is wrong, where, what is allowed, how to fix it."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from mindswap.document.problem import Level, Problem, sort_problems
@@ -43,9 +44,7 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 def _to_data(problem: Problem) -> dict[str, Any]:
     return {
-        "file": problem.location.file,
-        "line": problem.location.line,
-        "column": problem.location.column,
+        **asdict(problem.location),
         "rule": problem.rule,
         "level": problem.level.value,
         "message": problem.message,
