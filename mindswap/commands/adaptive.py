@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adapters.installed import installed_version
@@ -14,8 +15,9 @@ from mindswap.adaptive.command import (
     is_parallel,
     parse_command,
     saves_checkpoints,
+    without_options,
 )
-from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
+from mindswap.adaptive.exclusions import find_exclusions, is_excluded
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.summary import format_summary
@@ -125,7 +127,7 @@ def _without_exclusions(command: TrainingCommand, document: Document, is_replace
         raise PolicyError(problems)
     for problem in problems:
         _say(f"{problem.location}: {problem.subject} is replaced by the plan (--replace)")
-    return command.with_options(without_excluded_options(command.options))
+    return replace(command, options=tuple(without_options(command.options, is_excluded)))
 
 
 def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
