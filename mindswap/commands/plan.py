@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -105,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     plan = found.plan
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
-        outside = outside_line(step.model, step.device)
-        notes = [note for note in (budget_doubt(step, found.problem.budget_bytes), *step.model.doubts) if note]
-        beside = [line for line in (outside, *(f"note: {note}" for note in notes)) if line]
+        notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
+        beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
+        beside = [line for line in beside if line]
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
     if plan.fits and target:
         found.save(target, overwrite=args.overwrite or args.in_place)
@@ -136,22 +137,23 @@ def _refuse_early(args: argparse.Namespace) -> None:
         PlanError: options that do not go together, or a configuration that must not be changed.
         DataError: a file that cannot be written, or is there already.
     """
-    single = {
-        "-o": args.output,
-        "--in-place": args.in_place,
-        "--html": args.html,
-        "--explain": args.explain,
-        "--objective memory": args.objective != "time",
-    }
-    for option, is_there in single.items():
-        if args.sweep and is_there:
-            raise PlanError(f"--sweep makes many plans: choose one with --memory for {option}")
+    if args.sweep:
+        of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
+        of_one_plan["--objective memory"] = args.objective != "time"
+        _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
     refuse_lone_overwrite(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
     require_folders(args.output, args.html, args.plot)
     if args.output and not args.overwrite:
         refuse_existing([args.output])
+
+
+def _refuse(message: str, options: Mapping[str, object]) -> None:
+    """Raise with the first of the options that is there in place of `{}`."""
+    for option, is_there in options.items():
+        if is_there:
+            raise PlanError(message.format(option))
 
 
 def _load(args: argparse.Namespace, is_written: bool) -> Step:
@@ -162,15 +164,9 @@ def _load(args: argparse.Namespace, is_written: bool) -> Step:
     """
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        single = {
-            "--sweep": args.sweep,
-            "--explain": args.explain,
-            "--objective memory": args.objective != "time",
-            "--expert-skew": args.expert_skew is not None,
-        }
-        for option, is_there in single.items():
-            if is_there:
-                raise PlanError(f"{option}: not for files of MindFormers 2.x\n    fix:     leave it out")
+        of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
+        of_1_9["--expert-skew"] = args.expert_skew is not None
+        _refuse("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
@@ -179,7 +175,7 @@ def _load(args: argparse.Namespace, is_written: bool) -> Step:
     return load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
 
-def _allowed(text: str, is_safe: bool = False) -> Allow:
+def _allowed(text: str, is_safe: bool) -> Allow:
     """What the plan may do.
 
     A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
@@ -203,17 +199,15 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
     planner = Planner(step.model, allowed, step.known_layers)
     plans = [compact(step, plan) for plan in sweep_budgets(planner, problem, progress)]
     if args.plot:
-        from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
+        from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 
-        curve = [TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans]
-        points = [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared]
-        plot_pareto(
-            curve,
-            points,
+        plot_tradeoffs(
+            [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared],
             args.plot,
             title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
+            curve=[TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans],
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
     if args.json:

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.commands.options import add_common
 from mindswap.datasets.load_tokenizer import load_tokenizer
-from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, Counts, four_columns, read_samples
+from mindswap.datasets.samples import NEWER_COLUMNS, Counts, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
@@ -138,7 +138,7 @@ def write_mindrecord(
     output: Path,
     *,
     overwrite: bool,
-    is_legacy: bool = True,
+    is_legacy: bool,
 ) -> Counts:
     """Read, tokenise and write everything; the output appears at the end, complete.
 
@@ -160,21 +160,11 @@ def write_mindrecord(
             raise _too_little(counts, seq_length)
         with (
             staged(output, (INDEX_SUFFIX,), overwrite=overwrite) as path,
-            _writer(path, seq_length, is_legacy=is_legacy) as writer,
+            MindRecordWriter(path, seq_length, is_legacy) as writer,
         ):
             for some in chain([first], samples):
-                if is_legacy:
-                    writer.write(some)
-                    continue
-                for start in range(0, len(some), seq_length + 1):
-                    writer.write(four_columns(some[start : start + seq_length + 1]))
+                writer.write(some)
     return counts
-
-
-def _writer(path: Path, seq_length: int, *, is_legacy: bool) -> MindRecordWriter:
-    if is_legacy:
-        return MindRecordWriter(path, seq_length + 1, LEGACY_COLUMNS)
-    return MindRecordWriter(path, len(NEWER_COLUMNS) * seq_length, NEWER_COLUMNS)
 
 
 def _too_little(counts: Counts, seq_length: int) -> DataError:

@@ -4,14 +4,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Facts", "Finding", "Job", "Machine", "Package", "Severity", "Software"]
+__all__ = ["Facts", "Finding", "Job", "Machine", "Package", "Severity", "Software", "error", "warning"]
 
 
 class Severity(Enum):
     """How bad it is."""
 
-    ERROR = "error"  # does not start, or does not swap
-    WARNING = "warning"  # works, or fails only with some models
+    ERROR = "error"
+    WARNING = "warning"
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,16 @@ class Finding:
     what: str
     why: str
     fix: str
+
+
+def error(check: str, what: str, why: str, fix: str) -> Finding:
+    """What keeps a training from starting, or from swapping."""
+    return Finding(check, Severity.ERROR, what, why, fix)
+
+
+def warning(check: str, what: str, why: str, fix: str) -> Finding:
+    """What works, or fails only with some models."""
+    return Finding(check, Severity.WARNING, what, why, fix)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 from mindswap.errors import GraphError
 from mindswap.execute.dtypes import dtype_of
 from mindswap.execute.memory import POISON, DeviceMemory
-from mindswap.execute.timetable import Fetch, Operator, StepTimetable
+from mindswap.execute.timetable import Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
@@ -109,43 +109,33 @@ class _Run:
         self.reader: tuple[Node, int] | None = None
 
     def run(self) -> Executed:
-        names = {self.code.forward.name: self._forward}
-        loss = None
+        losses: tuple[np.ndarray, ...] = ()
         for entry in self.code.main.instructions:
             if isinstance(entry, Call):
-                is_forward = entry.target in names
-                function = self.code.forward if is_forward else self.code.backward
-                # What forward has bound comes first among the parameters of backward.
-                parameters = function.parameters[len(function.parameters) - len(entry.inputs) :]
-                self.bound |= dict(zip(parameters, entry.inputs, strict=True))
-                self.values[entry.name] = self._forward() if is_forward else self._backward(function)
-                if is_forward:
-                    loss = self.values[entry.name]
-            elif entry.name not in self.values and self._is_outside_kernel(entry):
-                self.values[entry.name] = self._outside(entry)
+                is_forward = entry.target == self.code.forward.name
+                self.values[entry.name] = self._call(entry, self.code.forward if is_forward else self.code.backward)
+                losses = self._flat(self.values[entry.name]) if is_forward else losses
+            elif entry.name not in self.values and entry.op not in NO_MEMORY_OPS | TYING_OPS:
+                results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())
+                self.values[entry.name] = results[0] if len(results) == 1 else results
         gradients = self._flat(self.value(self.code.main.output))
-        first = self._flat(loss)[0] if loss is not None and self._flat(loss) else None
         bytes_out = sum(array.nbytes for array in self.host.values())
+        first = losses[0] if losses else None
         return Executed(first, gradients, tuple(self.curve), tuple(self.misreads), bytes_out)
 
     # -- passes -----------------------------------------------------------------------------------
 
-    def _forward(self) -> object:
-        self._pass(range(self.timetable.num_forward))
-        return self._output(self.code.forward)
-
-    def _backward(self, function: Function) -> object:
-        self._pass(range(self.timetable.num_forward, len(self.timetable.operators)))
-        return self._output(function)
-
-    def _output(self, function: Function) -> object:
-        return self.value(function.output)
-
-    def _pass(self, positions: range) -> None:
-        for position in positions:
-            operator = self.timetable.operators[position]
+    def _call(self, call: Call, function: Function) -> object:
+        """The output of forward or backward."""
+        # What forward has bound comes first among the parameters of backward.
+        parameters = function.parameters[len(function.parameters) - len(call.inputs) :]
+        self.bound |= dict(zip(parameters, call.inputs, strict=True))
+        for position, operator in enumerate(self.timetable.operators):
+            if operator.is_forward is not (function is self.code.forward):
+                continue
             for fetch in self.timetable.fetches[position]:
-                self._fetch(fetch)
+                if fetch.source in self.host:
+                    self.memory.take(fetch.buffer, self.host[fetch.source].copy())
             self._run_operator(operator, position)
             self.curve.append(self.memory.live_bytes)
             for node in self.timetable.offloads[position]:
@@ -154,6 +144,7 @@ class _Run:
                 self.host[node.name] = value.copy()
             for buffer in self.timetable.releases[position]:
                 self.memory.give_back(buffer, poison=buffer not in self._kept)
+        return self.value(function.output)
 
     @functools.cached_property
     def _kept(self) -> frozenset[str]:
@@ -175,11 +166,6 @@ class _Run:
                 elif name in self.nodes:
                     yield from (f"{name}#{index}" for index in range(len(self.nodes[name].outputs)))
 
-    def _fetch(self, fetch: Fetch) -> None:
-        array = self.host.get(fetch.source)
-        if array is not None:
-            self.memory.take(fetch.buffer, array.copy())
-
     def _run_operator(self, operator: Operator, position: int) -> None:
         node = operator.node
         self.reader = node, position
@@ -199,13 +185,6 @@ class _Run:
             unmanaged.append(result)
         if None in operator.makes:
             self.values[node.name] = tuple(unmanaged)
-
-    def _is_outside_kernel(self, entry: Instruction) -> bool:
-        return entry.op not in NO_MEMORY_OPS and entry.op not in TYING_OPS
-
-    def _outside(self, entry: Instruction) -> object:
-        results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())
-        return results[0] if len(results) == 1 else results
 
     # -- values -----------------------------------------------------------------------------------
 

@@ -8,7 +8,21 @@ from mindswap.graph.names import Names
 from mindswap.graph.ops import UNNAMED_OPS
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["graph_uses", "merged_readers", "operator_uses"]
+__all__ = ["depending", "graph_uses", "merged_readers", "operator_uses"]
+
+
+def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
+    """Values, and the names of all operators that depend on one of them.
+
+    Args:
+        nodes: in order of execution.
+        roots: names of the values.
+    """
+    found = set(roots)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node.name)
+    return found
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
@@ -21,13 +35,14 @@ def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
         tag: name of the primitive attribute that holds the tag.
     """
     uses: dict[str, set[str]] = {}
-    for node in graph.forward:
-        if node.attributes.get(tag) is None:
-            continue
-        users = Names.of(node.attributes[tag])
-        for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, UNNAMED_OPS):
+
+    def has_tag(node: Node) -> bool:
+        return node.attributes.get(tag) is not None
+
+    for node in filter(has_tag, graph.forward):
+        for producer in _producers(graph, node, has_tag, UNNAMED_OPS):
             for path in Names.of(producer.attributes[tag]):
-                uses.setdefault(path, set()).update(users)
+                uses.setdefault(path, set()).update(Names.of(node.attributes[tag]))
     return {producer: sorted(found) for producer, found in sorted(uses.items())}
 
 
@@ -68,7 +83,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return [".".join(path) for path, inner in layer.walk() if inner.type_name == node.op and path[:-1] == cell]
+    return list(map(".".join, layer.primitives_by_place().get(node.place, ())))
 
 
 def _producers(

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, products_of_attention
+from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
 from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
@@ -77,7 +77,7 @@ def _with_pieces(node: Node, work: Work) -> Work:
     i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
     `ComputeSparseInfoForFlashAttentionScore`). What is counted without pieces is the last one.
     """
-    if products_of_attention(node.op) is None or len(work.inputs) < 2:
+    if classify(node.op) is not OpClass.ATTENTION or len(work.inputs) < 2:
         return work
     num_queries, num_keys = (known.shape[SEQUENCE_AXIS[BNSD]] for known in work.inputs[:2])
     pairs = [i * num_queries**2 + num_queries * (num_queries + 1) // 2 for i in range(num_keys // num_queries)]
@@ -92,8 +92,9 @@ def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]
 def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> Work:
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
-    work = count_work(node.op, inputs, node.outputs, constants if products_of_attention(node.op) else ())
-    num_ranks, _ = ring_axes(graph, node) if products_of_attention(node.op) else (1, 1)
+    is_attention = classify(node.op) is OpClass.ATTENTION
+    work = count_work(node.op, inputs, node.outputs, constants if is_attention else ())
+    num_ranks, _ = ring_axes(graph, node) if is_attention else (1, 1)
     if num_ranks > 1:
         layout = constants[LAYOUT]
         num_queries = inputs[0].shape[SEQUENCE_AXIS[BNSD if layout is None else layout]]
@@ -169,7 +170,7 @@ def _count_attention_flops(
         if num_queries < num_keys:
             sparse_mode = OF_LAST_RANK.get(sparse_mode, sparse_mode) if has_mask else sparse_mode
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
-    with_keys, with_values = products_of_attention(op) or (0, 0)
+    with_keys, with_values = line_of(op).products or (0, 0)
     per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries
     return 2 * pairs * per_pair
 

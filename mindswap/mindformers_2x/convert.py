@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.mindformers_2x.effect import Effect, LayerMap
-from mindswap.mindformers_2x.layers import layers_in_words, to_specs
+from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.words import index_runs
 
 __all__ = ["Converted", "Swapped", "to_1_9", "to_2x"]
 
@@ -106,12 +107,12 @@ def _swap_2x(
         by_pattern = {path.replace(".", r"\."): set(found) for path, found in chosen.paths.items()}
     swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
     if whole:
-        swap["layer_swap"] = [{"layers": to_specs(whole)}]
+        swap["layer_swap"] = [{"layers": index_runs(whole)}]
     # layer_swap goes before op_swap in 2.x; in 1.9 it is the other way round.
     named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
     if any(found & set(whole) for found in by_pattern.values()):
         lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
-    op_swap = [{"op_name": pattern, "layers": to_specs(found)} for pattern, found in named.items() if found]
+    op_swap = [{"op_name": pattern, "layers": index_runs(found)} for pattern, found in named.items() if found]
     if op_swap:
         swap["op_swap"] = op_swap
     if beyond:
@@ -126,7 +127,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]
     comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
     recompute: dict[str, Any] = {"mode": "select" if select else "full" if whole else "None"}
     if whole:
-        recompute["full_recompute_layer"] = to_specs(whole)
+        recompute["full_recompute_layer"] = index_runs(whole)
     if select:
         recompute["select_module"] = select
     if exclude and recompute["mode"] != "None":
@@ -156,7 +157,7 @@ def _modules_2x(
     for entry in entries:
         for pattern in patterns_to_2x(entry.pattern, names, lost):
             found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
-    return {pattern: to_specs(layers) for pattern, layers in found.items() if layers}
+    return {pattern: index_runs(layers) for pattern, layers in found.items() if layers}
 
 
 def to_1_9(

@@ -35,10 +35,8 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
             if all(settings.get(key) == value for key, value in variant["when"].items()):
                 made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
                 uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
-                num_dense = 0
-                if "dense" in table:
-                    key, default = table["dense"]
-                    num_dense = min(_number(model_config.get(key, default)), num_layers)
+                key, default = table.get("dense", ("", 0))
+                num_dense = min(_number(model_config.get(key, default)), num_layers)
                 dense = (_tree(json.dumps(variant["dense_tree"])),) * num_dense if num_dense else ()
                 layers = (*dense, *(_tree(json.dumps(variant["tree"])),) * (num_layers - num_dense))
                 source = f"table {table['family']} ({made_with})"

@@ -21,6 +21,7 @@ __all__ = [
     "PatternError",
     "compile_part",
     "exact_pattern",
+    "is_match",
     "match_pattern",
     "split_pattern",
 ]
@@ -89,7 +90,12 @@ def compile_part(part: str) -> regex.Pattern:
 
 
 @functools.lru_cache(maxsize=65536)
-def _is_match(part: str, name: str) -> bool:
+def is_match(part: str, name: str) -> bool:
+    """Whether a part of a pattern matches the whole name.
+
+    Raises:
+        PatternError: if it is no regular expression, or backtracks without end.
+    """
     try:
         return compile_part(part).fullmatch(name, timeout=PART_TIMEOUT_S) is not None
     except TimeoutError:
@@ -115,7 +121,7 @@ def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
 
 def _match_parts(parts: Sequence[str], node: CellNode, path: tuple[str, ...]) -> Iterator[Match]:
     for child in node.children:
-        if not _is_match(parts[0], child.name):
+        if not is_match(parts[0], child.name):
             continue
         child_path = (*path, child.name)
         if len(parts) == 1:

@@ -57,14 +57,7 @@ def explain(
     formative_lines: tuple[str, ...] = (),
     layout: Layout | None = None,
 ) -> Explanation:
-    """What a policy does in each layer.
-
-    Args:
-        policy: with swap on, or one of `policy.stage_recompute`.
-        num_layers: layers of the model; None if not known.
-        trees: the layers; None leaves names as they are.
-        formative_lines, layout: with swap off, from `policy.stage_recompute`.
-    """
+    """What a policy does in each layer; `formative_lines` and `layout`: with swap off, of `stage.expand`."""
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
     groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
     source = trees.source if trees is not None else None

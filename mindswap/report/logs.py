@@ -26,12 +26,7 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
         "num_workers": report.num_workers,
         "predicted_peak_bytes": report.predicted_peak_bytes,
         "findings": [
-            {
-                "workers": list(finding.workers),
-                "level": finding.level.value,
-                "message": finding.message,
-                "fix": finding.fix,
-            }
+            {**vars(finding), "workers": list(finding.workers), "level": finding.level.value}
             for finding in report.findings
         ],
         "memory": [

@@ -61,10 +61,7 @@ def plot_memory(report: MemoryReport, path: Path, title: str, by: str = "operato
         for index in panels[-1:]:
             axes[index].set_xlabel(label)
     axes[0].legend(loc="lower right", frameon=False)
-    figure.suptitle(
-        f"{title}: activations from forward to backward\n{format_bytes(report.kept_bytes)} kept, "
-        f"{format_bytes(report.swapped_bytes)} swapped, {format_bytes(report.recomputed_bytes)} recomputed in the step"
-    )
+    figure.suptitle(f"{title}: activations from forward to backward\n{report.describe_total()} in the step")
     save_figure(figure, path)
 
 

@@ -1,6 +1,7 @@
 """Problems as text: what is wrong, where, what is allowed, how to fix it."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from mindswap.document.problem import Level, Problem, sort_problems
@@ -14,12 +15,7 @@ _BOLD, _RESET = "\033[1m", "\033[0m"
 
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
-    """The problems in file order, one block of lines each; of very many the first, then how many there are.
-
-    Args:
-        problems: what was found.
-        colour: write ANSI colours, for a terminal.
-    """
+    """The problems in file order, one block of lines each; of very many the first, then how many there are."""
     found = sort_problems(problems)
     blocks = [_format(problem, colour) for problem in _shown(found)]
     if len(blocks) < len(found):
@@ -43,9 +39,7 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 def _to_data(problem: Problem) -> dict[str, Any]:
     return {
-        "file": problem.location.file,
-        "line": problem.location.line,
-        "column": problem.location.column,
+        **asdict(problem.location),
         "rule": problem.rule,
         "level": problem.level.value,
         "message": problem.message,

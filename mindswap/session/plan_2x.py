@@ -16,11 +16,11 @@ from mindswap.document.sections import rewrite_section
 from mindswap.errors import PlanError, PolicyError
 from mindswap.mindformers_2x.check import PynativeCheck, check_pynative
 from mindswap.mindformers_2x.form import Form, find_form, form_problem
-from mindswap.mindformers_2x.layers import to_specs
 from mindswap.mindformers_2x.read import find_mtp_layers, find_num_layers_2x
 from mindswap.plan.result import Plan
 from mindswap.plan.write import plan_comment
 from mindswap.policy.model import Policy
+from mindswap.policy.words import index_runs
 from mindswap.report.problems import format_problems
 from mindswap.session.recorded import capture_of, read_trace
 from mindswap.session.step import Step, within_configuration
@@ -147,10 +147,12 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     """
     swap: dict[str, Any] = {"enable": False}
     for entry in policy.layer_swap:
-        layers = to_specs(entry.layers.resolve(num_layers))
+        layers = index_runs(entry.layers.resolve(num_layers))
         swap = {"enable": True, "default_prefetch": entry.prefetch, "layer_swap": [{"layers": layers}]}
     again = policy.layer_recompute.resolve(num_layers)
-    recompute: dict[str, Any] = {"mode": "full", "full_recompute_layer": to_specs(again)} if again else {"mode": "None"}
+    recompute: dict[str, Any] = {"mode": "None"}
+    if again:
+        recompute = {"mode": "full", "full_recompute_layer": index_runs(again)}
     return {"swap": swap, "recompute": recompute}
 
 

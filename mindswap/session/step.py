@@ -4,7 +4,6 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +13,7 @@ from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.device_memory import read_device_memory
 from mindswap.config.pipeline import SCHEDULER_PATH
 from mindswap.config.rank import place_rank
-from mindswap.config.sequences import find_ring_faults, find_sequence_faults
+from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
 from mindswap.cost.calibration_file import load_measured
 from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
@@ -40,14 +39,7 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = [
-    "Step",
-    "capture_step",
-    "load_step",
-    "policy_of",
-    "with_environment",
-    "within_configuration",
-]
+__all__ = ["Step", "capture_step", "load_step", "policy_of", "with_environment", "within_configuration"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -218,10 +210,10 @@ def with_environment(device: Device, environ: Mapping[str, str]) -> Device:
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
-    fault = next(chain(find_sequence_faults(document), find_ring_faults(document)), None)
+    fault = next(find_sequence_faults(document), None)
     if fault is not None:
         raise SimulationError(
-            f"{fault.node.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
+            f"{fault.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
         )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)

@@ -9,11 +9,12 @@ backslashes of `'feed_forward\\.mul'`, the specification does not, and neither d
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from mindswap.config.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
 from mindswap.document.nodes import Document, Node, expanded_size, key_text, show
 from mindswap.document.problem import Level, Location, Problem, sort_problems
-from mindswap.policy.match import PatternError, compile_part, split_pattern
+from mindswap.policy.match import PatternError, is_match, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
     MAX_SECTION_VALUES,
@@ -56,12 +57,7 @@ class StageRecompute:
 
 
 def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:
-    """Read `recompute_config` as MindFormers does with swap off.
-
-    Args:
-        document: the configuration.
-        num_layers: layers of the model.
-    """
+    """Read `recompute_config` as MindFormers does with swap off."""
     expansion = _Expansion(document, num_layers)
     try:
         expansion.read()
@@ -116,15 +112,15 @@ class _Expansion:
         if section is not None and not section.is_null and section.entries is None:
             self._refuse(section, "recompute_config", Expect.MAPPING.value)
             section = None
-        if section is not None and expanded_size(section) > MAX_SECTION_VALUES:
+        elif section is not None and expanded_size(section) > MAX_SECTION_VALUES:
             message, allowed = "recompute_config: the section is too large", Expect.SMALL_SECTION.value
             self.report(section.location, message, Level.ERROR, allowed)
             section = None
         values = {entry.key: entry for entry in section.unique_entries()} if section is not None else {}
         for key, entry in values.items():
             if key not in RECOMPUTE_KEYS:
-                path = f"recompute_config.{key_text(key)}"
-                self.report(entry.location, f"{path}: unknown key", Level.ERROR, ", ".join(RECOMPUTE_KEYS))
+                message = f"recompute_config.{key_text(key)}: unknown key"
+                self.report(entry.location, message, Level.ERROR, ", ".join(RECOMPUTE_KEYS))
         off = Node(Location(self.document.file), False)
         nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
         self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute", self.layout)
@@ -186,10 +182,8 @@ class _Expansion:
         selected = self.entries[option]
         for excluded in self.entries[option + EXCLUDE].values():
             pattern = next((name for name in selected if _is_alike(excluded.pattern, name)), None)
-            if pattern is not None:
-                entry = selected.pop(pattern)
-                if not any(map(any, entry.counts.rows)):
-                    continue  # nothing was selected, so nothing is lost
+            entry = selected.pop(pattern) if pattern is not None else None
+            if entry is not None and any(map(any, entry.counts.rows)):  # else nothing was selected, and nothing is lost
                 message = (
                     f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
                     "whatever layers it names itself"
@@ -245,15 +239,12 @@ class _Expansion:
         if layout is None or self.layer_counts is None:
             return StageRecompute(Policy(), (), problems, layout)
         statements = tuple(self._statements())
-        selects = {
-            option: tuple(
-                OpRecompute(s.pattern, s.layers)
-                for s in statements
-                if s.option == option and s.layers and s.pattern is not None
-            )
-            for option in SELECT_OPTIONS
-        }
-        policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {option: [] for option in SELECT_OPTIONS}
+        for statement in statements:
+            if statement.layers and statement.pattern is not None:
+                fields[statement.option].append(OpRecompute(statement.pattern, statement.layers))
+        fields.update(self.flags)
+        policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **fields)
         has_errors = any(problem.level is Level.ERROR for problem in problems)
         lines = () if has_errors else self._formative_lines(self.layer_counts)
         return StageRecompute(policy, lines, problems, layout, statements)
@@ -273,17 +264,9 @@ class _Expansion:
     def _statements(self) -> Iterator[Statement]:
         for option, found in self.entries.items():
             for entry in found.values():
-                yield Statement(
-                    option,
-                    entry.path,
-                    entry.location,
-                    entry.pattern,
-                    entry.path,
-                    entry.location,
-                    self._layers(entry.counts),
-                    entry.path,
-                    is_default=entry.is_default,
-                )
+                place, layers = (entry.path, entry.location), self._layers(entry.counts)
+                named = (option, *place, entry.pattern, *place)
+                yield Statement(*named, layers, entry.path, is_default=entry.is_default)
 
 
 def _is_alike(left: str, right: str) -> bool:
@@ -296,6 +279,6 @@ def _is_alike(left: str, right: str) -> bool:
 
 def _matches(pattern: str, text: str) -> bool:
     try:
-        return compile_part(pattern).fullmatch(text, timeout=0.2) is not None
-    except (PatternError, TimeoutError):
+        return is_match(pattern, text)
+    except PatternError:
         return False

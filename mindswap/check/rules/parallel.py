@@ -1,11 +1,11 @@
 """Rules for parallel settings: the parallel optimizer, the schedule of a pipeline, sequences in pieces."""
 
 from collections.abc import Iterator
-from itertools import chain
+from dataclasses import replace
 
 from mindswap.check.context import Context
 from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS
-from mindswap.config.sequences import find_ring_faults, find_sequence_faults
+from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     OPTIMIZER_LEVELS,
@@ -201,5 +201,5 @@ def sequence_pieces(context: Context) -> Iterator[Finding]:
         parallel_config: {pipeline_stage: 1, seq_split_num: 4}
     """
     # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
-    for fault in chain(find_sequence_faults(context.document), find_ring_faults(context.document)):
-        yield Finding(fault.node.location, fault.message, fault.allowed, fault.fix, context.error_with_swap)
+    for fault in find_sequence_faults(context.document):
+        yield replace(fault, level=context.error_with_swap)

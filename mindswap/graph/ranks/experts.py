@@ -108,14 +108,7 @@ class LocalNames:
             node.op != FROM_LOCAL and any(forward_names.get(name, name) in self.names for name in inputs)
         )
         # A scalar is the same for all ranks: the loss of the router goes through the whole model.
-        is_local = is_local and any(_num_elements(known.shape) > 1 for known in node.outputs)
+        is_local = is_local and node.makes_more_than_a_number
         if is_local:
             self.names.add(node.name)
         return is_local
-
-
-def _num_elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Node
 from mindswap.graph.ops import BOOKKEEPING_OPS
-from mindswap.graph.ranks.gather import GATHER_MARK, HALF_DTYPES, GatheredStep, is_gathering, weight_name
+from mindswap.graph.ranks.gather import GATHER_MARK, GatheredStep, is_gathering, is_narrowing, weight_name
 
 __all__ = ["share_casts"]
 
@@ -43,7 +43,7 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         node.name
         for nodes in readers.values()
         for node in nodes
-        if (node.op == "Cast" if is_inlined else all(map(_narrows, nodes)))
+        if (node.op == "Cast" if is_inlined else all(map(is_narrowing, nodes)))
     }
     shared -= {node.name for node in step.graph.forward if is_gathering(node)}
     if not shared:
@@ -53,7 +53,3 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         for node in step.graph.forward
     )
     return replace(step, graph=replace(step.graph, forward=forward), once=step.once | shared)
-
-
-def _narrows(node: Node) -> bool:
-    return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["Shape", "Split", "combine_splits", "num_parts", "reshape_split"]
+__all__ = ["Shape", "Split", "combine_splits", "fits", "num_parts", "reshape_split"]
 
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
@@ -12,6 +12,11 @@ Split = tuple[int, ...]
 def num_parts(split: Split) -> int:
     """In how many pieces the whole tensor is cut."""
     return math.prod(split)
+
+
+def fits(split: Split, shape: Shape) -> bool:
+    """Whether each dimension can be cut so, into equal parts."""
+    return len(split) == len(shape) and all(size % parts == 0 for size, parts in zip(shape, split, strict=True))
 
 
 def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split]) -> Split:

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator
 
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
-from mindswap.mindformers_2x.layers import to_specs
 from mindswap.mindformers_2x.rule_context import Context, rule
 from mindswap.mindformers_2x.settings import Expect, Target
+from mindswap.policy.words import index_runs
 
 
 @rule(Level.WARNING)
@@ -43,7 +43,7 @@ def layer_order(context: Context) -> Iterator[Finding]:
             if spec.first <= before.last:
                 what = "is named twice" if spec.last >= before.first else "stands behind a larger one"
                 message = f"{spec.path}: layer {spec.first} {what} (before it: {before.text})"
-                fix = f"write {to_specs(context.settings.layers_of(target))}"
+                fix = f"write {index_runs(context.settings.layers_of(target))}"
                 yield Finding(spec.location, message, "strictly ascending, each layer once", fix)
                 break  # one for each list
 
@@ -119,7 +119,7 @@ def last_layers(context: Context) -> Iterator[Finding]:
                 f"{too_large.path}: layer {too_large.last} cannot be swapped: with default_prefetch {prefetch} "
                 f"{kept} on the device"
             )
-            fix = f"layers: {to_specs(rest)}" if rest else "delete the entry"
+            fix = f"layers: {index_runs(rest)}" if rest else "delete the entry"
             yield Finding(too_large.location, message, f"0 to {largest} (of {num_layers} layers)", fix)
 
 
@@ -161,7 +161,7 @@ def repeated_op_name(context: Context) -> Iterator[Finding]:
 
 def _one_entry(context: Context, entries: Iterable[Target]) -> str:
     layers = {index for entry in entries for index in context.settings.layers_of(entry)}
-    return f"one entry for all of them: layers: {to_specs(layers)}"
+    return f"one entry for all of them: layers: {index_runs(layers)}"
 
 
 @rule(Level.ERROR)

@@ -3,10 +3,8 @@
 import json
 from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from string import Template
 
-from mindswap.errors import DataError
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.simulation.page_data import page_data
 from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
@@ -31,22 +29,10 @@ from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["format_html", "write_html"]
+__all__ = ["format_html"]
 
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
-
-
-def write_html(report: SimulationReport, path: Path) -> None:
-    """Writes the page.
-
-    Raises:
-        DataError: if the file cannot be written.
-    """
-    try:
-        path.write_text(format_html(report), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}") from None
 
 
 def format_html(report: SimulationReport) -> str:
