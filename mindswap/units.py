@@ -11,6 +11,7 @@ __all__ = [
     "RATE_UNITS",
     "SIZE_UNITS",
     "TIME_UNITS",
+    "ceil_div",
     "common_unit",
     "format_bandwidth",
     "format_bytes",
@@ -29,6 +30,11 @@ FLOPS_UNITS = {"GFLOPS": 10**9, "TFLOPS": 10**12}
 RATE_UNITS = {"elements/s": 1, "Melements/s": 10**6, "Gelements/s": 10**9}
 DECIMAL_RATES = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z/]+)\s*", re.ASCII)
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-dividend // divisor)
 
 
 def common_unit(sizes_bytes: Iterable[int]) -> str:

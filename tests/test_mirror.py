@@ -20,12 +20,12 @@ ELSEWHERE = {
     "version": DATA,
     # The way into MindFormers: what a training or a compile does with all of it together.
     "adapters/build": ["adapters/test_example_inputs.py", "commands/test_inspect.py"],
+    "adapters/callbacks": ["adapters/test_training.py"],
     "adapters/cpu": ["adapters/test_training.py"],
     "adapters/entry": ["adapters/test_training.py"],
     "adapters/execute": ["adapters/test_executions.py"],
     "adapters/interleave": ["adapters/test_collectives.py"],
     "adapters/kernels": ["adapters/test_executions.py"],
-    "adapters/memory_report": ["adapters/test_training.py"],
     "adapters/mindformers": ["commands/test_inspect.py", "adapters/test_capture_rank.py"],
     "adapters/mindrecord": ["commands/test_prepare_data.py"],
     "adapters/mindspore": ["session/test_network.py", "graph/test_load.py"],
@@ -34,9 +34,9 @@ ELSEWHERE = {
     "adapters/plugin": ["adapters/test_training.py", "adapters/test_config.py"],
     "adapters/pynative/*": ["adapters/pynative/test_swap.py", "adapters/pynative/test_judge.py"],
     "adapters/rank_code": ["adapters/test_capture_rank.py"],
+    "adapters/replaced": ["adapters/test_communication.py", "adapters/test_own_recompute.py"],
     "adapters/stand_ins": ["adapters/test_executions.py"],
     "adapters/step": ["session/test_capture_step.py"],
-    "adapters/step_report": ["adapters/test_training.py"],
     "adapters/versions/*": ["adapters/test_installed.py"],  # `make matrix` runs each with its own MindFormers
     "adaptive/attempt_files": ["adaptive/test_command.py"],
     "adaptive/events": ["adaptive/test_decide.py"],
@@ -98,7 +98,6 @@ ELSEWHERE = {
     "mindformers_2x/effect": ["mindformers_2x/test_upstream.py"],
     "mindformers_2x/form": ["commands/test_convert.py", "check/rules/test_context_mode.py"],
     "mindformers_2x/log_lines": ["mindformers_2x/test_upstream.py"],
-    "mindformers_2x/names": ["mindformers_2x/test_convert.py"],
     "mindformers_2x/read": ["mindformers_2x/test_upstream.py", "mindformers_2x/test_mistakes.py"],
     "mindformers_2x/renaming": ["mindformers_2x/test_convert.py"],
     "mindformers_2x/replace": ["mindformers_2x/test_convert.py"],
@@ -174,7 +173,6 @@ ELSEWHERE = {
     "simulate/summary_layers": ["simulate/test_summary.py"],
     "simulate/summary_model": ["simulate/test_summary.py"],
     "simulate/timeline": ["simulate/test_engine.py"],
-    "simulate/turns": ["simulate/test_gathered_weights.py"],
     "stage/applied": ["convert/test_stage_form.py"],
 }
 

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 import mindspore as ms
 from mindspore.communication import GlobalComm
 
+from mindswap.adapters.replaced import replaced
+
 __all__ = ["on_rank"]
 
 GPT = "mindformers.parallel_core.training_graph"
@@ -53,9 +55,7 @@ class _Ranks:
 def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
     """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
 
-    Args:
-        rank: number of the rank in the training; the stages number their ranks alike.
-        num_ranks: ranks of one pipeline stage.
+    `rank` is its number in the training: the stages number their ranks alike.
     """
     rank %= num_ranks
     environ = dict(os.environ)
@@ -76,26 +76,19 @@ def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
 @contextlib.contextmanager
 def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
     ranks = _Ranks(rank, num_ranks)
-    stand_ins = (
-        (MANAGEMENT, "_get_rank_helper", ranks.get_rank),
-        (MANAGEMENT, "_get_size_helper", ranks.get_size),
-        (MANAGEMENT, "_create_group_helper", ranks.create_group),
-        (PARALLEL_STATE, "_is_initialized", lambda: True),
-    )
+    management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
+    known = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
+    in_management = {
+        "_get_rank_helper": ranks.get_rank,
+        "_get_size_helper": ranks.get_size,
+        "_create_group_helper": ranks.create_group,
+    }
     with contextlib.ExitStack() as undo:
-        for module_name, name, stand_in in stand_ins:
-            _replace(undo, importlib.import_module(module_name), name, stand_in)
-        state = importlib.import_module(PARALLEL_STATE)
-        for name in [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]:
-            _replace(undo, state, name, None)
+        undo.enter_context(replaced(management, **in_management))
+        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(known)))
         for module_name, name in MEMORIES:
             _forget(undo, getattr(importlib.import_module(module_name), name))
         yield
-
-
-def _replace(undo: contextlib.ExitStack, module: object, name: str, value: object) -> None:
-    undo.callback(setattr, module, name, getattr(module, name))
-    setattr(module, name, value)
 
 
 def _forget(undo: contextlib.ExitStack, memory: object) -> None:

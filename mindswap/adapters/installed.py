@@ -4,7 +4,7 @@ import importlib.util
 import os
 from importlib.metadata import PackageNotFoundError, version
 
-from mindswap.adapters.pairs import describe_pair, find_pair, is_known_pair
+from mindswap.adapters.pairs import describe_pair, is_known_pair
 from mindswap.errors import LaunchError
 
 __all__ = ["ANY_VERSION", "installed_version", "require_mindformers"]
@@ -37,9 +37,7 @@ def require_mindformers() -> None:
     is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version
     if is_unknown or is_known_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
         return
-    pair = find_pair(mindformers, mindspore)
-    reason = pair.refused if pair is not None else "mindswap was never tried with this pair"
     raise LaunchError(
-        f"mindformers {mindformers} with mindspore {mindspore}: {reason}\n"
-        f"    fix: {describe_pair(mindformers, mindspore)}; {ANY_VERSION}=1 tries it all the same"
+        f"mindformers {mindformers} with mindspore {mindspore}: mindswap was never tried with this pair\n"
+        f"    fix: {describe_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
     )

@@ -2,24 +2,15 @@
 
 from dataclasses import dataclass
 
-__all__ = ["PAIRS", "Pair", "describe_pair", "find_pair", "is_known_pair"]
+__all__ = ["PAIRS", "Pair", "describe_pair", "is_known_pair"]
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two versions that are tried together.
-
-    Attributes:
-        mindformers: version; "" for MindSpore alone.
-        mindspore: version.
-        refused: why mindswap stops with it; "" if it works.
-        install: what to install instead, for one that is refused.
-    """
+    """Two versions that work together; `mindformers` is "" for MindSpore alone."""
 
     mindformers: str
     mindspore: str
-    refused: str = ""
-    install: str = ""
 
 
 PAIRS = (
@@ -33,24 +24,14 @@ PAIRS = (
 _BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
 
 
-def find_pair(mindformers: str, mindspore: str) -> Pair | None:
-    """The pair of these versions; a fourth number, such as 2.7.1.post1, makes no difference."""
-    wanted = (_release(mindformers), _release(mindspore))
-    return next((pair for pair in PAIRS if (pair.mindformers, pair.mindspore) == wanted), None)
-
-
 def is_known_pair(mindformers: str, mindspore: str) -> bool:
-    """Whether mindswap works with it."""
-    pair = find_pair(mindformers, mindspore)
-    return pair is not None and not pair.refused
+    """Whether mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    return Pair(_release(mindformers), _release(mindspore)) in PAIRS
 
 
-def describe_pair(mindformers: str, mindspore: str) -> str:
-    """What to install instead."""
-    pair = find_pair(mindformers, mindspore)
-    if pair is not None and pair.install:
-        return pair.install
-    partner = next((one.mindspore for one in PAIRS if one.mindformers == _release(mindformers) and not one.refused), "")
+def describe_pair(mindformers: str) -> str:
+    """What to install for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
     return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.rules import find_rules
-from mindswap.config.ignored import ignored_rules, split_ignored
+from mindswap.config.ignored import split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
@@ -118,8 +118,7 @@ def _judge(
     document, settings = context.document, context.settings
     rules = [rule for rule_id, rule in find_rules().items() if only is None or rule_id in only]
     found = (*document.problems, *(problem for rule in rules for problem in rule.check(context)))
-    wanted = (problem for problem in found if problem.rule not in ignore)
-    problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
+    problems, ignored = split_ignored(document, found, ignore, silence)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
     return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)

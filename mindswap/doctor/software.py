@@ -48,7 +48,7 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
             "version-pair",
             f"mindformers {mindformers} with mindspore {mindspore}",
             "this pair was never tried: hooks may meet other functions than they expect",
-            describe_pair(mindformers, mindspore),
+            describe_pair(mindformers),
         )
     yield from _find_cann(facts)
     yield from _find_stale(facts)

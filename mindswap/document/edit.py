@@ -1,7 +1,7 @@
 """Edits of one YAML text: a section set to a value, or a comment put above it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mindswap.document.lines import after_line, line_above, line_end, line_start, newline_at
@@ -11,7 +11,7 @@ from mindswap.document.render import block_lines, inline_text, is_inline, key_te
 from mindswap.document.spans import Span
 from mindswap.errors import PolicyError
 
-__all__ = ["COMMENT_MARK", "Editor", "is_same", "refusal"]
+__all__ = ["COMMENT_MARK", "Editor", "above_own_comment", "apply_edits", "is_same", "refusal"]
 
 # Begins every comment line that mindswap writes; such lines are replaced the next time.
 COMMENT_MARK = "# mindswap:"
@@ -47,7 +47,7 @@ class Editor:
             if not self._update_keys(key, span, value):
                 assert self.root is not None
                 self._replace_value(self.root, key, span, value)
-        return self._result()
+        return apply_edits(self.text, self.edits)
 
     def with_comment(self, section: str, comment: str) -> str:
         """The text with the comment right above the section, and without what stood there with our mark."""
@@ -56,24 +56,13 @@ class Editor:
         assert self.root is not None
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
-        start = first = line_start(self.text, below.start)
-        while first > 0:
-            above = line_above(self.text, first)
-            if not self.text[above:first].lstrip().startswith(COMMENT_MARK):
-                break
-            first = above
+        start = line_start(self.text, below.start)
+        first = above_own_comment(self.text, start)
         margin = " " * below.column
         newline = newline_at(self.text, start)
         lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
         self.edits.append((first, start, "".join(lines)))
-        return self._result()
-
-    def _result(self) -> str:
-        parts, done = [], 0
-        for start, end, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
-            parts += [self.text[done:start], replacement]
-            done = end
-        return "".join(parts) + self.text[done:]
+        return apply_edits(self.text, self.edits)
 
     def _find(self, section: str) -> tuple[Span, Span] | None:
         entries = self.root.entries or () if self.root is not None else ()
@@ -189,6 +178,25 @@ class Editor:
     def _location(self, index: int) -> Location:
         before = self.text[:index]
         return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
+
+
+def above_own_comment(text: str, start: int) -> int:
+    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`."""
+    while start > 0:
+        above = line_above(text, start)
+        if not text[above:start].lstrip().startswith(COMMENT_MARK):
+            break
+        start = above
+    return start
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """The text with (start, end, replacement) done, none inside another."""
+    parts, done = [], 0
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[:2]):
+        parts += [text[done:start], replacement]
+        done = end
+    return "".join(parts) + text[done:]
 
 
 def is_same(left: object, right: object) -> bool:

@@ -24,11 +24,7 @@ _given: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_
 
 @contextlib.contextmanager
 def use_folder(folder: str | None) -> Iterator[None]:
-    """While this lasts, every configuration takes its model from this folder (`--pretrained_model_dir`).
-
-    Args:
-        folder: goes before what a configuration says; None leaves that.
-    """
+    """While this lasts, every configuration takes its model from this folder; None leaves what it says itself."""
     token = _given.set(folder)
     try:
         yield

@@ -11,16 +11,16 @@ from mindswap.mindformers_2x.convert import Swapped
 from mindswap.mindformers_2x.effect import Effect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
-from mindswap.mindformers_2x.names import to_2x_path
+from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
 __all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
 
-
 # A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
 RIM = 0.1
+INPUT = "the input of the layer"
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,12 @@ class TensorFate:
 
 
 def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
-    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver.
-
-    Args:
-        trace: the step.
-        layers: what the policy decides for each layer.
-    """
+    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
             continue
-        decisions = [layers[maker.layer_index].of(path) for path in _own_paths(maker)]
+        decisions = [layers[maker.layer_index].of(path) for path in maker.paths]
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
         # The output of a recomputed cell is kept: somebody outside reads it.
         if claims and any(
@@ -56,12 +51,7 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
 
 
 def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
-    """What MindFormers 2.x does with each storage: it goes with the cell that saves it.
-
-    Args:
-        trace: the step.
-        effect: what 2.x makes of the settings, with the paths of its layers.
-    """
+    """What MindFormers 2.x does with each storage: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index
@@ -81,11 +71,7 @@ def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
 def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
     """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        known: what can be named in a layer of 2.x.
-        num_layers: layers that may be swapped, from the first.
+    `known` is what can be named in a layer of 2.x; `num_layers` may be swapped, from the first.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, savers) in _activations(trace).items():
@@ -102,10 +88,7 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
 def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], bool]) -> Swapped:
     """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        nameable: whether a layer has a cell or primitive at a path.
+    `nameable` says whether a layer has a cell or primitive at a path.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
@@ -130,17 +113,16 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
         by_cell: dict[tuple[int, str], list[int]] = {}
         for index in sorted(found):
             maker, savers = known[index]
-            layer = savers[0].layer_index if maker.layer_index is None else maker.layer_index
-            cell = "the input of the layer" if maker.layer_index is None else maker.path[0]
+            layer, cell = maker.layer_index, maker.path[0]
+            if layer is None:
+                layer, cell = savers[0].layer_index, INPUT
             by_cell.setdefault((layer or 0, cell), []).append(index)
         groups: dict[str, list[int]] = {}
         for (layer, cell), indices in by_cell.items():
-            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
-            label = cell
+            label = cell if cell == INPUT else _path(known[indices[0]][0])
             if len(indices) > 1:
                 label = f"{len(indices)} tensors of {cell}"
-            elif cell != "the input of the layer":
-                label = _path(known[indices[0]][0])
+            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
         lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
     return lines
@@ -209,12 +191,8 @@ def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str
     return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
 
 
-def _is_below(path: str, parent: str) -> bool:
-    return not parent or is_below(path, parent)
-
-
 def _is_at_or_below(path: str, parent: str) -> bool:
-    return path == parent or _is_below(path, parent)
+    return not parent or path == parent or is_below(path, parent)
 
 
 def _path(operator: Operator) -> str:
@@ -223,12 +201,6 @@ def _path(operator: Operator) -> str:
 
 def _path_2x(operator: Operator) -> str:
     return to_2x_path(_path(operator))
-
-
-def _own_paths(operator: Operator) -> list[tuple[str, ...]]:
-    """Several names that cannot be told apart stand in the last part, with `|` between."""
-    *cell, names = operator.path
-    return [(*cell, name) for name in names.split("|")]
 
 
 def _prefixes(path: str) -> list[str]:
@@ -251,9 +223,8 @@ def _recomputed_2x(effect: Effect, layer: int) -> list[tuple[str, bool]]:
     found = effect.layers[layer]
     if found.is_recomputed:
         return [("", False)]
-    return [
-        (path, effect.model is not None and path in effect.model.layers[layer].callables) for path in found.recomputed
-    ]
+    single = effect.model.layers[layer].callables if effect.model is not None else ()
+    return [(path, path in single) for path in found.recomputed]
 
 
 def _is_swapped_2x(effect: Effect, saver: Operator) -> bool:

@@ -98,7 +98,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         for index, distance in decisions.items()
         if not trace.storages[index].protection and trace.storages[index].size_bytes
     }
-    watched = {trace.saves[k].layer_index for k in range(len(trace.saves)) if trace.saves[k].storage in wanted}
+    watched = {save.layer_index for save in trace.saves if save.storage in wanted}
     hooked = tuple(sorted(watched | set(hooked_layers)))
     events = trace.events_of(hooked)
     clock = _Clock(trace, events)
@@ -119,8 +119,8 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         actions[moments.prefetch].append(Action(ActionKind.PREFETCH, index))
         actions[lives.first_read].append(Action(ActionKind.WAIT, index))
     order = list(ActionKind)
-    sorted_actions = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
-    return Schedule(hooked, events, tuple(sorted_actions), tuple(moved))
+    in_order = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
+    return Schedule(hooked, events, tuple(in_order), tuple(moved))
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,10 @@ from mindswap.report.device_figures import device_figures
 from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
-from mindswap.simulate.memory import profile_memory
+from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.step_model import SimulatedStep, StepModel
-from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary import find_causes, measure_stages
+from mindswap.simulate.summary_layers import measure_layers
 from mindswap.simulate.summary_model import SimulationReport
 from mindswap.units import format_bytes
 
@@ -62,20 +63,23 @@ class Run:
     def report(self) -> SimulationReport:
         """Who waits for whom, what each layer costs, what fills the memory at its peak."""
         model, settings, device, timeline = self.model, self.model.settings, self.device, self.simulated.timeline
-        return build_report(
-            timeline,
-            [profile_memory(timeline, stage) for stage in range(timeline.program.num_stages)],
-            self.simulated.static,
+        stages = measure_stages(timeline, self.simulated.static)
+        host_bytes = [stage.host_bytes for stage in stages]
+        return SimulationReport(
             title=self.title,
             device_title=device.title,
             figures=device_figures(device, settings.compute_dtype),
+            timeline=timeline,
+            stages=stages,
+            layers=measure_layers(timeline),
+            causes=find_causes(timeline),
+            terms=self.simulated.terms,
             num_tokens=settings.num_tokens,
+            num_cards=settings.num_cards,
             model_flops=model.model_flops(),
             peak_flops=device.peak_flops[settings.compute_dtype],
-            num_cards=settings.num_cards,
-            num_cards_per_node=device.num_cards_per_node,
             budget_bytes=device.usable_memory_bytes,
-            terms=self.simulated.terms,
+            host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,
             outside=outside_line(model, device),

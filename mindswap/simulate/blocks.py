@@ -20,6 +20,7 @@ from mindswap.simulate.block_parts import BlockTensor, Read, Role, Source, Uses
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import ONE_WAY
 from mindswap.simulate.reading import Place, StepReader, StepTensor
+from mindswap.units import ceil_div
 
 __all__ = ["StepBlocks", "cut_blocks"]
 
@@ -141,7 +142,7 @@ class _BlockMaker:
 
     def _memory_of(self, size_bytes: int) -> int:
         """The piece of memory that a tensor gets."""
-        return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+        return ceil_div(size_bytes, self.alignment_bytes) * self.alignment_bytes
 
     def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
         """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
@@ -151,8 +152,11 @@ class _BlockMaker:
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
         taken_at = behind[0] if behind else made_at
         taken_in_half = next((at for at in behind if ops[at].is_weight == is_weight), made_at)
-        half = (None, None, taken_in_half, taken_in_half) if is_weight else (taken_in_half, taken_in_half, None, None)
-        taken = Uses(None, None, taken_at, None, *half)
+        taken = Uses(last_backward=taken_at)
+        if is_weight:
+            taken = taken._replace(first_weight=taken_in_half, last_weight=taken_in_half)
+        else:
+            taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
         rule, is_cut = self.rule, self.rule.is_cut(tensor.type)
         passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
         kept_bytes = rule.kept_bytes(size_bytes, is_cut)

@@ -1,5 +1,5 @@
 from mindswap.document.nodes import to_data
-from mindswap.document.source import document_from_data
+from mindswap.document.plain_data import document_from_data
 from tests.builders import document
 
 BASE = document("""
