@@ -47,7 +47,6 @@ class LayerEffect:
     """One layer: what was asked, and what the compiled graph does.
 
     Attributes:
-        layer_index: index of the layer.
         pairs: copies out with their copies back in, all that the graph has in this layer.
         missing: operators asked to be swapped whose output stays on the device until backward all the
             same, though they are not recomputed.
@@ -60,8 +59,7 @@ class LayerEffect:
             such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
             reads what came back.
         num_recomputed: operators that backward runs again.
-        kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
-        kept_bytes: the same with swap.
+        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with swap.
     """
 
     layer_index: int

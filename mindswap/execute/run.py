@@ -26,8 +26,7 @@ class Misread:
     """An operator that read memory which was not its own: given back before, or not yet fetched.
 
     Attributes:
-        reader: the operator.
-        position: its place among all operators.
+        reader, position: the operator, and its place among all.
         buffer: the memory.
         was_taken: it had been given back; else it was not there yet.
     """
@@ -46,7 +45,6 @@ class Executed:
         loss: first output of forward.
         gradients: what the step returns, in order of its outputs.
         curve_bytes: live bytes while each operator runs.
-        misreads: reads of memory that was not there.
         offloaded_bytes: bytes that left for the host.
     """
 

@@ -39,7 +39,6 @@ class Storage:
         producer: operator that makes it; None for an input, a constant or a weight.
         name: name of the producer's output, or of the function parameter.
         output_index: which output of the producer.
-        kind: activation, weight or input.
         type: shape, dtype and bytes; None where the compiler gives none.
     """
 
@@ -70,7 +69,6 @@ class SavedStorage:
     """A storage that backward needs.
 
     Attributes:
-        storage: the memory.
         fate: kept, swapped, or both.
         keepers: nodes through which backward holds it on the device.
         pairs: copies to the host and back; more than one moves the same bytes several times.
