@@ -76,28 +76,24 @@ def run_step(
     return _Run(graph, code, timetable, inputs, kernels, DeviceMemory(alignment_bytes)).run()
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        graph: Graph,
-        code: StepCode,
-        timetable: StepTimetable,
-        inputs: Mapping[str, np.ndarray],
-        kernels: Kernels,
-        memory: DeviceMemory,
-    ):
-        self.code = code
-        self.timetable = timetable
-        self.kernels = kernels
-        self.memory = memory
-        self.values: dict[str, object] = dict(inputs)  # what is not in device memory
+    graph: Graph
+    code: StepCode
+    timetable: StepTimetable
+    inputs: Mapping[str, np.ndarray]
+    kernels: Kernels
+    memory: DeviceMemory
+
+    def __post_init__(self) -> None:
+        self.values: dict[str, object] = dict(self.inputs)  # what is not in device memory
         self.made: dict[str, tuple[str | None, ...]] = {}  # operator -> its memory
-        self.bound: dict[str, str] = dict(timetable.aliases)  # parameters and repeats -> the value they stand for
-        self.instructions: dict[str, Instruction] = {}
-        for function in (code.main, code.forward, code.backward):
-            self.instructions |= {i.name: i for i in function.instructions if isinstance(i, Instruction)}
-        self.nodes = graph.index.nodes
-        self.fetched = {fetch.node.name: fetch for at in timetable.fetches for fetch in at}
+        self.bound = dict(self.timetable.aliases)  # parameters and repeats -> the value they stand for
+        functions = (self.code.main, self.code.forward, self.code.backward)
+        entries = [entry for function in functions for entry in function.instructions]
+        self.instructions = {entry.name: entry for entry in entries if isinstance(entry, Instruction)}
+        self.nodes = self.graph.index.nodes
+        self.fetched = {fetch.node.name: fetch for at in self.timetable.fetches for fetch in at}
         self.host: dict[str, np.ndarray] = {}
         self.curve: list[int] = []
         self.misreads: list[Misread] = []
