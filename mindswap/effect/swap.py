@@ -137,9 +137,8 @@ class _LayerComparison:
             kept_bytes=kept_bytes,
         )
 
-    def _is_asked(self, graph: Graph, node: Node) -> bool:
+    def _is_asked(self, owner: Node) -> bool:
         """Whether every operator that it may be is to be offloaded."""
-        owner = graph.owner(node)
         decided = self.decided.get(owner.place)
         if decided is None:
             return self._own_prefetch(owner) is not None
@@ -174,7 +173,7 @@ class _LayerComparison:
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
             # can name, so here what is set on it is what was asked.
             is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
-            if is_nameable and self._is_asked(self.baseline, node):
+            if is_nameable and self._is_asked(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:

@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.execute.dtypes import dtype_of
 from mindswap.execute.memory import POISON, DeviceMemory
 from mindswap.execute.timetable import Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
-__all__ = ["Executed", "Kernels", "Misread", "run_step"]
+__all__ = ["Executed", "Kernels", "Misread", "dtype_of", "run_step"]
 
+# What numpy has of the types of the compiler.
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128",
+)  # fmt: skip
 # Gives the outputs of an operator from its name, its attributes, its inputs, and the types that the compiler says.
 Kernels = Callable[[str, Mapping[str, object], tuple[Any, ...], tuple[TensorType, ...]], tuple[np.ndarray, ...]]
 
@@ -260,3 +264,14 @@ def _as_value(constant: object) -> object:
     if isinstance(constant, tuple):
         return tuple(_as_value(entry) for entry in constant)
     return constant
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The numpy type of a type as `TensorType` has it.
+
+    Raises:
+        GraphError: if numpy has no such type.
+    """
+    if name not in DTYPES:
+        raise GraphError(f"--execute has no values of type {name}; use float16 or float32 in the configuration")
+    return np.dtype(name)
