@@ -102,12 +102,14 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
     for node in graph.kept_nodes:
         storage = resolve_storage(graph, node.name)
-        storages[storage.key] = storage
-        keepers[storage.key].append(node)
+        key = storage.key
+        storages[key] = storage
+        keepers[key].append(node)
     for pair in graph.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
-        storages[storage.key] = storage
-        pairs[storage.key].append(pair)
+        key = storage.key
+        storages[key] = storage
+        pairs[key].append(pair)
     order = {node.name: position for position, node in enumerate(graph.forward)}
     first_users = _first_users(graph)
     saved = []

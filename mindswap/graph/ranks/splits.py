@@ -52,9 +52,12 @@ def equal_blocks(source: Shape, target: Shape) -> list[tuple[slice, slice]] | No
     while i < len(source) or j < len(target):
         i_end, j_end = min(i + 1, len(source)), min(j + 1, len(target))
         while (own := math.prod(source[i:i_end])) != (other := math.prod(target[j:j_end])):
-            if i_end == len(source) if own < other else j_end == len(target):
+            if own < other and i_end < len(source):
+                i_end += 1
+            elif own > other and j_end < len(target):
+                j_end += 1
+            else:
                 return None
-            i_end, j_end = (i_end + 1, j_end) if own < other else (i_end, j_end + 1)
         blocks.append((slice(i, i_end), slice(j, j_end)))
         i, j = i_end, j_end
     return blocks
