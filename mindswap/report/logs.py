@@ -4,7 +4,7 @@ from typing import Any
 
 from mindswap.logs.compare import Finding, FindingLevel, LogReport, MemoryRow
 from mindswap.report.tables import format_indices, format_table
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_count
 
 __all__ = ["format_logs", "logs_to_json"]
 
@@ -14,9 +14,8 @@ def format_logs(report: LogReport) -> str:
     lines = [_format_memory(report), ""] if report.memory else []
     for finding in report.findings:
         lines += _format_finding(finding)
-    workers = f"{report.num_workers} worker{'s' * (report.num_workers != 1)}"
     verdict = "agree with the policy" if report.is_ok else "do NOT show that the policy was in effect"
-    return "\n".join([*lines, f"logs of {workers} {verdict}"])
+    return "\n".join([*lines, f"logs of {format_count(report.num_workers, 'worker')} {verdict}"])
 
 
 def logs_to_json(report: LogReport) -> dict[str, Any]:
