@@ -57,12 +57,7 @@ class _Key:
 
 
 class Builder:
-    """Puts the events of one file together; never raises on what the file says.
-
-    Args:
-        file: name for messages.
-        text: what the events are of.
-    """
+    """Puts the events of the text of one file together; never raises on what the file says."""
 
     def __init__(self, file: str, text: str):
         self.file = file

@@ -22,12 +22,7 @@ _DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
 
 
 class Editor:
-    """Collects edits of one text: (start, end, replacement), none inside another.
-
-    Args:
-        text: the text, without byte order mark.
-        document: the same, read without a problem.
-    """
+    """Collects edits of one text (without byte order mark) that was read without a problem; see `apply_edits`."""
 
     def __init__(self, text: str, document: Document):
         self.text = text
