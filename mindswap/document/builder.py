@@ -39,9 +39,6 @@ class _Frame:
     first_places: dict[object, Location] = field(default_factory=dict)
     key: "_Key | None" = None
 
-    def awaits_key(self) -> bool:
-        return self.is_mapping and self.key is None
-
     def child_path(self) -> str:
         if not self.is_mapping:
             return f"{self.path}[{len(self.items)}]"
@@ -52,6 +49,7 @@ class _Frame:
 class _Key:
     value: object
     location: Location
+    span: Span
     is_merge: bool = False
     is_usable: bool = True
 
@@ -136,7 +134,8 @@ class Builder:
         tag = event.tag
         if tag is None or tag == "!":
             tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-            if tag == _TAG + "value" and self._stack and self._stack[-1].awaits_key():
+            frame = self._stack[-1] if self._stack else None
+            if tag == _TAG + "value" and frame is not None and frame.is_mapping and frame.key is None:
                 tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
         node, span = Node(location, self._construct(tag, event, location)), span_of(event, self._text)
         self._keep(event.anchor, node, span)
@@ -185,28 +184,30 @@ class Builder:
             self._root, self._span = node, span
             return
         frame = self._stack[-1]
-        frame.span.add(span)
+        frame.span.end = max(frame.span.end, span.end)
         if not frame.is_mapping:
             frame.items.append(node)
+            frame.span.items.append(span)
         elif frame.key is None:
-            frame.key = self._make_key(frame, node, location, is_merge)
+            frame.key = self._make_key(frame, node, span, location, is_merge)
         else:
             key, frame.key = frame.key, None
+            frame.span.entries.append((key.span, span))
             if key.is_merge:
                 frame.merged.append((location, node))
             elif key.is_usable:
                 frame.entries.append(Entry(key.value, key.location, node))
 
-    def _make_key(self, frame: _Frame, node: Node, location: Location, is_merge: bool) -> _Key:
+    def _make_key(self, frame: _Frame, node: Node, span: Span, location: Location, is_merge: bool) -> _Key:
         if is_merge:
-            return _Key("<<", location, is_merge=True)
+            return _Key("<<", location, span, is_merge=True)
         if node.items is not None or node.entries is not None:
             self.report(location, "yaml-key", f"{node.kind} cannot be a key", "a string", "quote it")
-            return _Key("?", location, is_usable=False)
+            return _Key("?", location, span, is_usable=False)
         first = frame.first_places.setdefault(node.value, location)
         if first is not location:
             self._duplicates.append(DuplicateKey(_join_path(frame.path, node.value), location, first))
-        return _Key(node.value, location)
+        return _Key(node.value, location, span)
 
     def _merged_entries(self, frame: _Frame) -> Iterator[Entry]:
         """What `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier list element."""
