@@ -11,18 +11,20 @@ from mindswap.version import __version__
 
 __all__ = ["doctor_to_json", "format_doctor"]
 
+_SHOWN_OF_MACHINE = ("host_bytes", "memlock_bytes", "shm_bytes", "num_numa_nodes", "cache_folder")
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
 
 
 def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
     """Facts in short, then each finding: what, why, fix."""
-    software, machine = facts.software, facts.machine
+    software, host_bytes = facts.software, facts.machine.host_bytes
+    available = "unknown" if host_bytes is None else format_bytes(host_bytes)
     cann = f"CANN {software.cann}" if software.cann else "no CANN"
     driver = f"driver {software.driver}" if software.driver else "no driver"
     lines = [
         f"python {'.'.join(map(str, software.python))}, {_versions(facts)}",
-        f"{cann}, {driver}, {software.num_cards} cards; host memory available: {_bytes(machine.host_bytes)}",
+        f"{cann}, {driver}, {software.num_cards} cards; host memory available: {available}",
         f"works here: {_works(facts)}",
     ]
     for finding in findings:
@@ -40,7 +42,6 @@ def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     software, machine = facts.software, facts.machine
     return {
         "mindswap": __version__,
-        "ok": not any(finding.severity is Severity.ERROR for finding in findings),
         "findings": [{**asdict(finding), "severity": finding.severity.value} for finding in findings],
         "software": {
             "python": ".".join(map(str, software.python)),
@@ -50,13 +51,7 @@ def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
             "driver": software.driver or None,
             "num_cards": software.num_cards,
         },
-        "machine": {
-            "host_bytes": machine.host_bytes,
-            "memlock_bytes": machine.memlock_bytes,
-            "shm_bytes": machine.shm_bytes,
-            "num_numa_nodes": machine.num_numa_nodes,
-            "cache_folder": machine.cache_folder,
-        },
+        "machine": {name: getattr(machine, name) for name in _SHOWN_OF_MACHINE},
         "job": asdict(facts.job) if facts.job else None,
     }
 
@@ -76,7 +71,3 @@ def _works(facts: Facts) -> str:
 
 def _count(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
-
-
-def _bytes(size_bytes: int | None) -> str:
-    return "unknown" if size_bytes is None else format_bytes(size_bytes)

@@ -86,7 +86,6 @@ class LogReport:
 def compare_logs(
     expected: Sequence[Sequence[str]],
     logs: Sequence[WorkerLog],
-    num_workers: int | None = None,
     predicted_peak_bytes: int | None = None,
 ) -> LogReport:
     """Compare what every worker logged with what it should have.
@@ -94,7 +93,6 @@ def compare_logs(
     Args:
         expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
         logs: what was read, one per worker.
-        num_workers: workers of the run; None if unknown: then a gap in the numbers shows a missing log.
         predicted_peak_bytes: highest use of device memory that was predicted, for the table.
     """
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
@@ -104,7 +102,7 @@ def compare_logs(
     for log in logs:
         for said in _examine(log, wanted, is_any_finished):
             workers.setdefault(said, []).append(log.worker)
-    found = [*_find_missing_logs(logs, num_workers)]
+    found = [*_find_missing_logs(logs)]
     found += [Finding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
     rows = [
         MemoryRow(log.worker, log.memory, _difference(log.memory.used_peak_bytes, predicted_peak_bytes))
@@ -116,22 +114,18 @@ def compare_logs(
     return LogReport(len(logs), errors_first, tuple(rows), predicted_peak_bytes)
 
 
-def _find_missing_logs(logs: Sequence[WorkerLog], num_workers: int | None) -> Iterator[Finding]:
+def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
+    """A gap in the numbers shows a missing log; how many workers there were is not known."""
     present = {log.worker for log in logs}
     if not present:
-        yield Finding(
-            (), FindingLevel.ERROR, "no log of a worker in this folder", "give the folder that holds worker_0.log, ..."
-        )
-        return
-    numbers = range(min(present), max(present) + 1) if num_workers is None else range(num_workers)
-    if missing := tuple(sorted(set(numbers) - present))[:10_000]:
-        yield Finding(
-            missing, FindingLevel.ERROR, "no log", "collect the logs of all machines in one folder; was it started?"
-        )
-    elif num_workers is None and min(present):
-        yield Finding(
-            tuple(range(min(present)))[:10_000], FindingLevel.WARNING, "no log here: did they run on another machine?"
-        )
+        fix = "give the folder that holds worker_0.log, ..."
+        yield Finding((), FindingLevel.ERROR, "no log of a worker in this folder", fix)
+    elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
+        fix = "collect the logs of all machines in one folder; was it started?"
+        yield Finding(missing, FindingLevel.ERROR, "no log", fix)
+    elif min(present):
+        before = tuple(range(min(present)))[:10_000]
+        yield Finding(before, FindingLevel.WARNING, "no log here: did they run on another machine?")
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:

@@ -16,14 +16,7 @@ NUM_HOLDERS = 6
 
 
 def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
-    """The plan and what it is compared with.
-
-    Args:
-        plan: what was found.
-        device_title: for which device.
-        tokens_per_card: of a step.
-        budget_source: where the budget is from, if the user did not name it.
-    """
+    """The plan and what it is compared with; `budget_source`: "" where the user named the budget."""
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]

@@ -15,12 +15,7 @@ _BOLD, _RESET = "\033[1m", "\033[0m"
 
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
-    """The problems in file order, one block of lines each; of very many the first, then how many there are.
-
-    Args:
-        problems: what was found.
-        colour: write ANSI colours, for a terminal.
-    """
+    """The problems in file order, one block of lines each; of very many the first, then how many there are."""
     found = sort_problems(problems)
     blocks = [_format(problem, colour) for problem in _shown(found)]
     if len(blocks) < len(found):

@@ -22,12 +22,7 @@ _NAMES = {
 
 
 def format_effect(effect: Effect, has_errors: bool = False) -> str:
-    """The whole explanation.
-
-    Args:
-        effect: what upstream makes of the configuration.
-        has_errors: upstream refuses it, so it would log nothing.
-    """
+    """The whole explanation; with errors upstream refuses the file, and so logs nothing."""
     blocks = [_header(effect), format_layers_2x(effect)]
     dropped = _dropped(effect)
     if dropped:
