@@ -127,10 +127,6 @@ def _judge(
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
     """Check all that can be judged while the network is not built yet.
 
-    Args:
-        document: the configuration.
-        environ: environment variables of the run.
-
     Raises:
         PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
             is wrong in recompute_config is left to MindFormers: nothing of ours stops such a run.
@@ -170,12 +166,7 @@ def policy_of_document(
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
-    """The number of layers, for what means nothing without.
-
-    Args:
-        document: the configuration.
-        num_layers: what is known.
-        asked_by: begins the message, such as `--rank: `.
+    """The number of layers that is known, for what means nothing without; `asked_by` begins the message.
 
     Raises:
         GraphError: if it is not known; the text says where it should have come from.

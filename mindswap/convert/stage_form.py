@@ -49,10 +49,7 @@ class Converted:
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
 
-    Args:
-        document: a configuration with swap off.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
@@ -91,12 +88,9 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
 
 
 def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
-    """Layer indices (swap on) as counts per pipeline stage (swap off), where that says the same.
+    """Layer indices (swap on, no errors) as counts per pipeline stage (swap off), where that says the same.
 
-    Args:
-        document: a configuration with swap on and without errors.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     result = check_shape(document, num_layers)
     policy, settings = result.policy, result.settings

@@ -34,18 +34,11 @@ def form_problem(document: Document) -> Problem | None:
         return None
     entry = document.root.entry("training") if document.root is not None else None
     location = entry.location if entry is not None else Location(document.file)
-    message = (
-        f"this is a configuration of {Form.PYNATIVE.value}, which only `check`, `explain`, `convert` and `plan` read "
-        "so far"
-    )
-    return Problem(
-        location,
-        RULE,
-        Level.ERROR,
-        message,
-        f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`",
-        "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model",
-    )
+    readers = "`check`, `explain`, `convert` and `plan`"
+    message = f"this is a configuration of {Form.PYNATIVE.value}, which only {readers} read so far"
+    allowed = f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`"
+    fix = "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model"
+    return Problem(location, RULE, Level.ERROR, message, allowed, fix)
 
 
 def refuse_pynative(document: Document) -> None:

@@ -83,12 +83,12 @@ def _steps(profile: Profile) -> list[str]:
         return []
     count = len(profile.steps)
     total = sum(step.total_ns for step in profile.steps)
-    parts = (
-        ("computing", sum(step.computing_ns for step in profile.steps)),
-        ("communication not overlapped", sum(step.exposed_communication_ns for step in profile.steps)),
-        ("free", sum(step.free_ns for step in profile.steps)),
-    )
-    shares = ", ".join(f"{name} {100 * part / total if total else 0:.0f} %" for name, part in parts)
+    parts = {
+        "computing": [step.computing_ns for step in profile.steps],
+        "communication not overlapped": [step.exposed_communication_ns for step in profile.steps],
+        "free": [step.free_ns for step in profile.steps],
+    }
+    shares = ", ".join(f"{name} {100 * sum(part) / total if total else 0:.0f} %" for name, part in parts.items())
     return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
 
 
