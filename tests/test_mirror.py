@@ -148,6 +148,8 @@ ELSEWHERE = {
     "report/simulation/words": ["report/simulation/test_text.py"],
     "report/swap_run": ["pynative/test_report.py"],
     "report/tradeoff_plots": ["report/simulation/test_plots.py"],
+    "session/capture": ["session/test_skew.py", "session/test_step.py"],
+    "session/device": ["session/test_budget.py"],
     "session/execute": ["commands/test_verify.py"],
     "session/gathered": ["session/test_step.py"],
     "session/plain": ["commands/test_inspect.py"],
