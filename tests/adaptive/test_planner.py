@@ -14,6 +14,7 @@ from mindswap.adaptive.planner import corrected_device, corrected_step
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
 from mindswap.check.check import check_document
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.device_file import load_device
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
@@ -49,7 +50,8 @@ def test_all_but_the_links_at_half_the_speed():
 
 def test_a_slower_step_has_the_memory_that_it_had():
     """The parallel optimizer cuts weights of the captured step once, whatever was measured."""
-    step = Step(document("{}"), Policy(True), gathered_model(), None)
+    sharding = WeightSharding(2, threshold_bytes=0)
+    step = Step(document("{}"), Policy(True), gathered_model(sharding=sharding), None)
     slow = corrected_step(step, Corrections(compute_permille=500))
     assert slow.model.static == step.model.static
     assert slow.simulate().peak_bytes == step.simulate().peak_bytes
