@@ -169,7 +169,6 @@ ELSEWHERE = {
     "simulate/program": ["simulate/test_check.py"],
     "simulate/reading": ["simulate/test_blocks.py"],
     "simulate/schedules/*": ["simulate/schedules/test_orders.py", "simulate/schedules/test_formulas.py"],
-    "simulate/stage_layout": ["simulate/test_layout.py"],
     "simulate/stage_tensors": ["simulate/test_placing.py"],
     "simulate/state": ["simulate/test_engine.py"],
     "simulate/summary_layers": ["simulate/test_summary.py"],

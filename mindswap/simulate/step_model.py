@@ -212,14 +212,7 @@ class StepModel:
     @property
     def communicators(self) -> tuple[str, ...]:
         """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
-        settings = self.settings
-        return list_communicators(
-            settings.data_parallel,
-            settings.model_parallel,
-            settings.context_parallel,
-            settings.pipeline.num_stages,
-            settings.num_optimizer_shards > 1,
-        )
+        return list_communicators(self.settings)
 
     @property
     def outside_bytes(self) -> int:
