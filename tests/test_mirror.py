@@ -30,7 +30,6 @@ ELSEWHERE = {
     "adapters/mindrecord": ["commands/test_prepare_data.py"],
     "adapters/mindspore": ["session/test_network.py", "graph/test_load.py"],
     "adapters/network": ["session/test_network.py"],
-    "adapters/pairs": ["adapters/test_installed.py"],
     "adapters/plugin": ["adapters/test_training.py", "adapters/test_config.py"],
     "adapters/pynative/*": ["adapters/pynative/test_swap.py", "adapters/pynative/test_judge.py"],
     "adapters/rank_code": ["adapters/test_capture_rank.py"],
