@@ -97,7 +97,6 @@ ELSEWHERE = {
     "mindformers_2x/effect": ["mindformers_2x/test_upstream.py"],
     "mindformers_2x/form": ["commands/test_convert.py", "check/rules/test_context_mode.py"],
     "mindformers_2x/log_lines": ["mindformers_2x/test_upstream.py"],
-    "mindformers_2x/names": ["mindformers_2x/test_convert.py"],
     "mindformers_2x/read": ["mindformers_2x/test_upstream.py", "mindformers_2x/test_mistakes.py"],
     "mindformers_2x/renaming": ["mindformers_2x/test_convert.py"],
     "mindformers_2x/replace": ["mindformers_2x/test_convert.py"],

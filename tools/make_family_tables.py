@@ -42,6 +42,9 @@ LATENT_ATTENTION = {
 # Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
 DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
 
+# As few layers as have a dense one and one with experts: only the second is read.
+NUM_LAYERS = 2
+NUM_LAYERS_KEYS = {"num_layers", "num_hidden_layers"}
 # Keys of the number of layers of multi-token prediction, its default, and the cell around which such a layer is.
 PREDICTION = {
     "keys": ["num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"], "default": 1, "layer": "transformer_layer",
@@ -141,6 +144,8 @@ def make_table(family: str) -> dict:
     for key, section in spec.get("model", {}).items():
         is_other = "type" in section  # another class: nothing of the old one holds
         config["model"][key] = section if is_other else {**config["model"][key], **section}
+    model_config = config["model"]["model_config"]
+    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), NUM_LAYERS))
     combinations = [
         dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
     ]

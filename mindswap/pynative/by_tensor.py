@@ -11,7 +11,7 @@ from mindswap.mindformers_2x.convert import Swapped
 from mindswap.mindformers_2x.effect import Effect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
-from mindswap.mindformers_2x.names import to_2x_path
+from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
