@@ -81,10 +81,7 @@ class MindRecordWriter:
         return self
 
     def write(self, samples: "array[int]") -> None:
-        """Append samples.
-
-        Args:
-            samples: tokens, type code 'i', shape (n * (seq_length + 1),).
+        """Append samples: tokens, type code 'i', shape (n * (seq_length + 1),).
 
         Raises:
             DataError: MindSpore cannot write, for example because the disk is full.
@@ -104,7 +101,9 @@ class MindRecordWriter:
         finally:
             self._process.kill()
             self._process.wait()
-            self._close_pipe()
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
+                self._process.stdin.close()
             self._messages.close()
 
     def _send(self, data: bytes) -> None:
@@ -116,11 +115,6 @@ class MindRecordWriter:
         except BrokenPipeError as error:
             self._process.wait()
             raise self._failure() from error
-
-    def _close_pipe(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
-            self._process.stdin.close()
 
     def _failure(self) -> DataError:
         code = self._process.returncode

@@ -12,7 +12,7 @@ from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.report.answer import answer_text
 from mindswap.report.tables import format_table
-from mindswap.report.tradeoff_plots import TradeOff, plot_compare
+from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from mindswap.session.run import Run, outside_line
 from mindswap.session.step import Step, load_step
 from mindswap.units import format_bytes, format_time
@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
     device = runs[0][1].device
     if args.plot:
         points = [TradeOff(name, run.step_time_ns, run.peak_bytes) for name, run in runs]
-        plot_compare(
+        plot_tradeoffs(
             points,
             args.plot,
             title="Step time and peak memory",

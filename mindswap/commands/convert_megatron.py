@@ -13,11 +13,10 @@ from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.megatron.options import OPTIONS, MegatronOptions, read_options, read_tokens
+from mindswap.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.megatron.placement import place_layers
 from mindswap.megatron.policy import policy_of_megatron
 from mindswap.megatron.script import ScriptError, find_command, line_of
-from mindswap.megatron.validity import RULE
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy

@@ -26,6 +26,7 @@ from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape
 
 __all__ = ["VERSIONS", "convert_versions"]
@@ -111,11 +112,13 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     layer, known = _layer_1_9(document), dense_layer()
     names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
     ops, told = _layer_ops(args, document, tensors)
-    before = tensors.of_policy(policy) if tensors is not None else None
-    if tensors is not None and before is not None and policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
-        tensors.refuse_nothing(before)
-    chosen = partial(tensors.choose_2x, before.moved) if tensors is not None and before is not None else None
-    converted = to_2x(policy, num_layers, stages, ops, names, chosen, told)
+    choose = before = None
+    if tensors is not None:
+        before = tensors.of_policy(policy)
+        if policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
+            tensors.refuse_nothing(before)
+        choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
+    converted = to_2x(policy, num_layers, stages, ops, names, choose, told)
     # What the file does not speak of, the result leaves alone.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
@@ -123,7 +126,7 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     if tensors is None or before is None:
         return converted
     effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
-    return tensors.compared(converted, before, tensors.of_effect(effect), args.to)
+    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), args.to)
 
 
 def _sections_alone(converted: Converted) -> Document:
@@ -140,11 +143,13 @@ def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tenso
     ops, told = _layer_ops(args, document, tensors)
     if tensors is None:
         return to_1_9(checked.effect, ops, use_legacy, source=told)
-    before = tensors.of_effect(checked.effect)
+    before = fate_in_2x(tensors.trace, checked.effect)
     if checked.effect.swaps_anything:
         tensors.refuse_nothing(before)
     use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
-    converted = to_1_9(checked.effect, ops, use_legacy, tensors.choose_1_9(before.moved), told)
+    named = {".".join(path) for layer in tensors.layers for path, _ in layer.walk()}
+    chosen = choose_1_9(tensors.trace, before.moved, named.__contains__)
+    converted = to_1_9(checked.effect, ops, use_legacy, chosen, told)
     policy = check_shape(_sections_alone(converted), num_layers).policy
     return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), args.to)
 

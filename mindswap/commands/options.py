@@ -47,12 +47,7 @@ _COMMON: dict[str, dict[str, Any]] = {
 
 
 def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Options that mean the same everywhere.
-
-    Args:
-        parser: of a command.
-        names: of the options, in the order of `--help`.
-    """
+    """Options that mean the same everywhere, in the order of `--help`."""
     for name in names:
         parser.add_argument(name, **_COMMON[name])
 

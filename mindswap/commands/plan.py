@@ -199,17 +199,15 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
     planner = Planner(step.model, allowed, step.known_layers)
     plans = [compact(step, plan) for plan in sweep_budgets(planner, problem, progress)]
     if args.plot:
-        from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
+        from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 
-        curve = [TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans]
-        points = [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared]
-        plot_pareto(
-            curve,
-            points,
+        plot_tradeoffs(
+            [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared],
             args.plot,
             title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
+            curve=[TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans],
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
     if args.json:

@@ -70,11 +70,11 @@ def ask(words: Sequence[str]) -> Answer:
 
 
 def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
-    """Run the workers to their end, with their logs in `folder`/logs; says how far they are.
+    """Run the workers to their end, and say how far they are.
 
     Args:
         config: what they read.
-        folder: where they run, and leave all that they write.
+        folder: where they run, and leave all that they write; their logs are in `logs`.
         num_workers: 1 runs without msrun.
         say: takes a line for the user.
 

@@ -51,15 +51,7 @@ def _absolute(value: Any) -> Any:
 def write_synthetic_data(
     folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, *, is_legacy: bool
 ) -> SyntheticData:
-    """Enough samples of random tokens, the same ones each time.
-
-    Args:
-        folder: to write to.
-        settings: of the training step.
-        num_steps: that are trained.
-        vocab_size: of the model.
-        is_legacy: the model reads one column of seq_length + 1 tokens; else four of seq_length numbers.
-    """
+    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
     require_mindspore()
     numbers = random.Random(SEED)
     choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))

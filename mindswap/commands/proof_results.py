@@ -63,13 +63,7 @@ def read_fits(data: Mapping[str, Any]) -> tuple[Fit, ...]:
 
 
 def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:
-    """The logs and the profile that a run left in its folder.
-
-    Args:
-        folder: of the run.
-        exit_code: of the launcher.
-        wall_s: how long it took.
-    """
+    """The logs and the profile that a run left in its folder."""
     logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
     workers = tuple(
         Worker(

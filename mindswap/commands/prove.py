@@ -23,6 +23,7 @@ from mindswap.launch.msrun import count_cards
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
 from mindswap.prove.checks import make_checks
+from mindswap.prove.derive import Wanted
 from mindswap.prove.model import Proof
 from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
@@ -100,16 +101,12 @@ def run(args: argparse.Namespace) -> int:
         folder=args.output,
         config=Path(args.config),
         variants=args.variants,
-        num_steps=args.steps,
-        num_layers=args.layers,
-        num_workers=args.worker_num,
+        wanted=Wanted(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
         budget_bytes=_budget(memory),
-        is_profiled=args.profile,
-        is_deterministic=args.deterministic,
         wants_synthetic_data=args.synthetic_data,
-        device_words=tuple(
-            [*(["--device", args.device] if args.device else [])]
-            + [word for name, text in overrides.items() for word in (f"--{name.replace('_', '-')}", text)]
+        device_words=(
+            *(("--device", args.device) if args.device else ()),
+            *(word for name, text in overrides.items() for word in (f"--{name.replace('_', '-')}", text)),
         ),
         say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
     )

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.adapters.pairs import describe_pair, is_known_pair
+from mindswap.adapters.installed import describe_pair, is_known_pair
 from mindswap.doctor.model import Facts, Finding, error, warning
 
 __all__ = ["find_in_environment", "find_in_software"]
@@ -48,7 +48,7 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
             "version-pair",
             f"mindformers {mindformers} with mindspore {mindspore}",
             "this pair was never tried: hooks may meet other functions than they expect",
-            describe_pair(mindformers, mindspore),
+            describe_pair(mindformers),
         )
     yield from _find_cann(facts)
     yield from _find_stale(facts)

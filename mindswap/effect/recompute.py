@@ -54,12 +54,9 @@ class RecomputeEffect:
 
 
 def compare_recompute(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[RecomputeEffect, ...]:
-    """Compare the intent for each layer with the graph.
+    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph as it was compiled.
 
-    Args:
-        layers: what is decided for each layer; `layer_index` as in the graphs.
-        baseline: the same network without recompute; what it runs again, the model itself asks for.
-        graph: the network as it was compiled.
+    `baseline` is the same network without recompute; what it runs again, the model itself asks for.
     """
     before, after = (kept_by_layer(classify_saved(each)) for each in (baseline, graph))
     return tuple(
@@ -121,12 +118,7 @@ def _is_recomputed(decision: Decision) -> bool:
 
 
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
-    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer.
-
-    Args:
-        layer: what is decided for it; `layer_index` as in the graph.
-        graph: the network as it was compiled.
-    """
+    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer."""
     again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
     if layer.is_fully_recomputed and not again:

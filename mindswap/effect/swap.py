@@ -97,13 +97,9 @@ class LayerEffect:
 
 
 def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
-    """Compare the intent for each layer with the graph.
+    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph under the policy.
 
-    Args:
-        layers: what the policy decides for each layer; `layer_index` as in the graphs.
-        baseline: the same network with the same recompute and without swap: what it keeps is what
-            could be swapped.
-        graph: the network under the policy.
+    `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
     """
     saved = classify_saved(graph)
     before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)
@@ -219,7 +215,7 @@ class _LayerComparison:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:
-        """The operators of forward of this layer at some places."""
+        """Of forward of this layer."""
         return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]
 
     def _is_merged(self, node: Node) -> bool:
@@ -228,15 +224,10 @@ class _LayerComparison:
 
     def _beyond_specification(self) -> Iterator[SwapPair]:
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
-        recomputed_inputs = {
-            resolve_storage(self.graph, name).name
-            for node in self.graph.forward
-            if node.is_recomputed and node.op not in VIEW_OPS
-            for name in node.inputs
-            if name in self.graph.forward_nodes
-        }
+        recomputed = (node for node in self.graph.forward if node.is_recomputed and node.op not in VIEW_OPS)
+        inputs = {resolve_storage(self.graph, name).name for node in recomputed for name in node.inputs}
         for pair in self.pairs:
-            if resolve_storage(self.graph, pair.producer.name).name in recomputed_inputs:
+            if resolve_storage(self.graph, pair.producer.name).name in inputs:
                 yield pair
 
     def _entries(self) -> dict[str, set[Place]]:

@@ -10,15 +10,9 @@ from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
 __all__ = [
-    "CurveCheck",
-    "Execution",
-    "Reference",
-    "Witness",
-    "compare_curves",
-    "compare_runs",
-    "make_reference",
+    "CurveCheck", "Execution", "Reference", "Witness", "compare_curves", "compare_runs", "make_reference",
     "relative_difference",
-]
+]  # fmt: skip
 
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
@@ -141,11 +135,9 @@ class Execution:
 def compare_curves(
     timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
 ) -> CurveCheck:
-    """Executed live bytes against simulated ones.
+    """Executed live bytes at each operator that ran against those of the simulator.
 
     Args:
-        timetable: operators that ran.
-        executed: live bytes at each of them.
         ops, labels, live: primitive, name and live bytes of each operator of the simulator.
     """
     first, num_different = "", 0

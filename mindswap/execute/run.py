@@ -68,11 +68,8 @@ def run_step(
     """Run one step.
 
     Args:
-        graph: as compiled.
-        code: of the same compile.
-        timetable: when memory is taken and given back.
+        graph, code: of the same compile.
         inputs: weights and inputs of the step by their names in `code.main`.
-        kernels: run operators.
         alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:

@@ -18,15 +18,12 @@ Copies take no time here. An operator is one that the device runs something for:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
-
-T = TypeVar("T")
 
 DELAY_FACTOR = 3
 
@@ -85,10 +82,9 @@ class StepTimetable:
 def make_timetable(
     graph: Graph, results: Iterable[str] = (), wanted_backward: Sequence[tuple[str, bool]] = ()
 ) -> StepTimetable:
-    """The timetable of a compiled step.
+    """The timetable of a compiled step with lazy_inline on.
 
     Args:
-        graph: a step with lazy_inline on.
         results: values of backward that the step returns: gradients of weights, which count with the weights.
         wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """
@@ -127,7 +123,11 @@ class _Planner:
 
         outs = {node.name: position for position, node in enumerate(forward) if node.op == "MoveTo"}
         fetches = self._fetches(operators, forward, outs)
-        order = self._execution_order(forward, backward, kernels, fetches)
+        fetched: dict[str, list[Node]] = {}
+        for fetch, start in fetches:
+            fetched.setdefault(kernels[start].name, []).append(fetch.node)
+        # All operators and copies as the device gets them.
+        order = [each for node in (*forward, *backward) for each in (*fetched.get(node.name, ()), node)]
         exec_place = {node.name: position for position, node in enumerate(order)}
         offloads: list[list[Node]] = [[] for _ in kernels]
         for name, position in outs.items():
@@ -141,13 +141,11 @@ class _Planner:
         releases: list[list[str]] = [[] for _ in kernels]
         for buffer, index in last_use.items():
             releases[index].append(buffer)
-        at: list[list[Fetch]] = [[] for _ in kernels]
+        starts: list[list[Fetch]] = [[] for _ in kernels]
         for fetch, index in fetches:
-            at[index].append(fetch)
-        return StepTimetable(
-            tuple(operators), num_forward, _frozen(at), _frozen(offloads), _frozen(releases), self.aliases,
-            self.num_repeats, num_moved,
-        )  # fmt: skip
+            starts[index].append(fetch)
+        happens = (tuple(map(tuple, starts)), tuple(map(tuple, offloads)), tuple(map(tuple, releases)))
+        return StepTimetable(tuple(operators), num_forward, *happens, self.aliases, self.num_repeats, num_moved)
 
     def _runs(self, node: Node) -> bool:
         return has_kernel(node, self.weights) and node.name not in self.aliases
@@ -216,22 +214,6 @@ class _Planner:
             found.append((Fetch(node, out, f"{node.name}#0"), start))
         return sorted(found, key=lambda entry: entry[1])
 
-    def _execution_order(
-        self,
-        forward: Sequence[Node],
-        backward: Sequence[Node],
-        kernels: Sequence[Node],
-        fetches: Iterable[tuple[Fetch, int]],
-    ) -> list[Node]:
-        """All operators and copies as the device gets them."""
-        before: dict[str, list[Node]] = {}
-        for fetch, start in fetches:
-            before.setdefault(kernels[start].name, []).append(fetch.node)
-        order = []
-        for node in (*forward, *backward):
-            order += [*before.get(node.name, ()), node]
-        return order
-
     @staticmethod
     def _wait(position: int, order: Sequence[Node], place: Mapping[str, int]) -> int:
         """The operator after which the compute stream waits for a copy out."""
@@ -239,7 +221,3 @@ class _Planner:
             if node.name in place:
                 return place[node.name]
         return len(place) - 1
-
-
-def _frozen(lists: list[list[T]]) -> tuple[tuple[T, ...], ...]:
-    return tuple(tuple(entries) for entries in lists)

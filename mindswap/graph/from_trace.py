@@ -6,6 +6,7 @@ becomes an operator `Contiguous` of its own before the one that saves it. So doe
 seen to make.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -29,11 +30,7 @@ SAME_WORK = {
 
 
 def graph_of_trace(trace: Trace) -> Graph:
-    """The graph of a recorded step.
-
-    Args:
-        trace: with the values of operators (`record(..., with_values=True)`).
-    """
+    """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
     return _Builder(trace).build()
 
 
@@ -104,7 +101,6 @@ class _Builder:
             if value.memory in sources:
                 nodes.append(self._node(member, "Reshape", operator, index, (sources[value.memory],), (value,)))
             elif len(operator.outputs) > 1:
-                member = f"{name}.{position}"
                 constant = f"i{made.index(value)}"
                 self.constants[constant] = made.index(value)
                 chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
@@ -115,9 +111,8 @@ class _Builder:
         """The copy of a view, of the type of its first save."""
         save = next(save for save in self.trace.saves if save.storage == storage)
         known = self.trace.storages[storage]
-        value = Value(
-            known.memory if known.memory is not None else -storage - 1, known.size_bytes, save.shape, save.dtype
-        )
+        memory = known.memory if known.memory is not None else -storage - 1
+        value = Value(memory, known.size_bytes, save.shape, save.dtype)
         source = next((given for given in operator.inputs if given.shape == save.shape), None)
         inputs = (self._input(source, index, operator),) if source is not None else ()
         name = f"f{index}.copy{storage}"
@@ -131,15 +126,11 @@ class _Builder:
         *cell, _ = operator.path
         where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
         scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
-        origin = "" if operator.is_forward else self._origin(index)
+        origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
         types = tuple(TensorType(value.shape, value.dtype, value.size_bytes) for value in outputs)
         is_named = operator.is_forward and layer is not None
         attributes = {TAG: Names(".".join(path) for path in operator.paths)} if is_named else {}
         return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
-
-    def _origin(self, index: int) -> str:
-        known = self.origins.get(index)
-        return f"f{known}" if known is not None else ""
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -194,14 +185,11 @@ class _Builder:
     def _handed_out(self) -> Node:
         """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
         read = {name for node in self.backward for name in node.inputs}
-        weights: dict[tuple[int, ...], int] = {}
-        for node in self.forward:
-            if node.op == "Load":
-                weights[node.outputs[0].shape] = weights.get(node.outputs[0].shape, 0) + 1
+        weights = Counter(node.outputs[0].shape for node in self.forward if node.op == "Load")
         gradients = []
         for node in reversed(self.backward):
             shape = node.outputs[0].shape if len(node.outputs) == 1 else None
-            if shape is not None and weights.get(shape) and node.name not in read:
+            if shape is not None and weights[shape] and node.name not in read:
                 weights[shape] -= 1
                 gradients.append(node.name)
         return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})

@@ -33,14 +33,10 @@ class Peak:
 
 
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:
-    """The peak of activation memory of one micro-batch on the whole model.
+    """The peak of activation memory of one micro-batch on the whole model, with lazy_inline on.
 
     The compiled layers are replayed in order, each as the last of those that it stands for; what the layers keep that
     are not compiled is added.
-
-    Args:
-        graph: a compiled step with lazy_inline on.
-        sample: which compiled layer stands for how many of the model.
     """
     changes = [0] * (len(graph.forward) + len(graph.backward) + 1)
     for first, last, size in (*_lifetimes(graph), *_uncompiled(graph, sample)):

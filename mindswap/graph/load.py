@@ -168,9 +168,7 @@ def read_tensor_type(tensor: Message) -> TensorType:
 def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: None) -> Any:
     """Plain value of an attribute or a constant; a number stands alone or as the only one of a list.
 
-    Args:
-        entry: of a primitive, or of a node `Constant`.
-        other: reads the kinds that describe no step: floating point numbers, tensors.
+    What describes no step, floating point numbers and tensors for one, is for `other` to read.
     """
     kind = entry.AttributeType.Name(entry.type)
     if kind == "BOOL":

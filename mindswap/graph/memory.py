@@ -118,8 +118,6 @@ def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: Lay
     Args:
         graph: the network under its policy.
         plain: the same layers without swap and recompute: what there is to save.
-        names: operator paths.
-        sample: which compiled layer stands for each layer of the model.
     """
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 

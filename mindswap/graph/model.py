@@ -5,10 +5,10 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 
 import functools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType"]
+__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType", "first_source"]
 
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
@@ -179,6 +179,13 @@ class GraphIndex:
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
         held = (node for node in self._forward if node.name in names and node.op not in ("MoveTo", HOST_COPY))
         return tuple(node for node in held if node.size_bytes)
+
+
+def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:
+    """The value that operators of these types pass on as their first input."""
+    while name in nodes and nodes[name].op in ops:
+        name = nodes[name].inputs[0]
+    return name
 
 
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:

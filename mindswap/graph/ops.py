@@ -180,10 +180,8 @@ TABLE = (
     _ops("RmsNormGrad", _C.NORM, cut=(1, 3), rate="norm_grad"),
     _ops("LayerNormGrad", _C.NORM, cut=(0, 4, 4), rate="norm_grad"),
     _ops("LayerNormGradV3", _C.NORM, cut=(1, 4, 4), rate="norm_grad"),
-    _ops(
-        "Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
-        _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax",
-    ),
+    _ops("Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
+         _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax"),
     _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
     _ops("FastGeLU", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
     _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
@@ -207,30 +205,21 @@ TABLE = (
     _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
     _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
-    _ops(
-        "Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
-        _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE,
-    ),
+    _ops("Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
+         _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("AddN", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("Swiglu SwigluGrad", _C.ELEMENTWISE, _T.FUSED),
-    _ops(
-        "Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
-        "Select SigmoidGrad Sin Square Tanh TanhGrad",
-        _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE,
-    ),
+    _ops("Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
+         "Select SigmoidGrad Sin Square Tanh TanhGrad",
+         _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("Adds Relu SwiGlu SwiGluGrad", _C.ELEMENTWISE, _T.COUNTED),  # as kernels of profiles are called
     _ops("StopGradient", _C.ELEMENTWISE, _T.PASSES_SPLIT, cut=Cut.ELEMENTWISE),
-    _ops(
-        "BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
-        "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
-        "ZerosLike",
-        cut=Cut.ELEMENTWISE,
-    ),
+    _ops("BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
+         "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
+         "ZerosLike", cut=Cut.ELEMENTWISE),
     _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
-    _ops(
-        "ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
-        cut=Cut.REDUCTION,
-    ),
+    _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
+         cut=Cut.REDUCTION),
     _ops("OneHotExt", cut=Cut.ONE_HOT),
     _ops("Outer", cut=Cut.OUTER),
     _ops("DropoutExt", _C.ELEMENTWISE, _T.RANDOM, cut=Cut.DROPOUT),

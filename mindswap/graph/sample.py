@@ -31,11 +31,7 @@ class LayerSample:
 
 
 def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
-    """The layers to compile.
-
-    Args:
-        kinds: for each layer, what it consists of and what is set on it; equal means alike.
-    """
+    """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike."""
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     ends = [-1, *(numbers[kind] for kind in kinds), -1]
     places = [(before, kind, after) for before, kind, after in zip(ends, ends[1:], ends[2:], strict=False)]
@@ -52,8 +48,7 @@ def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
 def _longest_cut(places: Sequence[tuple[int, ...]]) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
-    Args:
-        places: for each layer the kind of the one before it, its own, and of the one behind it.
+    A place is the kind of the layer before, its own, and that of the layer behind.
     """
     in_all = Counter(places)
     borders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)

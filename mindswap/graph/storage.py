@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.graph.model import Graph, Node, SwapPair, TensorType
+from mindswap.graph.model import Graph, Node, SwapPair, TensorType, first_source
 from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
 __all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "kept_by_layer", "resolve_storage"]
@@ -148,7 +148,7 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
     nodes = graph.forward_nodes
     while name in nodes:
         node = nodes[name]
-        if node.op in WEIGHT_OPS and _is_weight(graph, node):
+        if node.op in WEIGHT_OPS and first_source(name, WEIGHT_OPS, nodes) not in nodes:
             return Storage(None, node.inputs[0], 0, StorageKind.WEIGHT, node.outputs[0] if node.outputs else None)
         if node.op == "TupleGetItem" and index is None:
             name, index = node.inputs[0], graph.constants.get(node.inputs[1], 0)
@@ -161,9 +161,3 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
             known = node.outputs[output] if output < len(node.outputs) else None
             return Storage(node, node.name, output, StorageKind.ACTIVATION, known)
     return Storage(None, name, 0, StorageKind.INPUT, None)
-
-
-def _is_weight(graph: Graph, node: Node) -> bool:
-    while node.op in WEIGHT_OPS and node.inputs[0] in graph.forward_nodes:
-        node = graph.forward_nodes[node.inputs[0]]
-    return node.op in WEIGHT_OPS

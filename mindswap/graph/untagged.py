@@ -21,16 +21,13 @@ BEFORE = -1
 
 
 def place_untagged(nodes: Sequence[Node], tag: str, layer_list: str) -> tuple[Node, ...]:
-    """Forward with every operator in its layer.
+    """Forward, in execution order, with every operator in its layer.
+
+    One that could be in two layers is where the first of its kind is: at the begin of its layer, or at the end.
 
     Args:
-        nodes: of forward, in execution order.
         tag: attribute of those that have a path of their own.
         layer_list: name of the list that holds the layers, in the names of weights.
-
-    Returns:
-        The same operators. One that could be in two layers is where the first of its kind is: at the begin of its
-        layer, or at the end.
     """
     layers: dict[str, int] = {}
     readers = _first_reader(nodes, tag)

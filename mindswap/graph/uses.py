@@ -12,12 +12,7 @@ __all__ = ["depending", "graph_uses", "merged_readers", "operator_uses"]
 
 
 def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
-    """Values, and the names of all operators that depend on one of them.
-
-    Args:
-        nodes: in order of execution.
-        roots: names of the values.
-    """
+    """The names of some values, and of all operators (in order of execution) that depend on one of them."""
     found = set(roots)
     for node in nodes:
         if not found.isdisjoint(node.inputs):
@@ -26,13 +21,9 @@ def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
-    """Tag of an operator -> sorted tags of the operators that use its output in forward.
+    """Tag of an operator, in this attribute -> sorted tags of the operators that use its output in forward.
 
     Operators without the tag (the compiler adds `TupleGetItem`, `Depend`, ...) are looked through.
-
-    Args:
-        graph: a compiled step.
-        tag: name of the primitive attribute that holds the tag.
     """
     uses: dict[str, set[str]] = {}
 
@@ -50,10 +41,6 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
     """Operator -> the operators of layers that use its output in forward, each as (compiled layer, path).
 
     What a cell computes without a name goes by its cell and type; it is a user, and so are those behind it.
-
-    Args:
-        graph: a compiled step.
-        names: operator paths of its nodes.
     """
     uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for node in graph.forward:
@@ -73,9 +60,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     It has the name of the first and the cell of the second. Where the settings of the two differ, both stay.
 
     Args:
-        node: an operator of a step without settings.
-        paths: its own.
-        layer: tree of its layer.
+        node: an operator of a step without settings, with its own paths.
 
     Returns:
         Paths of the reshapes of that cell: one of them was the second.

@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mindswap.config.ignored import ignored_rules, misused_ignore, split_ignored
+from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Problem
 from mindswap.mindformers_2x.effect import Effect, compute_effect
@@ -58,5 +58,4 @@ def check_pynative(
     rules, context = find_rules(), Context(document, settings, effect)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
-    wanted = (problem for problem in found if problem.rule not in ignore)
-    return PynativeCheck(effect, *split_ignored(wanted, ignored_rules(document) | set(silence)))
+    return PynativeCheck(effect, *split_ignored(document, found, ignore, silence))

@@ -69,11 +69,7 @@ BASELINES: Mapping[str, Baseline] = {
 
 
 def baseline_policy(name: str, trees: Sequence[CellNode]) -> Policy:
-    """The policy of a baseline.
-
-    Args:
-        name: one of BASELINES.
-        trees: of all kinds of layers that the model has.
+    """The policy of a baseline for the trees of all kinds of layers that the model has.
 
     Raises:
         MindswapError: if there is no such baseline.

@@ -14,11 +14,7 @@ __all__ = ["load_layer_trees"]
 
 
 def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
-    """The layers of a model by its configuration.
-
-    Args:
-        model_section: the `model` section of the configuration, as plain data.
-        num_layers: layers of the model.
+    """The layers of a model by the `model` section of its configuration, as plain data.
 
     Returns:
         The trees; None if no table has this model, or none of its variants fits the configuration.

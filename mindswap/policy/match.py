@@ -15,16 +15,9 @@ from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = [
-    "MAX_PATTERN_CHARS",
-    "SEPARATOR",
-    "Match",
-    "PatternError",
-    "compile_part",
-    "exact_pattern",
-    "is_match",
-    "match_pattern",
-    "split_pattern",
-]
+    "MAX_PATTERN_CHARS", "SEPARATOR", "Match", "PatternError", "compile_part", "exact_pattern", "is_match",
+    "match_pattern", "split_pattern",
+]  # fmt: skip
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
@@ -104,11 +97,7 @@ def is_match(part: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
-    """Every cell and primitive of `layer` that `pattern` names, in order of definition.
-
-    Args:
-        pattern: as in `swap_config.op_swap[].op_name`.
-        layer: tree of one layer.
+    """Every cell and primitive of `layer` that `pattern` (as `op_name`) names, in order of definition.
 
     Raises:
         PatternError: if a part is no regular expression, or backtracks without end.

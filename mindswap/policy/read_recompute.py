@@ -99,9 +99,8 @@ class RecomputeReader:
     ) -> None:
         if layers or refs:
             named = (pattern.text, pattern.path, pattern.location)
-            self.statements.append(
-                Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
-            )
+            statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
+            self.statements.append(statement)
 
     def _layers(self, node: Node, path: str, expect: Expect) -> tuple[Layers, tuple[LayerRef, ...]]:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):

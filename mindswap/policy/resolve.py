@@ -21,17 +21,9 @@ from mindswap.policy.model import OpRecompute, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 
 __all__ = [
-    "Claim",
-    "Decision",
-    "Entry",
-    "LayerDecisions",
-    "Path",
-    "Setting",
-    "Treatment",
-    "acting_entries",
-    "matches_of",
+    "Claim", "Decision", "Entry", "LayerDecisions", "Path", "Setting", "Treatment", "acting_entries", "matches_of",
     "resolve_layer",
-]
+]  # fmt: skip
 
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]

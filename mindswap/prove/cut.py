@@ -19,12 +19,7 @@ def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
-    """The policy for the layers that are left; entries without a layer go.
-
-    Args:
-        policy: in layer indices.
-        kept: layer of the whole model that each layer stands for.
-    """
+    """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
 
     def cut(layers: Layers) -> Layers:
         if layers.indices is None:

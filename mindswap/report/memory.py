@@ -59,12 +59,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
 
 
 def format_memory(report: MemoryReport, by: str = "operator") -> str:
-    """Tables, equal layers once.
-
-    Args:
-        report: what to show.
-        by: a row per "layer", per "operator" or per "cell".
-    """
+    """Tables, equal layers once; a row per "layer", per "operator" or per "cell"."""
     groups = group_layers(report.layers)
     unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
     rows: list[tuple[str, ...]] = []

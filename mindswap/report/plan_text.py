@@ -7,7 +7,7 @@ from mindswap.config.device_memory import PATH
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
-from mindswap.units import UNITS, format_bytes, format_time
+from mindswap.units import UNITS, format_bytes, format_count, format_time
 
 __all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
 
@@ -16,14 +16,7 @@ NUM_HOLDERS = 6
 
 
 def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
-    """The plan and what it is compared with.
-
-    Args:
-        plan: what was found.
-        device_title: for which device.
-        tokens_per_card: of a step.
-        budget_source: where the budget is from, if the user did not name it.
-    """
+    """The plan and what it is compared with; `budget_source`: "" where the user named the budget."""
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
@@ -67,7 +60,7 @@ def _coupling_lines(plan: Plan) -> list[str]:
 
 def _simulations(plan: Plan) -> str:
     """How long was searched."""
-    number = f"{plan.num_evaluations} simulation{'s' if plan.num_evaluations != 1 else ''}"
+    number = format_count(plan.num_evaluations, "simulation")
     return f"{number}, then interrupted" if plan.is_interrupted else number
 
 

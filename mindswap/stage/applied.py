@@ -37,14 +37,10 @@ class NamedCell:
 
 
 def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
-    """A policy of `expand_stage_recompute` in the form that the applier and the reports read.
+    """A policy of `expand_stage_recompute` (swap off) in the form that the applier and the reports read.
 
     MindFormers excludes operators only: a cell that `select_recompute_exclude` names stays recomputed. So a name that
-    stands for a cell gives way to the operators that it names beside, one by one.
-
-    Args:
-        policy: with swap off.
-        trees: the layers of the model; None leaves the exclude options as they are.
+    stands for a cell gives way to the operators that it names beside, one by one; not where the trees are not known.
     """
     if trees is None:
         return replace(policy, is_swap_enabled=True)
@@ -68,12 +64,7 @@ def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iter
 
 
 def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
-    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers.
-
-    Args:
-        statements: of any option.
-        trees: the layers of the model.
-    """
+    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers."""
     for statement in statements:
         if statement.option != EXCLUDE or not statement.pattern:
             continue
@@ -87,10 +78,7 @@ def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iter
 def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Operators of a layer that backward runs again, and those whose communication it repeats.
 
-    Args:
-        policy: with swap on, or from `as_applied`.
-        layer_index: index of the layer.
-        tree: the layer.
+    The policy has swap on, or is from `as_applied`.
     """
     layer = resolve_layer(policy, layer_index, tree)
     decided = layer.operators().items()

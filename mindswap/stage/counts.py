@@ -51,11 +51,7 @@ class CountsError(MindswapError):
 
 
 def read_counts(node: Node, layout: Layout) -> Counts:
-    """The counts that a value stands for.
-
-    Args:
-        node: True, False, counts per stage, or counts per chunk and stage.
-        layout: how the layers are spread.
+    """The counts that True, False, counts per stage, or counts per chunk and stage stand for.
 
     Raises:
         CountsError: if MindFormers would stop at it (or, for a negative count per stage, never come to an end).

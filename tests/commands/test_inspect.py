@@ -101,9 +101,9 @@ from mindswap.report.memory import memory_to_json
 with quiet():
     from mindswap.adapters import mindformers
 policy = load_policy({str(config)!r})
-sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
+sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
 mindformers.sample_layers = lambda _: LayerSample(tuple(range(7)), tuple(range(7)))
-whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy))
+whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
 print(json.dumps([sampled, whole]))
 """
     result = forked.run(["-c", script], check=True, cwd=ROOT)

@@ -7,6 +7,8 @@ from mindswap.config.ignored import misused_ignore
 from mindswap.document.nodes import Entry, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.document.rules import Finding, rule
+from mindswap.policy.settings import Settings
+from mindswap.policy.unread import MissingKey
 from mindswap.policy.words import closest_names
 
 SECTIONS = ("swap_config", "recompute_config")
@@ -29,7 +31,7 @@ def missing_key(context: Context) -> Iterator[Finding]:
         op_swap:
           - {backward_prefetch: 20, layers: [0]}
     """
-    renamed = {id(missing) for missing in context.renamed_keys.values()}
+    renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
     for missing in context.settings.missing_keys:
         if id(missing) not in renamed:  # else it is said with the key that stands in its place
             fix = f"add {missing.key}: {EXAMPLES[missing.key]}"
@@ -52,8 +54,9 @@ def unknown_key(context: Context) -> Iterator[Finding]:
           swap: True
           default_prefech: 10
     """
+    renamed = _renamed_keys(context.settings)
     for unknown in context.settings.unknown_keys:
-        meant_key = context.renamed_keys.get(id(unknown))
+        meant_key = renamed.get(id(unknown))
         if meant_key is not None:
             message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
             fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
@@ -72,6 +75,20 @@ def unknown_key(context: Context) -> Iterator[Finding]:
             yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=Level.WARNING)
         else:
             yield from _misplaced(context, entry)
+
+
+def _renamed_keys(settings: Settings) -> dict[int, MissingKey]:
+    """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
+    missing = {(key.path, key.key): key for key in settings.missing_keys}
+    found: dict[int, MissingKey] = {}
+    for unknown in settings.unknown_keys:
+        parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
+        for required in unknown.known:
+            is_like = len(name) > 2 and (name in required or required in name)
+            if is_like and (parent, required) in missing:
+                found[id(unknown)] = missing.pop((parent, required))
+                break
+    return found
 
 
 def _misplaced(context: Context, entry: Entry) -> Iterator[Finding]:
@@ -123,9 +140,8 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
     FAIL:
         swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     """
-    root = context.document.root
     for name, (switch, off) in SWITCHES_OF_2X.items():
-        entry = root.entry(name) if root is not None else None
+        entry = context.document.entry(name)
         if entry is not None and any(entry.value.get(key) is not None for key in (switch, "layer_swap", "op_swap")):
             node = entry.value.get(switch)
             level = None if node is not None and node.value != off else Level.WARNING

@@ -48,7 +48,7 @@ def least_work_again(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
 
     Args:
         graph: the step without recompute.
-        works: of forward, from `measure_work`; not fused.
+        works: of forward, not fused.
     """
     readers, _ = _readers(graph.backward, set())
     users: dict[str, list[Node]] = {}

@@ -18,13 +18,11 @@ __all__ = ["merge_equal"]
 def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
     """Merge the operators of forward that differ in their tag only.
 
+    Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
+
     Args:
-        graph: a compiled step.
         tag: attribute that carries the path.
         settings_of: what is set on an operator; those with unequal settings stay apart.
-
-    Returns:
-        Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
     """
     forward, name_of = _merge_forward(graph, tag, settings_of)
     if not name_of:

@@ -42,15 +42,14 @@ class NodeSettings:
 
 
 def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
-    """What a policy sets on the operators of a compiled step.
+    """What a policy sets on the operators of a step that was compiled without swap and recompute.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.gather`).
 
     Args:
-        graph: the step without swap and recompute.
-        names: operator paths of its nodes.
+        names: operator paths of the nodes.
         layers: for each compiled layer, what is decided.
     """
     readers = graph.index.forward_readers
@@ -136,14 +135,12 @@ class _Placement:
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
-    """The step as the compiler would leave it under these settings.
+    """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
 
     Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
     or swapped if its own operator is.
 
     Args:
-        graph: the step without swap and recompute.
-        settings: what is set on its forward operators.
         tag: attribute that kept the compiler from merging equal operators, which are merged here; None for none.
     """
     if tag is not None:
@@ -198,12 +195,7 @@ class _Rewriter:
         return replace(self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=saved)
 
     def _fetch(self, name: str, gradient_of: str) -> str:
-        """The name under which backward has a value of forward, made available here if need be.
-
-        Args:
-            name: of the value.
-            gradient_of: operator of forward whose gradient reads it.
-        """
+        """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
         is_again = name in self.recomputed
         is_copied = not is_again and self._is_swapped(name, gradient_of)
         known = self.available.get((name, is_copied))
@@ -231,16 +223,12 @@ class _Rewriter:
         return self.saved[name].backward_name
 
     def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
-        """Whether a value is copied out though backward does not read it.
+        """Whether a value is copied out though it is not among what backward needs; a reshape of a value is the value.
 
         An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
         reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
         goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
         (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
-
-        Args:
-            node: what makes it.
-            needed: by backward: a reshape of the value is the value.
         """
         if node.name not in self.prefetch or self._is_marked(node):
             return False

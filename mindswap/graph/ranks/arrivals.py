@@ -32,10 +32,9 @@ class GatheredGradient:
 
 
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
-    """The step with a view between a tensor and the operators that have it sent to them.
+    """The step with a view between a tensor and the operators that have it sent to them; shapes are logical.
 
     Args:
-        graph: a compiled step with logical shapes.
         moves: name of the tensor, and an operator that reads it, both of forward. One view of a tensor serves all
             operators that read it.
     """
@@ -65,12 +64,7 @@ def _at(node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, 
 
 
 def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradient]) -> Graph:
-    """The step with an AllGather before the gradients of operators whose sums are scattered.
-
-    Args:
-        graph: a step with the sizes of one rank.
-        gathered: by name of the operator of forward.
-    """
+    """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered."""
     backward: list[Node] = []
     placed: set[str] = set()
     for node in graph.backward:

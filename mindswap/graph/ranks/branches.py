@@ -45,12 +45,7 @@ class Branches:
         return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:
-        """Place an operator of backward.
-
-        Args:
-            node: reads only what is placed already.
-            origins: forward operators that it may be the gradient of.
-        """
+        """Place an operator of backward behind all that it reads; it may be the gradient of one of `origins`."""
         if node.op in UNJOINING_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
             self._of[node.name] = self._of_inputs(node)

@@ -18,7 +18,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.graph.model import Node
+from mindswap.graph.model import Node, first_source
 from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, line_of
 from mindswap.graph.ranks.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.ranks.ring import RING, ring_axes
@@ -149,17 +149,12 @@ class _Finder:
         num_ranks = num_parts(moved.before) // num_parts(moved.after)
         if kind == "AllToAll":
             num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
-        key = (self._maker(moved.producer), kind, num_ranks)
+        key = (first_source(moved.producer, {"Reshape"}, self.nodes), kind, num_ranks)
         if key in self.gathered:
             return
         self.gathered.add(key)
         collective = Collective(kind, size_bytes, num_ranks, is_before=not is_reshape)
         self._add_pair(moved.consumer, collective, self._gradient_reader(moved.consumer), is_before=True)
-
-    def _maker(self, name: str) -> str:
-        while name in self.nodes and self.nodes[name].op == "Reshape":
-            name = self.nodes[name].inputs[0]
-        return name
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
         """The first operator that reads the gradient of what `consumer` reads."""
@@ -208,9 +203,7 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
 def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
     """Ranks that exchange parts: those over which a dimension was cut that no longer is.
 
-    Args:
-        moved: the cuts before and after.
-        made, read: shapes on one rank before and after.
+    The shapes, made and read, are those on one rank.
     """
     if len(moved.before) == len(moved.after):
         cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]

@@ -29,15 +29,9 @@ from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sequences import is_sequence_state
 
 __all__ = [
-    "GATHER_MARK",
-    "WEIGHT_MARK",
-    "GatheredStep",
-    "gather_weights",
-    "is_gathering",
-    "is_narrowing",
-    "is_released",
+    "GATHER_MARK", "WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_narrowing", "is_released",
     "weight_name",
-]
+]  # fmt: skip
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
@@ -83,12 +77,7 @@ def is_released(node: Node) -> bool:
 
 
 def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
-    """The step as it is with the parallel optimizer.
-
-    Args:
-        graph: a compiled step in which weights are whole, under any policy.
-        sharding: how weights are cut.
-    """
+    """A step in which weights are whole, under any policy, as it is with the parallel optimizer."""
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)
@@ -254,9 +243,7 @@ def _with_copies(backward: list[Node], again: Mapping[str, tuple[Node, ...]]) ->
         if copies[-1].layer_index is not None:
             by_layer.setdefault(copies[-1].layer_index, []).append(name)
     for node in backward:
-        due = [name for name in node.inputs if name in by_reader]
-        if node.layer_index is not None:
-            due += by_layer.pop(node.layer_index, ())
-        for name in due:
+        due = by_layer.pop(node.layer_index, ()) if node.layer_index is not None else ()
+        for name in (*node.inputs, *due):
             yield from by_reader.pop(name, ())
         yield node

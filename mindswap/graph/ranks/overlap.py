@@ -17,10 +17,9 @@ __all__ = ["order_halves"]
 
 
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
-    """The step with the halves of each layer in turn; without halves it comes back as it is.
+    """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
 
     Args:
-        graph: a step of one rank.
         communicating_first: operators that communicate before they compute.
         communicating_after: operators that communicate what they made, or are communication.
     """

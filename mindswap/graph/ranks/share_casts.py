@@ -23,9 +23,8 @@ __all__ = ["share_casts"]
 def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
     """The step with casts of weights marked as made once, for all micro-batches.
 
-    Args:
-        step: casts of gathered weights before the AllGather are made once already.
-        is_inlined: compiled without lazy_inline: casts of any type, also those behind an AllGather.
+    Those of gathered weights before the AllGather are so already; without lazy_inline (`is_inlined`) casts of any type
+    are, also those behind an AllGather.
     """
     weights: dict[str, str] = {}  # name of a value -> the parameter that it is
     readers: dict[str, list[Node]] = {}

@@ -8,7 +8,7 @@ from mindswap.document.rules import Finding
 from mindswap.mindformers_2x.effect import LayerEffect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import match_paths
-from mindswap.mindformers_2x.names import to_2x_path
+from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.mindformers_2x.rule_context import Context, rule
 from mindswap.mindformers_2x.settings import Target
 from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError

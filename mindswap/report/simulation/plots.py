@@ -34,20 +34,18 @@ TIME_SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 FAR_BUDGET = 3
 
 
-def plot_simulation(report: SimulationReport, path: Path, stage: int | None = None) -> None:
-    """Streams of a stage, or the compute stream of all stages, above the memory of the stage.
+def plot_simulation(report: SimulationReport, path: Path) -> None:
+    """Streams of the stage, or of a pipeline the compute stream of all stages, above the memory that is highest.
 
     Args:
         report: a simulated step.
         path: file to write; its ending says the format.
-        stage: whose streams; None takes the only one, or all stages of a pipeline with the memory of the stage
-            that needs the most.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
-    shown = report.peak_stage if stage is None else report.stages[stage]
-    is_pipeline = stage is None and len(report.stages) > 1
+    shown = report.peak_stage
+    is_pipeline = len(report.stages) > 1
     rows = _pipeline_rows(report) if is_pipeline else _stream_rows(report, shown)
     caption = wrap(f"Simulated, no device was used. {device_line(report)}", 190)
     heights = (0.88, 0.36 * len(rows) + 0.25, 0.3, 3.6, 0.62 + 0.17 * len(caption))  # inches, top to bottom
