@@ -137,29 +137,19 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
     return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
 
 
-def load_policy(
-    path: str | os.PathLike[str],
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
-    """The policy of a configuration file (arguments as in `check_document`).
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """The policy of a configuration file.
 
     Raises:
         PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
             recompute_config is left to MindFormers.
     """
-    return policy_of_document(load_document(path), num_layers, trees, environ)
+    return policy_of_document(load_document(path))
 
 
-def policy_of_document(
-    document: Document,
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
+def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    result = check_document(document, num_layers, trees, environ, ignore={STAGE_RULE})
+    result = check_document(document, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy

@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
                 "    fix: mindswap explain --num-layers N"
             )
         stages = expand_stage_recompute(document, checked.num_layers)
-        explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
+        explanation = explain(stages.policy, checked.num_layers, checked.trees, stages)
     if args.json:
         data = {**problems_to_data(checked.problems), **explanation_to_json(explanation)}
         print(answer_text("explain", data, True))

@@ -112,13 +112,12 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
     if problems:
         return Converted(None, sort_problems(problems))
     recompute: dict[str, Any] = {"recompute": _counts(policy.layer_recompute, layout)}
-    present = document.get("recompute_config")
     for option in SELECT_OPTIONS:
         counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
-        if counts or (present is not None and present.entry(option) is not None):
+        if counts or document.entry("recompute_config", option) is not None:
             recompute[option] = counts or False
     for flag in RECOMPUTE_FLAGS:
-        if present is not None and present.entry(flag) is not None:
+        if document.entry("recompute_config", flag) is not None:
             recompute[flag] = getattr(policy, flag)
     sections = {"swap_config": {"swap": False}, "recompute_config": recompute}
     return _judged(document, policy, sections, num_layers, trees)

@@ -126,6 +126,11 @@ class Document:
         """The value below these keys; None if one of them is missing."""
         return self.root.get(*keys) if self.root is not None else None
 
+    def entry(self, *keys: str) -> Entry | None:
+        """The entry at these keys, with the place of the last one; None if one of them is missing."""
+        above = self.get(*keys[:-1])
+        return above.entry(keys[-1]) if above is not None else None
+
     def value(self, *keys: str) -> Any:
         """The scalar below these keys; None for null, a list or a mapping, and where a key is missing."""
         node = self.get(*keys)

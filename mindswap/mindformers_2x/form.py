@@ -32,7 +32,7 @@ def form_problem(document: Document) -> Problem | None:
     """What a command says that reads the graph form only; None for a file of that form."""
     if find_form(document) is Form.GRAPH:
         return None
-    entry = document.root.entry("training") if document.root is not None else None
+    entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
     readers = "`check`, `explain`, `convert` and `plan`"
     message = f"this is a configuration of {Form.PYNATIVE.value}, which only {readers} read so far"
