@@ -127,10 +127,6 @@ def _judge(
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
     """Check all that can be judged while the network is not built yet.
 
-    Args:
-        document: the configuration.
-        environ: environment variables of the run.
-
     Raises:
         PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
             is wrong in recompute_config is left to MindFormers: nothing of ours stops such a run.
@@ -141,41 +137,26 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
     return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
 
 
-def load_policy(
-    path: str | os.PathLike[str],
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
-    """The policy of a configuration file (arguments as in `check_document`).
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """The policy of a configuration file.
 
     Raises:
         PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
             recompute_config is left to MindFormers.
     """
-    return policy_of_document(load_document(path), num_layers, trees, environ)
+    return policy_of_document(load_document(path))
 
 
-def policy_of_document(
-    document: Document,
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
+def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    result = check_document(document, num_layers, trees, environ, ignore={STAGE_RULE})
+    result = check_document(document, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
-    """The number of layers, for what means nothing without.
-
-    Args:
-        document: the configuration.
-        num_layers: what is known.
-        asked_by: begins the message, such as `--rank: `.
+    """The number of layers that is known, for what means nothing without; `asked_by` begins the message.
 
     Raises:
         GraphError: if it is not known; the text says where it should have come from.

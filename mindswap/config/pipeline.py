@@ -81,11 +81,7 @@ class Layout:
                 first += size
 
     def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The layers that counts per chunk and position stand for: the first ones of each cell.
-
-        Args:
-            counts: as `sizes`; a cell without layers may be missing, a negative count is none.
-        """
+        """The first layers of each cell, by counts in the form of `sizes`; a cell without layers may be missing."""
         return tuple(
             index
             for cell in self.cells()

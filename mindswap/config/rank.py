@@ -61,15 +61,7 @@ class RankPlacement:
 
 
 def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permille: int = 1000) -> RankPlacement:
-    """The place of a rank.
-
-    MindSpore numbers the ranks stage by stage.
-
-    Args:
-        document: configuration of MindFormers.
-        rank: number of the rank, from 0.
-        num_layers: layers of the model.
-        expert_skew_permille: as in `RankPlacement`.
+    """The place of a rank, counted from 0; MindSpore numbers the ranks stage by stage.
 
     Raises:
         GraphError: if there is no such rank, or the layers cannot be spread over the stages as asked.

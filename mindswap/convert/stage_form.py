@@ -49,10 +49,7 @@ class Converted:
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
 
-    Args:
-        document: a configuration with swap off.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
@@ -91,12 +88,9 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
 
 
 def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
-    """Layer indices (swap on) as counts per pipeline stage (swap off), where that says the same.
+    """Layer indices (swap on, no errors) as counts per pipeline stage (swap off), where that says the same.
 
-    Args:
-        document: a configuration with swap on and without errors.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     result = check_shape(document, num_layers)
     policy, settings = result.policy, result.settings
@@ -118,13 +112,12 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
     if problems:
         return Converted(None, sort_problems(problems))
     recompute: dict[str, Any] = {"recompute": _counts(policy.layer_recompute, layout)}
-    present = document.get("recompute_config")
     for option in SELECT_OPTIONS:
         counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
-        if counts or (present is not None and present.entry(option) is not None):
+        if counts or document.entry("recompute_config", option) is not None:
             recompute[option] = counts or False
     for flag in RECOMPUTE_FLAGS:
-        if present is not None and present.entry(flag) is not None:
+        if document.entry("recompute_config", flag) is not None:
             recompute[flag] = getattr(policy, flag)
     sections = {"swap_config": {"swap": False}, "recompute_config": recompute}
     return _judged(document, policy, sections, num_layers, trees)

@@ -11,12 +11,12 @@ LEVEL_KEY = "memory_optimize_level"
 
 
 def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
-    """The text with `context.memory_optimize_level` as swap needs it, and a comment that says so.
+    """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
 
     Args:
         text: the file.
         own: what it says itself.
-        whole: with what it is based on.
+        whole: what it says with what it is based on.
     """
     node = whole.get("context", LEVEL_KEY)
     if not _is_in_the_way(whole) or node is None:

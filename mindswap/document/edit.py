@@ -22,12 +22,7 @@ _DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
 
 
 class Editor:
-    """Collects edits of one text: (start, end, replacement), none inside another.
-
-    Args:
-        text: the text, without byte order mark.
-        document: the same, read without a problem.
-    """
+    """Collects edits of one text (without byte order mark) that was read without a problem; see `apply_edits`."""
 
     def __init__(self, text: str, document: Document):
         self.text = text
@@ -65,7 +60,7 @@ class Editor:
         return apply_edits(self.text, self.edits)
 
     def _find(self, section: str) -> tuple[Span, Span] | None:
-        entries = self.root.entries or () if self.root is not None else ()
+        entries = self.root.entries if self.root is not None else ()
         return next(((key, span) for key, span in entries if key.text == section), None)
 
     def _append_section(self, section: str, value: Mapping[Any, Any]) -> None:
@@ -87,7 +82,7 @@ class Editor:
         """Change only the keys that differ; False where no key can stay, or the keys are not all written here."""
         node = self.document.get(key.text)
         entries = node.unique_entries() if node is not None else ()
-        written = span.entries or []
+        written = span.entries
         if any(part.text == "<<" for part, _ in written) or len(entries) != len(written):
             return False
         rows = [(*spans, entry.key, to_data(entry.value)) for spans, entry in zip(written, entries, strict=True)]
@@ -170,7 +165,7 @@ class Editor:
 
     def _step(self) -> int:
         """By how much the file indents."""
-        for _, span in self.root.entries or () if self.root is not None else ():
+        for _, span in self.root.entries if self.root is not None else ():
             if span.entries and not span.is_flow and self.root is not None and span.column > self.root.column:
                 return span.entries[0][0].column - self.root.column
         return DEFAULT_STEP

@@ -53,14 +53,9 @@ def with_model_of_folder(document: Document) -> Document:
     found = parse_file(path)
     if found.root is None or found.root.entries is None:
         reason = found.problems[0].message if found.problems else "is no mapping"
-        problem = Problem(
-            location,
-            FOLDER_RULE,
-            Level.WARNING,
-            f"{FOLDER_KEY}: the model is not known: {path}: {reason}",
-            fix="name a folder with the config.json of the model (weights are not needed), here or as "
-            "--pretrained_model_dir DIR",
-        )
+        message = f"{FOLDER_KEY}: the model is not known: {path}: {reason}"
+        fix = "name a folder with the config.json of the model (weights are not needed), here or as"
+        problem = Problem(location, FOLDER_RULE, Level.WARNING, message, fix=f"{fix} --pretrained_model_dir DIR")
         return replace(document, problems=(*document.problems, problem))
     model = root.get("model") or Node(location, entries=())
     own = model.get("model_config") or Node(location, entries=())

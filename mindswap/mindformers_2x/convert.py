@@ -79,12 +79,10 @@ def _swap_2x(
         lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
         return {"enable": False}
     distances = sorted({entry.prefetch for entry in entries})
-    prefetch = max(-(-distance // num_layer_ops) for distance in distances)
     if len(distances) > 1:
         said = ", ".join(map(str, distances))
         lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
-    if prefetch > num_layers - 1:
-        prefetch = max(num_layers - 1, 1)
+    prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
     lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {told}")
     # What is recomputed is not swapped in graph mode; in 2.x its input would be.
     recomputed = set(policy.layer_recompute.resolve(num_layers))
@@ -181,17 +179,17 @@ def to_1_9(
             f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators ({source}: "
             f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
         )
-        whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
-        whole = whole if by_tensor is None else list(by_tensor.whole)
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
             lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
-        if whole:
-            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
         if by_tensor is None:
+            whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
             named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
         else:
+            whole = list(by_tensor.whole)
             named = {path.replace(".", r"\."): list(found) for path, found in by_tensor.paths.items()}
+        if whole:
+            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
         if named:
             swap["op_swap"] = [
                 {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}
@@ -199,10 +197,8 @@ def to_1_9(
             ]
     if swap["swap"] and len(swap) == 1:
         swap["op_swap"] = []  # recompute in layer indices, and no swap
-    recompute: dict[str, Any] = {}
     full = sorted(settings.full_layers)
-    if full:
-        recompute["recompute"] = full
+    recompute: dict[str, Any] = {"recompute": full} if full else {}
     for key, layer_map in (
         ("select_recompute", {i: layer.recomputed for i, layer in enumerate(effect.layers)}),
         ("select_comm_recompute", {i: layer.comm_recomputed for i, layer in enumerate(effect.layers)}),

@@ -97,12 +97,7 @@ class Effect:
 
 
 def compute_effect(settings: Settings, model: Model | None) -> Effect:
-    """What upstream makes of the settings, problems or not.
-
-    Args:
-        settings: what was read.
-        model: names of the layers; None if not known.
-    """
+    """What upstream makes of the settings, problems or not."""
     unmatched: list[tuple[str, str]] = []
 
     def expand(option: str) -> LayerMap:

@@ -33,9 +33,7 @@ def _find_count(document: Document, keys: tuple[str, ...], least: int) -> int | 
 def read_pynative(document: Document, num_layers: int | None = None) -> Settings:
     """What a configuration of MindFormers 2.x says about swap and recomputation.
 
-    Args:
-        document: the configuration.
-        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
+    `num_layers` are those without multi-token prediction; None takes what the configuration states.
     """
     return _Reader(document, num_layers if num_layers is not None else find_num_layers_2x(document)).read()
 

@@ -27,13 +27,7 @@ class Model:
 
 
 def load_model(document: Document, num_layers: int | None, num_mtp_layers: int = 0) -> Model | None:
-    """The layers of the model of a configuration; None if no table has it.
-
-    Args:
-        document: the configuration.
-        num_layers: layers with those for multi-token prediction.
-        num_mtp_layers: how many those are; no table has them.
-    """
+    """The layers of the model of a configuration; None if no table has it, as with multi-token prediction."""
     node = document.get("model", "model_type")
     if num_layers is None or num_mtp_layers or node is None:
         return None

@@ -140,9 +140,8 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
     FAIL:
         swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     """
-    root = context.document.root
     for name, (switch, off) in SWITCHES_OF_2X.items():
-        entry = root.entry(name) if root is not None else None
+        entry = context.document.entry(name)
         if entry is not None and any(entry.value.get(key) is not None for key in (switch, "layer_swap", "op_swap")):
             node = entry.value.get(switch)
             level = None if node is not None and node.value != off else Level.WARNING

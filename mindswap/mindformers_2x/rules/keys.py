@@ -138,9 +138,8 @@ def section_of_graph_mode(context: Context) -> Iterator[Finding]:
     FAIL:
         swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}
     """
-    root = context.document.root
     for name in ("swap_config", "recompute_config"):
-        entry = root.entry(name) if root is not None else None
+        entry = context.document.entry(name)
         if entry is not None:
             message = f"{name}: a section of MindFormers 1.9; MindFormers 2.x does not read it, so it has no effect"
             fix = f"mindswap convert --to 2.x {context.document.file}"
@@ -161,8 +160,7 @@ def section_off(context: Context) -> Iterator[Finding]:
     is_off = {"swap": not settings.is_swap_enabled, "recompute": settings.mode == "None"}
     is_off["recompute_comm"] = not settings.is_comm_enabled
     for name, keys in MEANING.items():
-        section = context.document.get(name)
-        said = [section.entry(key) for key in keys] if section is not None and is_off[name] else []
+        said = [context.document.entry(name, key) for key in keys] if is_off[name] else []
         found = next((entry for entry in said if entry is not None and not entry.value.is_null), None)
         if found is not None:
             switch = "mode is None" if name == "recompute" else "enable is not True"
@@ -181,8 +179,7 @@ def exclude_without_recompute(context: Context) -> Iterator[Finding]:
     FAIL:
         recompute: {mode: None, exclude_op: {mlp: [0]}}
     """
-    section = context.document.get("recompute")
-    entry = section.entry("exclude_op") if section is not None else None
+    entry = context.document.entry("recompute", "exclude_op")
     if context.settings.mode == "None" and entry is not None and (entry.value.entries or entry.value.items):
         message = "recompute.exclude_op: has no effect, because mode is None"
         yield Finding(entry.location, message, fix="delete it, or set mode: full or select")
@@ -198,8 +195,7 @@ def select_with_full(context: Context) -> Iterator[Finding]:
     FAIL:
         recompute: {mode: full, full_recompute_layer: [0], select_module: {mlp: [1]}}
     """
-    section = context.document.get("recompute")
-    entry = section.entry("select_module") if section is not None else None
+    entry = context.document.entry("recompute", "select_module")
     if context.settings.mode == "full" and entry is not None and entry.value.entries:
         message = "recompute.select_module: has no effect with mode: full"
         fix = "write 'mode: select': full_recompute_layer acts there, too"
