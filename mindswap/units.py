@@ -15,6 +15,7 @@ __all__ = [
     "common_unit",
     "format_bandwidth",
     "format_bytes",
+    "format_count",
     "format_time",
     "parse_bytes",
     "parse_quantity",
@@ -57,6 +58,11 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     if unit is None or 0 < size_bytes < 0.05 * UNITS[unit]:
         unit = next(unit for unit in reversed(UNITS) if size_bytes >= UNITS[unit] or unit == "B")
     return f"{size_bytes} B" if unit == "B" else f"{size_bytes / UNITS[unit]:.1f} {unit}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 worker`, `3 workers`, `0 workers`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def format_bandwidth(bytes_per_s: int) -> str:

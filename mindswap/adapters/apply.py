@@ -14,7 +14,7 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree"]
+__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree", "resolve_path"]
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -156,13 +156,13 @@ def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
             options["output_recompute"] = True
         layer.recompute(**options)
     for match in actions.recomputes:
-        target = _resolve(layer, match.path)
+        target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
     for match in actions.comm_recomputes:
-        _resolve(layer, match.path).add_prim_attr("recompute_comm_op", True)
+        resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
     for primitive in _primitives(layer, actions.recompute_excludes):
         _recompute_primitive(primitive, False)
     for primitive in _primitives(layer, actions.comm_recompute_excludes):
@@ -190,7 +190,8 @@ def _recompute_options(policy: Policy) -> dict[str, bool]:
     return {name: value for name, value in asked.items() if value != defaults[name]}
 
 
-def _resolve(cell, path: tuple[str, ...]):
+def resolve_path(cell, path: tuple[str, ...]) -> Any:
+    """The cell or primitive at a path below a cell."""
     for name in path:
         cell = getattr(cell, name) if not name.isdecimal() else cell._cells[name]
     return cell
@@ -199,7 +200,7 @@ def _resolve(cell, path: tuple[str, ...]):
 def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
     """The primitives that the matches name, those below a matched cell included."""
     for match in matches:
-        target = _resolve(layer, match.path)
+        target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             yield target
         else:

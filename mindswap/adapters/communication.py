@@ -7,7 +7,7 @@ and compiled as far as the frontend goes. Names are those of mindspore 2.9.0 and
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import mindspore as ms
 from mindspore.communication import GlobalComm
@@ -29,26 +29,6 @@ MEMORIES = (
     (f"{GPT}.communication", "CP_GROUP_NAME"),
     (f"{GPT}.communication", "DP_GROUP_NAME"),
 )
-
-
-class _Ranks:
-    """Answers in place of the communication library."""
-
-    def __init__(self, rank: int, num_ranks: int):
-        self.rank = rank
-        self.groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
-
-    def get_rank(self, group: str) -> int:
-        """Place of this rank in a group."""
-        return self.groups[group].index(self.rank)
-
-    def get_size(self, group: str) -> int:
-        """Ranks of a group."""
-        return len(self.groups[group])
-
-    def create_group(self, group: str, ranks: Sequence[int], options: object = None) -> None:
-        """Remember a group."""
-        self.groups[group] = list(ranks)
 
 
 @contextlib.contextmanager
@@ -75,16 +55,17 @@ def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
-    ranks = _Ranks(rank, num_ranks)
+    """Answers in place of the communication library, which remember the groups that are made."""
+    groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
     management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
     known = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
-    in_management = {
-        "_get_rank_helper": ranks.get_rank,
-        "_get_size_helper": ranks.get_size,
-        "_create_group_helper": ranks.create_group,
+    answers = {
+        "_get_rank_helper": lambda group: groups[group].index(rank),
+        "_get_size_helper": lambda group: len(groups[group]),
+        "_create_group_helper": lambda group, ranks, options=None: groups.update({group: list(ranks)}),
     }
     with contextlib.ExitStack() as undo:
-        undo.enter_context(replaced(management, **in_management))
+        undo.enter_context(replaced(management, **answers))
         undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(known)))
         for module_name, name in MEMORIES:
             _forget(undo, getattr(importlib.import_module(module_name), name))

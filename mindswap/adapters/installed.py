@@ -1,16 +1,53 @@
-"""Whether MindSpore and MindFormers are there, and of which version, without importing them."""
+"""Whether MindSpore and MindFormers are there, of which version, and how far they go together; neither is imported."""
 
 import importlib.util
 import os
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from mindswap.adapters.pairs import describe_pair, is_known_pair
 from mindswap.errors import LaunchError
 
-__all__ = ["ANY_VERSION", "installed_version", "require_mindformers"]
+__all__ = [
+    "ANY_VERSION", "PAIRS", "Pair", "describe_pair", "installed_version", "is_known_pair", "require_mindformers",
+]  # fmt: skip
 
 # Set to 1: versions that were never tried together are tried all the same.
 ANY_VERSION = "MINDSWAP_ANY_VERSION"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two versions that work together; `mindformers` is "" for MindSpore alone."""
+
+    mindformers: str
+    mindspore: str
+
+
+# What `make matrix` tries.
+PAIRS = (
+    Pair("1.6.0", "2.7.0"),
+    Pair("1.7.0", "2.7.1"),
+    Pair("1.8.0", "2.7.2"),
+    Pair("1.9.0", "2.9.0"),
+    Pair("2.1.0", "2.9.0"),
+    Pair("", "2.10.0"),
+)
+_BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
+
+
+def is_known_pair(mindformers: str, mindspore: str) -> bool:
+    """Whether mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    return Pair(_release(mindformers), _release(mindspore)) in PAIRS
+
+
+def describe_pair(mindformers: str) -> str:
+    """What to install for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
+    return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
+
+
+def _release(text: str) -> str:
+    return ".".join(text.split("+")[0].split(".")[:3])
 
 
 def installed_version(name: str) -> str:

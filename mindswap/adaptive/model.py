@@ -103,6 +103,9 @@ class Attempt:
     measured_peak_bytes: int | None = None
     measured_step_ns: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outcome", Outcome(self.outcome))  # a file has it as text
+
 
 @dataclass(frozen=True)
 class Settings:

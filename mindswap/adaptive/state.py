@@ -9,10 +9,9 @@ import fcntl
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
-from mindswap.adaptive.model import CLASSES, Outcome, State
+from mindswap.adaptive.model import CLASSES, State
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
@@ -107,7 +106,7 @@ class StateFile:
             raise StateProblem(f"is no state of an adaptive run: {type(error).__name__}") from None
         if not isinstance(state, State):
             raise StateProblem("is no state of an adaptive run")
-        return _with_outcomes(state)
+        return state
 
     def save(self, state: State, key: str) -> None:
         """Write the state so that a reader, or a run that goes on after a kill, sees the old or the new one.
@@ -131,12 +130,3 @@ class StateFile:
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _with_outcomes(state: State) -> State:
-    """JSON holds an outcome as text."""
-    try:
-        attempts = tuple(replace(attempt, outcome=Outcome(attempt.outcome)) for attempt in state.attempts)
-    except (ValueError, AttributeError) as error:
-        raise StateProblem(f"is no state of an adaptive run: {error}") from None
-    return replace(state, attempts=attempts)

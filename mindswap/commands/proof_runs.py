@@ -14,7 +14,7 @@ from mindswap.cost.settings import read_cost_settings
 from mindswap.document.source import load_document
 from mindswap.files import write_new
 from mindswap.prove.model import Measured, Proof, Variant, typical_ns
-from mindswap.units import format_time
+from mindswap.units import format_count, format_time
 
 __all__ = ["calibrated", "run_variants"]
 
@@ -45,7 +45,7 @@ def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
 
 
 def _run(bench: Bench, proof: Proof, variant: Variant) -> Measured:
-    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
+    workers = format_count(proof.num_workers, "worker")
     bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
     folder = bench.folder / variant.name
     folder.mkdir()

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mindswap.cost.device_file import figure_values, with_figures
 from mindswap.cost.explained import Explained, explain
 from mindswap.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_contention, fit_link, fit_share
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
 from mindswap.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
 from mindswap.cost.measured import Measurement

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.adapters.pairs import describe_pair, is_known_pair
+from mindswap.adapters.installed import describe_pair, is_known_pair
 from mindswap.doctor.model import Facts, Finding, error, warning
 
 __all__ = ["find_in_environment", "find_in_software"]

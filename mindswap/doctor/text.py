@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.doctor.model import Facts, Finding
+from mindswap.document.problem import Level
 from mindswap.report.problems import escape
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
 __all__ = ["doctor_to_json", "format_doctor"]
@@ -30,9 +31,9 @@ def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines += ["", f"{finding.severity.value}: {finding.what} [{finding.check}]"]
         lines += [f"    why:     {finding.why}", f"    fix:     {finding.fix}"]
-    num_errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    num_errors = sum(finding.severity is Level.ERROR for finding in findings)
     num_warnings = len(findings) - num_errors
-    counts = f"{_count(num_errors, 'error')}, {_count(num_warnings, 'warning')}"
+    counts = f"{format_count(num_errors, 'error')}, {format_count(num_warnings, 'warning')}"
     lines += ["", counts if findings else "nothing found"]
     return "\n".join(map(escape, lines))
 
@@ -67,7 +68,3 @@ def _versions(facts: Facts) -> str:
 def _works(facts: Facts) -> str:
     has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
     return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"

@@ -1,13 +1,13 @@
 """What the policy asks for against what the workers logged."""
 
 import enum
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["Finding", "FindingLevel", "LogReport", "MemoryRow", "compare_logs"]
+__all__ = ["Finding", "FindingLevel", "LogReport", "compare_logs"]
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
@@ -47,40 +47,31 @@ _Said = tuple[FindingLevel, str, str]
 
 
 @dataclass(frozen=True)
-class MemoryRow:
-    """Memory statistics of one worker.
-
-    Attributes:
-        worker: number of the worker.
-        statistics: what it printed.
-        difference_bytes: measured peak, without fragments, minus the predicted one; None without either.
-    """
-
-    worker: int
-    statistics: MemoryStatistics
-    difference_bytes: int | None = None
-
-
-@dataclass(frozen=True)
 class LogReport:
     """The logs of a run against the policy.
 
     Attributes:
         num_workers: workers whose logs were read.
         findings: errors first; workers with the same finding in one.
-        memory: one row per worker that printed statistics.
+        memory: of the workers that printed statistics, by their number.
         predicted_peak_bytes: what the measured peak is compared with.
     """
 
     num_workers: int
     findings: tuple[Finding, ...]
-    memory: tuple[MemoryRow, ...] = ()
+    memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
     predicted_peak_bytes: int | None = None
 
     @property
     def is_ok(self) -> bool:
         """Every worker logged the policy, whole and without an error."""
         return all(finding.level is not FindingLevel.ERROR for finding in self.findings)
+
+    def difference_bytes(self, measured: MemoryStatistics) -> int | None:
+        """Measured peak, without fragments, minus the predicted one; None without either."""
+        if measured.used_peak_bytes is None or self.predicted_peak_bytes is None:
+            return None
+        return measured.used_peak_bytes - self.predicted_peak_bytes
 
 
 def compare_logs(
@@ -104,14 +95,10 @@ def compare_logs(
             workers.setdefault(said, []).append(log.worker)
     found = [*_find_missing_logs(logs)]
     found += [Finding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
-    rows = [
-        MemoryRow(log.worker, log.memory, _difference(log.memory.used_peak_bytes, predicted_peak_bytes))
-        for log in logs
-        if log.memory != MemoryStatistics()
-    ]
+    memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
     order = list(FindingLevel)
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
-    return LogReport(len(logs), errors_first, tuple(rows), predicted_peak_bytes)
+    return LogReport(len(logs), errors_first, memory, predicted_peak_bytes)
 
 
 def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
@@ -129,7 +116,6 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
-    """Everything that there is to say of one log."""
     if log.problem:
         yield FindingLevel.ERROR, f"its log {log.problem}", ""
     elif not log.size_bytes and not log.set_lines:
@@ -237,7 +223,3 @@ def _examine_oom(log: WorkerLog) -> Iterator[_Said]:
         yield FindingLevel.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
     else:
         yield FindingLevel.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP
-
-
-def _difference(measured: int | None, predicted: int | None) -> int | None:
-    return None if measured is None or predicted is None else measured - predicted

@@ -41,7 +41,7 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
         # The output of a recomputed cell is kept: somebody outside reads it.
         if claims and any(
-            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _path)
+            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _paths)
             for claim in claims
         ):
             again.add(index)
@@ -57,7 +57,7 @@ def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
         own = maker.layer_index
         if own is not None and any(
             # A cell keeps what somebody outside saves of it; a single operator gives its output up, too.
-            _is_at_or_below(_path_2x(maker), path) and (is_single or _are_inside(savers, own, path, _path_2x))
+            _are_inside([maker], own, path, _paths_2x) and (is_single or _are_inside(savers, own, path, _paths_2x))
             for path, is_single in _recomputed_2x(effect, own)
         ):
             again.add(index)
@@ -79,7 +79,7 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
             continue
         for saver in savers:
             if saver.layer_index is not None and saver.layer_index < num_layers:
-                for path in _prefixes(_path_2x(saver)):
+                for path in _prefixes(to_2x_path(_sure_path(saver))):
                     if path in known.cells or path in known.callables or not path:
                         offers.setdefault((saver.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -93,7 +93,7 @@ def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], b
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
         if maker.layer_index is not None:
-            for path in _prefixes(_path(maker)):
+            for path in _prefixes(_sure_path(maker)):
                 if not path or nameable(path):
                     offers.setdefault((maker.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -119,7 +119,7 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
             by_cell.setdefault((layer or 0, cell), []).append(index)
         groups: dict[str, list[int]] = {}
         for (layer, cell), indices in by_cell.items():
-            label = cell if cell == INPUT else _path(known[indices[0]][0])
+            label = cell if cell == INPUT else _paths(known[indices[0]][0])[0]
             if len(indices) > 1:
                 label = f"{len(indices)} tensors of {cell}"
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
@@ -195,12 +195,18 @@ def _is_at_or_below(path: str, parent: str) -> bool:
     return not parent or path == parent or is_below(path, parent)
 
 
-def _path(operator: Operator) -> str:
-    return ".".join(operator.path)
+def _paths(operator: Operator) -> list[str]:
+    """All that may be its path; what decides about it has to hold for each."""
+    return [".".join(path) for path in operator.paths]
 
 
-def _path_2x(operator: Operator) -> str:
-    return to_2x_path(_path(operator))
+def _paths_2x(operator: Operator) -> list[str]:
+    return [to_2x_path(path) for path in _paths(operator)]
+
+
+def _sure_path(operator: Operator) -> str:
+    """Its path, or that of its cell where several may be meant."""
+    return ".".join(operator.path[:-1] if operator.also else operator.path)
 
 
 def _prefixes(path: str) -> list[str]:
@@ -209,8 +215,11 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
-def _are_inside(savers: Iterable[Operator], layer: int, path: str, name: Callable[[Operator], str]) -> bool:
-    return all(saver.layer_index == layer and _is_at_or_below(name(saver), path) for saver in savers)
+def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Callable[[Operator], list[str]]) -> bool:
+    return all(
+        operator.layer_index == layer and all(_is_at_or_below(name, path) for name in names(operator))
+        for operator in operators
+    )
 
 
 def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
@@ -231,4 +240,6 @@ def _is_swapped_2x(effect: Effect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
     found = effect.layers[saver.layer_index]
-    return found.is_swapped or any(_is_at_or_below(_path_2x(saver), path) for path in found.swapped)
+    return found.is_swapped or all(
+        any(_is_at_or_below(name, path) for path in found.swapped) for name in _paths_2x(saver)
+    )

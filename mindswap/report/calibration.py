@@ -8,7 +8,7 @@ from mindswap.cost.kernel_fit import FigureFit
 from mindswap.cost.profile import Profile
 from mindswap.report.device_figures import format_figure
 from mindswap.report.tables import format_table
-from mindswap.units import format_bandwidth, format_bytes, format_time
+from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
 
 __all__ = ["calibration_header", "calibration_json", "format_calibration"]
 
@@ -89,7 +89,7 @@ def _steps(profile: Profile) -> list[str]:
         "free": [step.free_ns for step in profile.steps],
     }
     shares = ", ".join(f"{name} {100 * sum(part) / total if total else 0:.0f} %" for name, part in parts.items())
-    return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
+    return [f"{format_count(count, 'step')} of {format_time(total // count)} on average: {shares}"]
 
 
 def _figures(figures: tuple[FigureFit, ...]) -> list[str]:

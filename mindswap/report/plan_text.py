@@ -7,7 +7,7 @@ from mindswap.config.device_memory import PATH
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
-from mindswap.units import UNITS, format_bytes, format_time
+from mindswap.units import UNITS, format_bytes, format_count, format_time
 
 __all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
 
@@ -59,8 +59,7 @@ def _coupling_lines(plan: Plan) -> list[str]:
 
 
 def _simulations(plan: Plan) -> str:
-    """How long was searched."""
-    number = f"{plan.num_evaluations} simulation{'s' if plan.num_evaluations != 1 else ''}"
+    number = format_count(plan.num_evaluations, "simulation")
     return f"{number}, then interrupted" if plan.is_interrupted else number
 
 

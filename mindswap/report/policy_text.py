@@ -20,6 +20,7 @@ from mindswap.policy.resolve import (
 )
 from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
+from mindswap.units import format_count
 
 __all__ = ["Action", "LayerGroup", "Step", "format_policy", "format_steps", "group_layers"]
 
@@ -114,7 +115,7 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     """The policy as indented text, one block per group of equal layers."""
     if not policy.is_swap_enabled:
         return "policy: swap is off; MindFormers runs as it does without mindswap"
-    count = "unknown number of layers" if num_layers is None else f"{num_layers} layer{'' if num_layers == 1 else 's'}"
+    count = "unknown number of layers" if num_layers is None else format_count(num_layers, "layer")
     lines = [f"policy: swap is on, {count}" + (f"; operators of {trees.source}" if trees is not None else "")]
     groups = group_layers(policy, num_layers, trees)
     for group in groups:

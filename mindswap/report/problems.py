@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.units import format_count
 
 __all__ = ["MAX_SHOWN", "escape", "format_counts", "format_problems", "problems_to_data"]
 
@@ -52,15 +53,11 @@ def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) 
     """How many there are of each level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
-    parts = [_count(count, name) for count, name in counts if count] or ["no problems"]
+    parts = [format_count(count, name) for count, name in counts if count] or ["no problems"]
     rules = [problem.rule for problem in ignored]
     if rules:
-        parts.append(f"{_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
+        parts.append(f"{format_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
     return ", ".join(parts)
-
-
-def _count(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def escape(text: str) -> str:

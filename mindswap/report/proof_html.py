@@ -9,7 +9,7 @@ from mindswap.prove.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.report.device_figures import format_figure
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
-from mindswap.units import format_bytes, format_time
+from mindswap.units import format_bytes, format_count, format_time
 from mindswap.version import __version__
 
 __all__ = ["format_proof_html"]
@@ -61,7 +61,7 @@ def format_proof_html(proof: Proof) -> str:
 
 def _lead(proof: Proof) -> str:
     runs = ", ".join(variant.name for variant in proof.variants)
-    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
+    workers = format_count(proof.num_workers, "worker")
     return (
         f"Runs {runs}: {proof.num_steps} steps each, {proof.num_layers} layers, {workers}, on {proof.target}. "
         f"Simulated device: {proof.device}."

@@ -9,6 +9,7 @@ from mindswap.mindformers_2x.form import Form
 from mindswap.mindformers_2x.log_lines import log_lines
 from mindswap.policy.words import format_indices
 from mindswap.report.problems import escape
+from mindswap.report.tables import format_layers
 
 __all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
 
@@ -58,7 +59,7 @@ def format_layers_2x(effect: Effect) -> str:
     lines: list[str] = []
     for layer, indices in groups.items():
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
-        lines.append(f"[layer{'s' * (len(indices) > 1)} {format_indices(indices)}]{repeat}")
+        lines.append(f"[{format_layers(indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]
     return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
 

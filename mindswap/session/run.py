@@ -16,7 +16,7 @@ from mindswap.simulate.step_model import SimulatedStep, StepModel
 from mindswap.simulate.summary import find_causes, measure_stages
 from mindswap.simulate.summary_layers import measure_layers
 from mindswap.simulate.summary_model import SimulationReport
-from mindswap.units import format_bytes
+from mindswap.units import format_bytes, format_count
 
 __all__ = ["Run", "outside_line"]
 
@@ -27,17 +27,20 @@ class Run:
 
     Attributes:
         model: the step under any policy.
-        device: on what.
         policy: in layer indices.
         simulated: what came out.
         title: name of what was simulated.
     """
 
     model: StepModel
-    device: Device
     policy: Policy
     simulated: SimulatedStep
     title: str
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
 
     @property
     def step_time_ns(self) -> int:
@@ -119,9 +122,10 @@ def outside_line(model: StepModel, device: Device) -> str:
     """Device memory beside what MindSpore may use, which no policy moves and no budget counts; "" for none."""
     if not model.outside_bytes:
         return ""
-    num, left_bytes = len(model.communicators), device.memory_bytes - device.usable_memory_bytes
-    text = f"outside the pool  {format_bytes(model.outside_bytes)} of HCCL buffers, 2 for each of {num} communicator"
+    left_bytes = device.memory_bytes - device.usable_memory_bytes
+    communicators = f"{format_count(len(model.communicators), 'communicator')} ({', '.join(model.communicators)})"
     left = f"of {format_bytes(left_bytes)} that are left"
     if model.outside_bytes > left_bytes:
         left = f"but only {format_bytes(left_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
-    return f"{text}{'s' * (num != 1)} ({', '.join(model.communicators)}), {left}"
+    size = format_bytes(model.outside_bytes)
+    return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {left}"

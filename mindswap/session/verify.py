@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindswap.adapters.installed import require_mindformers
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.nodes import Document
@@ -33,8 +31,7 @@ from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
-from mindswap.session.gathered import with_gathered_weights
-from mindswap.session.plain import capture_plain
+from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import expand_stage_recompute
@@ -235,23 +232,16 @@ def verify_policy(
         One effect per layer of the model (of the rank's stage, with `placement`), and the compiled
         network under the policy.
     """
-    require_mindformers()
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-    with quiet():
-        from mindswap.adapters.mindformers import capture
-
-        swapped = capture(config_path, policy, placement=placement)
-        baseline = capture_plain(config_path, without_swap, swapped, placement, use_cache)
-    swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
+    swapped, baseline = compile_pair(config_path, policy, without_swap, placement, use_cache)
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
     compiled = compare_effect(decided, baseline.graph, swapped.graph)
-    indices = placement.layers if placement is not None else range(len(swapped.sample.layer_map))
     effects = tuple(
         dataclasses.replace(compiled[position], layer_index=index)
-        for index, position in zip(indices, swapped.sample.layer_map, strict=True)
+        for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
     )
     return effects, swapped
 
@@ -270,16 +260,9 @@ def verify_recompute(
     Returns:
         One effect per layer of the model, and the compiled network.
     """
-    require_mindformers()
-    with quiet():
-        from mindswap.adapters.mindformers import capture
-
-        compiled = capture(config_path, Policy(), placement=placement)
-        plain = capture_plain(config_path, Policy(is_swap_enabled=True), compiled, placement, use_cache)
-    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
-    positions = compiled.sample.layer_map
-    indices = placement.layers if placement is not None else range(len(positions))
-    built = dict(zip(indices, positions, strict=True))
+    compiled, plain = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    indices = layer_indices(compiled, placement)
+    built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.
     of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
     acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))

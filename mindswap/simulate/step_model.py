@@ -115,9 +115,9 @@ class StepModel:
 
     # -- other models of the same step ------------------------------------------------------------
 
-    def with_settings(self, settings: StepSettings) -> "StepModel":
-        """The same captured step under other settings."""
-        return StepModel(self.layers.source, self.costs, settings)
+    def remade(self, costs: CostTable | None = None, settings: StepSettings | None = None) -> "StepModel":
+        """The same captured step with other costs, or under other settings."""
+        return StepModel(self.layers.source, costs or self.costs, settings or self.settings)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
@@ -212,14 +212,7 @@ class StepModel:
     @property
     def communicators(self) -> tuple[str, ...]:
         """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
-        settings = self.settings
-        return list_communicators(
-            settings.data_parallel,
-            settings.model_parallel,
-            settings.context_parallel,
-            settings.pipeline.num_stages,
-            settings.num_optimizer_shards > 1,
-        )
+        return list_communicators(self.settings)
 
     @property
     def outside_bytes(self) -> int:

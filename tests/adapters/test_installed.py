@@ -2,8 +2,7 @@
 
 import pytest
 
-from mindswap.adapters.installed import ANY_VERSION, require_mindformers
-from mindswap.adapters.pairs import PAIRS, describe_pair, is_known_pair
+from mindswap.adapters.installed import ANY_VERSION, PAIRS, describe_pair, is_known_pair, require_mindformers
 from mindswap.errors import LaunchError
 
 

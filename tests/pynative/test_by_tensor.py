@@ -54,9 +54,11 @@ def of_policy(trace=None, **entries):
     return fate_in_1_9(trace or step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
 
 
-def of_text(text):
+def of_text(text, trace=None):
     header = "training: {}\nparallelism: {}\nmodel: {num_hidden_layers: 2}\n"
-    return fate_in_2x(step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect)
+    return fate_in_2x(
+        trace or step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect
+    )
 
 
 def test_in_1_9_a_tensor_goes_with_its_maker_and_a_copy_of_a_view_with_what_made_the_view():
@@ -64,13 +66,19 @@ def test_in_1_9_a_tensor_goes_with_its_maker_and_a_copy_of_a_view_with_what_made
     assert of_policy(op_swap=(OpSwap("attention", ALL_LAYERS, 1),)).moved == {COPY}
 
 
-def test_what_may_have_another_maker_moves_only_if_that_is_named_too():
-    """M is made by `mul`, or by another `Mul` of that cell: `mul` alone does not say so, `feed_forward` names both."""
+def test_where_an_operator_may_be_another_one_both_have_to_be_named():
+    """`mul`, or another `Mul` of that cell, makes M and saves the copy: `mul` alone does not say so, the cell does."""
     trace = step()
     unsure = replace(trace.operators[2], also=("mul2",))
     trace = replace(trace, operators=(*trace.operators[:2], unsure, *trace.operators[3:]))
     assert of_policy(trace, op_swap=(OpSwap(r"feed_forward\.mul", ALL_LAYERS, 1),)).moved == frozenset()
     assert of_policy(trace, op_swap=(OpSwap("feed_forward", ALL_LAYERS, 1),)).moved == {PRODUCT}
+    swap = "swap: {enable: True, op_swap: [{op_name: 'mlp%s', layers: [0]}]}"
+    assert of_text(swap % r"\.mul", trace).moved == frozenset()
+    assert of_text(swap % "", trace).moved == {COPY, PRODUCT}
+    names = {"attention", "feed_forward", "feed_forward.mul"}
+    assert choose_1_9(trace, frozenset({PRODUCT}), names.__contains__).paths == {"feed_forward": (0,)}
+    assert choose_2x(trace, frozenset({COPY}), MODEL.layers[0], 1).paths == {}
 
 
 def test_in_2x_a_tensor_goes_with_the_cell_that_saves_it():

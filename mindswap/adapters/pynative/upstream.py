@@ -12,10 +12,10 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from mindswap.adapters.apply import resolve_path
 from mindswap.adapters.pynative.swap import running_swap
 from mindswap.adapters.pynative.values import address_of, tensors_in
 from mindswap.errors import ApplyError
-from mindswap.policy.resolve import Path
 from mindswap.pynative.upstream import UpstreamCalls
 
 __all__ = ["HyperParallel"]
@@ -66,7 +66,7 @@ class HyperParallel:
         cells = list(layers)
         keeps = {index: self._keep_inputs(cells[index]) for index in sorted({index for index, _ in calls.wraps})}
         for index, path in calls.wraps:
-            old = _cell_at(layers[index], path)
+            old = resolve_path(layers[index], path)
             new = self._upstream.swap_wrapper(old, policy_fn=keeps[index])
             _replace(network, old, new)
             if not path:
@@ -97,12 +97,6 @@ class _KeepInputs:
 
     def __call__(self, tensor: ms.Tensor) -> Any:
         return self._keep if address_of(tensor) in self._addresses else self._swap
-
-
-def _cell_at(layer: nn.Cell, path: Path) -> nn.Cell:
-    for name in path:
-        layer = layer._cells[name]
-    return layer
 
 
 def _replace(network: nn.Cell, old: nn.Cell, new: nn.Cell) -> None:
