@@ -2,7 +2,7 @@
 
 from mindswap.document.nodes import Document
 
-__all__ = ["GRAPH", "PYNATIVE", "is_pynative"]
+__all__ = ["GRAPH", "PYNATIVE", "is_on_cpu", "is_pynative"]
 
 # What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
 GRAPH = (0, "GRAPH_MODE")
@@ -13,3 +13,8 @@ def is_pynative(document: Document) -> bool:
     """Operators run one by one: mindswap itself moves the memory."""
     mode = document.value("context", "mode")
     return not isinstance(mode, bool) and mode in PYNATIVE
+
+
+def is_on_cpu(document: Document) -> bool:
+    """The device target is CPU."""
+    return document.value("context", "device_target") == "CPU"

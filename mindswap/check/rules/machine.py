@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.config.device_memory import ALLOWED, PATH, is_device_memory, read_device_memory
-from mindswap.config.mode import GRAPH, PYNATIVE, is_pynative
+from mindswap.config.mode import GRAPH, PYNATIVE, is_on_cpu, is_pynative
 from mindswap.document.nodes import Node, show
 from mindswap.document.problem import Level, Location
 from mindswap.document.rules import Finding, rule
@@ -53,8 +53,7 @@ def context_mode(context: Context) -> Iterator[Finding]:
         message = f"context.mode: {show(node)}, which is no mode"
         yield Finding(node.location, message, "0 or GRAPH_MODE, 1 or PYNATIVE_MODE", "mode: 0")
         return
-    is_on_cpu = context.document.value("context", "device_target") == "CPU"
-    if not is_on_cpu and context.document.value("mindswap", "stream_copies") is not True:
+    if not is_on_cpu(context.document) and context.document.value("mindswap", "stream_copies") is not True:
         message = f"context.mode: {show(node)}: swap in PyNative mode was never run on a device other than CPU"
         allowed = "0 or GRAPH_MODE; PyNative with device_target: CPU, or with mindswap: {stream_copies: True}"
         yield Finding(node.location, message, allowed, "mode: 0")
