@@ -18,7 +18,7 @@ def check_program(program: Program) -> None:
     Raises:
         SimulationError: names the first operator, copy or interval that is wrong, and why.
     """
-    _check_shapes(program)
+    _check_parts(program)
     if not 1 <= program.contended_permille <= 1000:
         raise SimulationError(f"contended_permille is {program.contended_permille}; allowed: 1 to 1000")
     _check_ops(program)
@@ -32,13 +32,14 @@ def _refuse(wrong: np.ndarray, what: str, why: str) -> None:
         raise SimulationError(f"{what} {int(np.argmax(wrong))}: {why}")
 
 
-def _check_shapes(program: Program) -> None:
-    for part in (program.ops, program.copies, program.intervals):
+def _check_parts(program: Program) -> None:
+    for part, what in ((program.ops, "operator"), (program.copies, "copy"), (program.intervals, "interval")):
         for array in fields(part):
             found = np.shape(getattr(part, array.name))
             if found != (len(part),):
                 name = f"{type(part).__name__}.{array.name}"
                 raise SimulationError(f"{name} has shape {found}; expected {(len(part),)}")
+        _refuse(_is_outside(part.label, 0, len(program.labels)), what, "its label is not in labels")
     starts = np.asarray(program.stage_starts)
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(program.ops) or (np.diff(starts) < 0).any():
         raise SimulationError(f"stage_starts is {starts.tolist()}; expected to rise from 0 to {len(program.ops)}")
@@ -49,7 +50,6 @@ def _check_ops(program: Program) -> None:
     num_ops = len(ops)
     _refuse(ops.duration_ns < 0, "operator", "its duration is negative")
     _refuse((ops.kind < 0) | (ops.kind >= len(OpKind)), "operator", "its kind is no OpKind")
-    _refuse(_is_outside(ops.label, 0, len(program.labels)), "operator", "its label is not in labels")
     _refuse(_is_outside(ops.wait_op, NO_OP, num_ops), "operator", "wait_op is no operator")
     position = np.arange(num_ops)
     is_later = ops.wait_op >= position
@@ -72,7 +72,6 @@ def _check_copies(program: Program) -> None:
     _refuse(copies.release_op < copies.producer_op, "copy", "release_op comes before producer_op")
     _refuse(copies.first_user_op <= copies.producer_op, "copy", "first_user_op does not come after producer_op")
     _refuse(copies.prefetch_op >= copies.first_user_op, "copy", "prefetch_op does not come before first_user_op")
-    _refuse(_is_outside(copies.label, 0, len(program.labels)), "copy", "its label is not in labels")
 
 
 def _check_intervals(program: Program) -> None:
@@ -81,7 +80,6 @@ def _check_intervals(program: Program) -> None:
     begin, end = np.asarray(intervals.begin), np.asarray(intervals.end)
     _refuse(intervals.size_bytes < 0, "interval", "its size is negative")
     _refuse(_is_outside(intervals.kind, 0, len(MemoryKind)), "interval", "its kind is no MemoryKind")
-    _refuse(_is_outside(intervals.label, 0, len(program.labels)), "interval", "its label is not in labels")
     _refuse(_is_outside(begin, -num_copies, num_ops), "interval", "it begins at no operator and no copy")
     _refuse(_is_outside(end, -num_copies, num_ops), "interval", "it ends at no operator and no copy")
     _refuse((begin < 0) & (end < 0), "interval", "it begins when a copy comes in and ends when one goes out")
