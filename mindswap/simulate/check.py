@@ -18,12 +18,14 @@ def check_program(program: Program) -> None:
     Raises:
         SimulationError: names the first operator, copy or interval that is wrong, and why.
     """
-    _check_parts(program)
+    _check_shapes(program)
     if not 1 <= program.contended_permille <= 1000:
         raise SimulationError(f"contended_permille is {program.contended_permille}; allowed: 1 to 1000")
     _check_ops(program)
     _check_copies(program)
     _check_intervals(program)
+    for what, part in (("operator", program.ops), ("copy", program.copies), ("interval", program.intervals)):
+        _refuse(_is_outside(part.label, 0, len(program.labels)), what, "its label is not in labels")
 
 
 def _refuse(wrong: np.ndarray, what: str, why: str) -> None:
@@ -32,14 +34,13 @@ def _refuse(wrong: np.ndarray, what: str, why: str) -> None:
         raise SimulationError(f"{what} {int(np.argmax(wrong))}: {why}")
 
 
-def _check_parts(program: Program) -> None:
-    for part, what in ((program.ops, "operator"), (program.copies, "copy"), (program.intervals, "interval")):
+def _check_shapes(program: Program) -> None:
+    for part in (program.ops, program.copies, program.intervals):
         for array in fields(part):
             found = np.shape(getattr(part, array.name))
             if found != (len(part),):
                 name = f"{type(part).__name__}.{array.name}"
                 raise SimulationError(f"{name} has shape {found}; expected {(len(part),)}")
-        _refuse(_is_outside(part.label, 0, len(program.labels)), what, "its label is not in labels")
     starts = np.asarray(program.stage_starts)
     if len(starts) < 2 or starts[0] != 0 or starts[-1] != len(program.ops) or (np.diff(starts) < 0).any():
         raise SimulationError(f"stage_starts is {starts.tolist()}; expected to rise from 0 to {len(program.ops)}")
