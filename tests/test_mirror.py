@@ -73,7 +73,6 @@ ELSEWHERE = {
     "document/rules": ["check/test_check.py"],
     "document/problem": ["report/test_problems.py"],
     "execute/compare": ["execute/test_run.py"],
-    "execute/dtypes": ["execute/test_run.py"],
     "execute/memory": ["execute/test_run.py"],
     "graph/codec": ["graph/test_cache.py"],
     "graph/load_code": ["adapters/test_executions.py"],

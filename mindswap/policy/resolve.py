@@ -130,8 +130,7 @@ class LayerDecisions:
     """What a policy decides for a layer.
 
     Attributes:
-        layer_index: index of the layer.
-        layer: its tree.
+        layer_index, layer: index of the layer, its tree.
         recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
         is_output_recomputed: with the whole layer its output, too.
         comm_recomputes: primitives whose communication is repeated.

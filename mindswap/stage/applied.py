@@ -21,8 +21,7 @@ class NamedCell:
     """A cell that `select_recompute_exclude` names.
 
     Attributes:
-        statement: where.
-        cell: path of the cell below the layer.
+        cell: its path below the layer.
         has_operators: the same pattern names operators, too.
     """
 
