@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import EXAMPLES, OPTIONS
+from mindswap.cost.figures import OPTIONS, UNITS_OF
 from mindswap.errors import DataError
 
 __all__ = [
@@ -85,7 +85,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{FIGURE_PREFIX}{name}",
-            metavar=EXAMPLES[figure.kind],
+            metavar=UNITS_OF[figure.kind][1],
             help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
         )
 

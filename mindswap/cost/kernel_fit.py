@@ -56,10 +56,10 @@ class FigureFit:
 
     name: str
     before: int
-    fitted: int | None
-    num_samples: int
-    residual_permille: int | None
-    objection: str
+    fitted: int | None = None
+    num_samples: int = 0
+    residual_permille: int | None = None
+    objection: str = ""
 
     @property
     def is_accepted(self) -> bool:
@@ -99,7 +99,7 @@ def _split(
 def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: Device) -> FigureFit:
     count = sum(sample.measurement.count for sample, _ in samples)
     if not samples:
-        return FigureFit(name, before, None, 0, None, "no kernels of this kind")
+        return FigureFit(name, before, objection="no kernels of this kind")
     reference = _reference(name, device)
     times = [(sample.measurement.count, time, _net_ns(sample, device)) for sample, time in samples]
     time, net = _middle(times)

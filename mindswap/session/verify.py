@@ -64,6 +64,11 @@ class Verification:
     def __str__(self) -> str:
         return self.text
 
+    def and_also(self, name: str, is_ok: bool, text: str, data: Any) -> "Verification":
+        """With the answer to another question, under its name."""
+        is_ok = self.is_as_asked and is_ok
+        return Verification(is_ok, f"{self.text}\n\n{text}", {**self.data, "ok": is_ok, name: data}, self.log_lines)
+
 
 def verify(
     path: str | os.PathLike[str],
@@ -92,40 +97,19 @@ def verify(
     if checked.policy is None:
         raise PolicyError(checked.problems)
     workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
-    found = _verify_graph(config, document, checked, rank, use_cache)
+    policy = checked.policy if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:
-        found = _with_execution(config, document, checked, found, use_cache)
+        from mindswap.session.execute import execute_config  # brings the simulator along
+
+        result = execute_config(config, document, policy, use_cache)
+        found = found.and_also("execution", result.is_ok, format_execution(result), execution_to_json(result))
     if workers is None:
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
     predicted = _predict_peak(config, use_cache) if has_peaks else None
     report = compare_logs(found.log_lines, workers, predicted_peak_bytes=predicted)
-    is_ok = found.is_as_asked and report.is_ok
-    return Verification(
-        is_ok,
-        f"{found.text}\n\n{format_logs(report)}",
-        {**found.data, "ok": is_ok, "logs": logs_to_json(report)},
-        found.log_lines,
-    )
-
-
-def _with_execution(
-    config: str, document: Document, checked: CheckResult, found: Verification, use_cache: bool
-) -> Verification:
-    """The answer, and what running the compiled step shows."""
-    from mindswap.session.execute import execute_config  # brings the simulator along
-
-    policy = checked.policy or Policy()
-    if not checked.is_swap_enabled:
-        policy = _stage_policy(document, checked.num_layers)
-    result = execute_config(config, document, policy, use_cache)
-    is_ok = found.is_as_asked and result.is_ok
-    return Verification(
-        is_ok,
-        f"{found.text}\n\n{format_execution(result)}",
-        {**found.data, "ok": is_ok, "execution": execution_to_json(result)},
-        found.log_lines,
-    )
+    return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
 
 
 def _predict_peak(config: str, use_cache: bool) -> int | None:
@@ -140,14 +124,12 @@ def _predict_peak(config: str, use_cache: bool) -> int | None:
 
 
 def _verify_graph(
-    config: str, document: Document, checked: CheckResult, rank: int | None, use_cache: bool
+    config: str, document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
 ) -> Verification:
     """What the compiled graph says, or that there is nothing to ask it."""
-    policy, config_path = checked.policy or Policy(), str(Path(config).resolve())
-    if not checked.is_swap_enabled:
-        policy = _stage_policy(document, checked.num_layers)
-        if policy == Policy():
-            return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    if not checked.is_swap_enabled and policy == Policy():
+        return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    config_path = str(Path(config).resolve())
     require_compilable(document, takes_trace=False)
     placement = None
     if rank is not None:

@@ -157,13 +157,9 @@ class StepModel:
         layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
         return [plain.prologue, *layers, plain.epilogue]
 
-    def plain_blocks(self, with_gathers: bool = True) -> list[Block]:
-        """`blocks` without swap and recompute.
-
-        Args:
-            with_gathers: gathering weights that are cut takes time.
-        """
-        if with_gathers or not self.layers.gathers:
+    def blocks_with_free_gathers(self) -> list[Block]:
+        """`blocks` without swap and recompute, in which gathering weights takes no time."""
+        if not self.layers.gathers:
             return self.blocks(PLAIN)
         free = copy.copy(self)
         free._collectives, free._blocks = dict(self.captured.collectives), {}
