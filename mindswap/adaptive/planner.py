@@ -27,9 +27,8 @@ from mindswap.plan.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.session.plan import compact, planned_text, problem_of
 from mindswap.session.step import Step, load_step
-from mindswap.simulate.step_model import StepModel
 
-__all__ = ["corrected_device", "make_plan"]
+__all__ = ["corrected_device", "corrected_step", "make_plan"]
 
 Way = TypeVar("Way", Link, Network)
 
@@ -40,7 +39,7 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
     Raises:
         MindswapError: the step cannot be captured, or the plan not be written.
     """
-    loaded = _corrected(load_step(str(config_path), _device(config_path)), corrections)
+    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections)
     offset = corrections.static_offset_bytes
     problem = problem_of(loaded, max(budget_bytes - offset, 1))
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
@@ -101,13 +100,13 @@ def _device(config_path: Path) -> str | None:
     return "cpu" if is_on_cpu(document) else DEFAULT_DEVICE
 
 
-def _corrected(loaded: Step, corrections: Corrections) -> Step:
+def corrected_step(loaded: Step, corrections: Corrections) -> Step:
+    """The step at the speed that was measured; its weights stay as they were captured."""
     if corrections.compute_permille == corrections.link_permille == 1000:
         return loaded
     device = corrected_device(loaded.device, corrections)
     measured = {key: ns * 1000 // corrections.compute_permille for key, ns in loaded.model.costs.measured.items()}
-    model = StepModel(loaded.model.captured, CostTable(device, measured), loaded.model.settings)
-    return replace(loaded, model=model, device=device)
+    return replace(loaded, model=loaded.model.remade(costs=CostTable(device, measured)))
 
 
 def _key(policy: Policy) -> str:

@@ -22,6 +22,7 @@ from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
+from mindswap.commands.options import number_from
 from mindswap.commands.run import load_trainable
 from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
 from mindswap.config.mode import is_on_cpu
@@ -91,8 +92,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(FLAG, action="store_true", help="plan for the memory there is, and again when it runs out")
     parser.add_argument("--memory", metavar="SIZE", default="auto", help="of each card: auto, 54GiB")
     parser.add_argument("--run-dir", metavar="DIR", type=Path, help="for state and logs (the --log_dir of msrun)")
-    parser.add_argument("--max-restarts", metavar="N", type=_count, default=8, help="starts after the first one (8)")
-    parser.add_argument("--measured-steps", metavar="N", type=_count, default=10, help="steps that judge a plan (10)")
+    parser.add_argument(
+        "--max-restarts", metavar="N", type=number_from(0), default=8, help="starts after the first one (8)"
+    )
+    parser.add_argument(
+        "--measured-steps", metavar="N", type=number_from(0), default=10, help="steps that judge a plan (10)"
+    )
     parser.add_argument("--replace", action="store_true", help="plan instead of the swap and recompute in the YAML")
 
 
@@ -113,12 +118,6 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
     if queue and own and (not rest or rest[0].startswith("--") and words[0] == own[0]):
         return [*own, *rest], queue[1:]  # whatever is wrong before `--` is an option of mindswap
     return own, [*rest, *queue]
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
-    return int(text)
 
 
 def _without_exclusions(command: TrainingCommand, document: Document, is_replaced: bool) -> TrainingCommand:

@@ -114,11 +114,7 @@ def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Pro
 
 
 def _with_config(options: MegatronOptions, document: Document) -> MegatronOptions:
-    """The layers of CONFIG where Megatron's are not given.
-
-    Raises:
-        LaunchError: both are given, and differ.
-    """
+    """The layers of CONFIG where Megatron's are not given."""
     stated = find_num_layers(document)
     if stated is not None and options.num_layers not in (None, stated):
         raise LaunchError(f"--num-layers {options.num_layers}: {document.file} has {stated} layers")

@@ -1,11 +1,12 @@
 """Options that several commands have, each defined once."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import EXAMPLES, OPTIONS
+from mindswap.cost.figures import OPTIONS, UNITS_OF
 from mindswap.errors import DataError
 
 __all__ = [
@@ -14,7 +15,7 @@ __all__ = [
     "add_device_arguments",
     "add_target_arguments",
     "device_overrides",
-    "positive_int",
+    "number_from",
     "refuse_lone_overwrite",
 ]
 
@@ -31,6 +32,7 @@ COMMON_OPTIONS = (
     "memory_bandwidth_fraction",
 )
 FIGURE_PREFIX = "figure_"
+MOST = 10_000  # of anything that is counted
 
 _SWITCH = {"action": "store_true"}
 _COMMON: dict[str, dict[str, Any]] = {
@@ -83,7 +85,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{FIGURE_PREFIX}{name}",
-            metavar=EXAMPLES[figure.kind],
+            metavar=UNITS_OF[figure.kind][1],
             help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
         )
 
@@ -94,12 +96,12 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def positive_int(text: str) -> int:
-    """A number of layers.
+def number_from(least: int) -> Callable[[str], int]:
+    """A type for argparse: a number of steps, layers, workers, ..."""
 
-    Raises:
-        argparse.ArgumentTypeError: it is none.
-    """
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 10000")
-    return int(text)
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {MOST}")
+        return int(text)
+
+    return parse

@@ -131,12 +131,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
-    """What can be known to fail before anything is compiled.
-
-    Raises:
-        PlanError: options that do not go together, or a configuration that must not be changed.
-        DataError: a file that cannot be written, or is there already.
-    """
+    """What can be known to fail before anything is compiled."""
     if args.sweep:
         of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
         of_one_plan["--objective memory"] = args.objective != "time"
@@ -157,11 +152,7 @@ def _refuse(message: str, options: Mapping[str, object]) -> None:
 
 
 def _load(args: argparse.Namespace, is_written: bool) -> Step:
-    """The step of the configuration; of a file of MindFormers 2.x that of its trace.
-
-    Raises:
-        PlanError: options that do not go with the form of the file.
-    """
+    """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
         of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
@@ -180,9 +171,6 @@ def _allowed(text: str, is_safe: bool) -> Allow:
 
     A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
     copies only cost time where they are made: of all plans for both readings the best has none.
-
-    Raises:
-        PlanError: the text names something else, nothing, or `coupled` without both of the others.
     """
     names = {name.strip() for name in text.split(",") if name.strip()}
     both = {"swap", "recompute"}

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.doctor.model import Facts, Finding
+from mindswap.document.problem import Level
 from mindswap.report.problems import escape
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
@@ -30,7 +31,7 @@ def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
     for finding in findings:
         lines += ["", f"{finding.severity.value}: {finding.what} [{finding.check}]"]
         lines += [f"    why:     {finding.why}", f"    fix:     {finding.fix}"]
-    num_errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    num_errors = sum(finding.severity is Level.ERROR for finding in findings)
     num_warnings = len(findings) - num_errors
     counts = f"{format_count(num_errors, 'error')}, {format_count(num_warnings, 'warning')}"
     lines += ["", counts if findings else "nothing found"]

@@ -22,13 +22,11 @@ class RecomputeEffect:
     """One layer: what was asked, and what the compiled graph does.
 
     Attributes:
-        layer_index: index of the layer.
         is_whole: the whole layer was asked for.
         operators: what backward runs again, `cell path primitive`, each once; without what it runs again
             in any case.
         num_recomputed: how many operators backward runs again, all of them.
-        kept_before_bytes: what the layer keeps from forward to backward without recompute.
-        kept_bytes: the same with recompute.
+        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with recompute.
         missing: operators that were asked for, are not marked in the graph, and do not run again in backward.
         unasked: operators that backward runs again though nobody asked.
         idle: parts that were asked for and of which backward runs nothing again.

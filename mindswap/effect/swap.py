@@ -47,7 +47,6 @@ class LayerEffect:
     """One layer: what was asked, and what the compiled graph does.
 
     Attributes:
-        layer_index: index of the layer.
         pairs: copies out with their copies back in, all that the graph has in this layer.
         missing: operators asked to be swapped whose output stays on the device until backward all the
             same, though they are not recomputed.
@@ -60,8 +59,7 @@ class LayerEffect:
             such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
             reads what came back.
         num_recomputed: operators that backward runs again.
-        kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
-        kept_bytes: the same with swap.
+        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with swap.
     """
 
     layer_index: int
@@ -139,9 +137,8 @@ class _LayerComparison:
             kept_bytes=kept_bytes,
         )
 
-    def _is_asked(self, graph: Graph, node: Node) -> bool:
+    def _is_asked(self, owner: Node) -> bool:
         """Whether every operator that it may be is to be offloaded."""
-        owner = graph.owner(node)
         decided = self.decided.get(owner.place)
         if decided is None:
             return self._own_prefetch(owner) is not None
@@ -176,7 +173,7 @@ class _LayerComparison:
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
             # can name, so here what is set on it is what was asked.
             is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
-            if is_nameable and self._is_asked(self.baseline, node):
+            if is_nameable and self._is_asked(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:

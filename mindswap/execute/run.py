@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.execute.dtypes import dtype_of
 from mindswap.execute.memory import POISON, DeviceMemory
 from mindswap.execute.timetable import Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
-__all__ = ["Executed", "Kernels", "Misread", "run_step"]
+__all__ = ["Executed", "Kernels", "Misread", "dtype_of", "run_step"]
 
+# What numpy has of the types of the compiler.
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128",
+)  # fmt: skip
 # Gives the outputs of an operator from its name, its attributes, its inputs, and the types that the compiler says.
 Kernels = Callable[[str, Mapping[str, object], tuple[Any, ...], tuple[TensorType, ...]], tuple[np.ndarray, ...]]
 
@@ -26,8 +30,7 @@ class Misread:
     """An operator that read memory which was not its own: given back before, or not yet fetched.
 
     Attributes:
-        reader: the operator.
-        position: its place among all operators.
+        reader, position: the operator, and its place among all.
         buffer: the memory.
         was_taken: it had been given back; else it was not there yet.
     """
@@ -46,7 +49,6 @@ class Executed:
         loss: first output of forward.
         gradients: what the step returns, in order of its outputs.
         curve_bytes: live bytes while each operator runs.
-        misreads: reads of memory that was not there.
         offloaded_bytes: bytes that left for the host.
     """
 
@@ -78,28 +80,24 @@ def run_step(
     return _Run(graph, code, timetable, inputs, kernels, DeviceMemory(alignment_bytes)).run()
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        graph: Graph,
-        code: StepCode,
-        timetable: StepTimetable,
-        inputs: Mapping[str, np.ndarray],
-        kernels: Kernels,
-        memory: DeviceMemory,
-    ):
-        self.code = code
-        self.timetable = timetable
-        self.kernels = kernels
-        self.memory = memory
-        self.values: dict[str, object] = dict(inputs)  # what is not in device memory
+    graph: Graph
+    code: StepCode
+    timetable: StepTimetable
+    inputs: Mapping[str, np.ndarray]
+    kernels: Kernels
+    memory: DeviceMemory
+
+    def __post_init__(self) -> None:
+        self.values: dict[str, object] = dict(self.inputs)  # what is not in device memory
         self.made: dict[str, tuple[str | None, ...]] = {}  # operator -> its memory
-        self.bound: dict[str, str] = dict(timetable.aliases)  # parameters and repeats -> the value they stand for
-        self.instructions: dict[str, Instruction] = {}
-        for function in (code.main, code.forward, code.backward):
-            self.instructions |= {i.name: i for i in function.instructions if isinstance(i, Instruction)}
-        self.nodes = graph.index.nodes
-        self.fetched = {fetch.node.name: fetch for at in timetable.fetches for fetch in at}
+        self.bound = dict(self.timetable.aliases)  # parameters and repeats -> the value they stand for
+        functions = (self.code.main, self.code.forward, self.code.backward)
+        entries = [entry for function in functions for entry in function.instructions]
+        self.instructions = {entry.name: entry for entry in entries if isinstance(entry, Instruction)}
+        self.nodes = self.graph.index.nodes
+        self.fetched = {fetch.node.name: fetch for at in self.timetable.fetches for fetch in at}
         self.host: dict[str, np.ndarray] = {}
         self.curve: list[int] = []
         self.misreads: list[Misread] = []
@@ -266,3 +264,14 @@ def _as_value(constant: object) -> object:
     if isinstance(constant, tuple):
         return tuple(_as_value(entry) for entry in constant)
     return constant
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The numpy type of a type as `TensorType` has it.
+
+    Raises:
+        GraphError: if numpy has no such type.
+    """
+    if name not in DTYPES:
+        raise GraphError(f"--execute has no values of type {name}; use float16 or float32 in the configuration")
+    return np.dtype(name)

@@ -33,8 +33,6 @@ class Operator:
     """One operator where it runs.
 
     Attributes:
-        node: as compiled.
-        is_forward: it runs in forward.
         makes: pieces of memory of its outputs; None for an output without bytes or one that is a result of the step.
         reads: pieces of memory that it reads.
     """
@@ -60,7 +58,6 @@ class StepTimetable:
 
     Attributes:
         operators: forward, then backward.
-        num_forward: operators of forward.
         fetches: before each operator.
         offloads: after each operator, the `MoveTo` whose copies leave.
         releases: after each operator, pieces of memory that are given back.

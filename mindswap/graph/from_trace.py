@@ -115,9 +115,7 @@ class _Builder:
         value = Value(memory, known.size_bytes, save.shape, save.dtype)
         source = next((given for given in operator.inputs if given.shape == save.shape), None)
         inputs = (self._input(source, index, operator),) if source is not None else ()
-        name = f"f{index}.copy{storage}"
-        self.forward.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
-        self._make(name, value, True)
+        self._add_contiguous(f"copy{storage}", operator, index, inputs, value)
 
     def _node(
         self, name: str, op: str, operator: Operator, index: int, inputs: tuple[str, ...], outputs: tuple[Value, ...]
@@ -127,7 +125,7 @@ class _Builder:
         where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
         scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
         origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
-        types = tuple(TensorType(value.shape, value.dtype, value.size_bytes) for value in outputs)
+        types = tuple(map(_type_of, outputs))
         is_named = operator.is_forward and layer is not None
         attributes = {TAG: Names(".".join(path) for path in operator.paths)} if is_named else {}
         return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
@@ -147,39 +145,38 @@ class _Builder:
         name = self.names.get((value.memory, value.shape)) or self.latest.get(value.memory)
         if name is None and operator.is_forward and value.copy_of is None:
             name = f"input{value.memory}"
-            self.types[name] = TensorType(value.shape, value.dtype, value.size_bytes)
+            self.types[name] = _type_of(value)
             self._make(name, value, False)  # backward reads it as it is
             return name
-        if name is None:
-            return self._copy_of_view(value, index, operator)
+        return self._copy_of_view(value, index, operator) if name is None else self._name_at(operator, name, value)
+
+    def _name_at(self, operator: Operator, name: str, value: Value) -> str:
+        """Under which name an operator has a value: backward has one of its own for what forward made."""
         if operator.is_forward or name not in self.made_in_forward:
             return name
-        return self._across(name, value)
-
-    def _across(self, name: str, value: Value) -> str:
-        """Under which name backward has what forward made."""
         saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
-        self.types.setdefault(saved.backward_name, TensorType(value.shape, value.dtype, value.size_bytes))
+        self.types.setdefault(saved.backward_name, _type_of(value))
         return saved.backward_name
 
     def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
         """What no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
         view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
-        if view is not None and view in self.made_in_forward and not operator.is_forward:
-            view = self._across(view, value)
-        name = f"{'f' if operator.is_forward else 'b'}{index}.copy{value.memory}"
+        inputs = (self._name_at(operator, view, value),) if view is not None else ()
+        return self._add_contiguous(f"copy{value.memory}", operator, index, inputs, value)
+
+    def _add_contiguous(self, name: str, operator: Operator, index: int, inputs: tuple[str, ...], value: Value) -> str:
+        name = f"{'f' if operator.is_forward else 'b'}{index}.{name}"
         nodes = self.forward if operator.is_forward else self.backward
-        nodes.append(self._node(name, "Contiguous", operator, index, (view,) if view is not None else (), (value,)))
+        nodes.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
         self._make(name, value, operator.is_forward)
         return name
 
     def _load(self, value: Value, operator: Operator) -> None:
         """The read of a weight; in backward it is that of forward."""
         name = f"load.{value.weight}"
-        known = TensorType(value.shape, value.dtype, value.size_bytes)
-        scope = f"Default/{name}"
-        node = Node(name, "Load", operator.layer_index, "", scope, (f"{WEIGHT_MARK}{value.weight}",), (known,), {})
-        self.forward.append(node)
+        source = f"{WEIGHT_MARK}{value.weight}"
+        known = (_type_of(value),)
+        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), known, {}))
         self._make(name, value, True)
 
     def _handed_out(self) -> Node:
@@ -193,3 +190,7 @@ class _Builder:
                 weights[shape] -= 1
                 gradients.append(node.name)
         return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})
+
+
+def _type_of(value: Value) -> TensorType:
+    return TensorType(value.shape, value.dtype, value.size_bytes)

@@ -23,8 +23,7 @@ class Peak:
 
     Attributes:
         size_bytes: bytes alive at that moment, outputs of the operator included.
-        node: the operator that runs then.
-        is_forward: it runs in forward.
+        node, is_forward: the operator that runs then, and whether it does in forward.
     """
 
     size_bytes: int

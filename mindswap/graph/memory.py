@@ -21,7 +21,6 @@ class OperatorMemory:
     Attributes:
         path: operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root.
             Text: several names that the graph cannot tell apart have `|` between them.
-        op: primitive name.
         kept_bytes: stays on the device from forward to backward.
         swapped_bytes: crosses the link, each way; what is copied for nothing included.
         recomputed_bytes: would be kept, and is made again in backward instead.

@@ -36,9 +36,7 @@ class Node:
         scope: the compiler's own scope text, unique per operator of a function.
         inputs: names of nodes or function parameters.
         outputs: types of the outputs, flat; empty where the compiler gives none.
-        attributes: attributes of the primitive.
-        is_recomputed: the node belongs to a recomputed scope (set in forward), or is the copy that
-            backward runs again (`is_duplicate`).
+        is_recomputed: in forward, the node belongs to a recomputed scope; in backward as `is_duplicate`.
         is_duplicate: a copy of a forward operator that backward runs again.
         origin: in backward, name of the forward operator that this is the gradient or the copy of; "" where
             the compiler does not say, or where it merged that operator into another.
@@ -88,8 +86,7 @@ class Saved:
     """One value handed from forward to backward.
 
     Attributes:
-        forward_name: node (or parameter of forward) that gives it.
-        backward_name: parameter of backward that takes it.
+        forward_name, backward_name: node (or parameter) of forward that gives it, parameter of backward that takes it.
     """
 
     forward_name: str
@@ -105,7 +102,6 @@ class SwapPair:
         copy_out: `MoveTo` in forward.
         copies_in: `MoveTo` nodes in backward that bring it back; more than one if the compiler made more.
         num_prefetch_ops: `backward_prefetch` of the copy in.
-        size_bytes: bytes copied out.
     """
 
     producer: Node
@@ -201,8 +197,7 @@ class Graph:
     """One training step.
 
     Attributes:
-        forward: operators of forward in execution order.
-        backward: operators of backward in execution order.
+        forward, backward: operators in execution order.
         saved: what forward hands to backward; empty without lazy_inline, and then nothing can be swapped.
         has_lazy_inline: forward and backward are functions of their own.
         constants: values of the integer constants, by name.

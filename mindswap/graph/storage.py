@@ -39,7 +39,6 @@ class Storage:
         producer: operator that makes it; None for an input, a constant or a weight.
         name: name of the producer's output, or of the function parameter.
         output_index: which output of the producer.
-        kind: activation, weight or input.
         type: shape, dtype and bytes; None where the compiler gives none.
     """
 
@@ -70,7 +69,6 @@ class SavedStorage:
     """A storage that backward needs.
 
     Attributes:
-        storage: the memory.
         fate: kept, swapped, or both.
         keepers: nodes through which backward holds it on the device.
         pairs: copies to the host and back; more than one moves the same bytes several times.
@@ -104,12 +102,14 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
     for node in graph.kept_nodes:
         storage = resolve_storage(graph, node.name)
-        storages[storage.key] = storage
-        keepers[storage.key].append(node)
+        key = storage.key
+        storages[key] = storage
+        keepers[key].append(node)
     for pair in graph.swap_pairs:
         storage = resolve_storage(graph, pair.producer.name)
-        storages[storage.key] = storage
-        pairs[storage.key].append(pair)
+        key = storage.key
+        storages[key] = storage
+        pairs[key].append(pair)
     order = {node.name: position for position, node in enumerate(graph.forward)}
     first_users = _first_users(graph)
     saved = []

@@ -33,8 +33,7 @@ class Work:
         flops: floating point operations. A multiply-add of a matrix product counts as two, any other operator
             as one for each element. Attention counts the pairs of positions that its mask leaves: kernels skip the
             rest.
-        read_bytes: bytes of the inputs, each once.
-        written_bytes: bytes of the outputs.
+        read_bytes, written_bytes: of the inputs, each once, and of the outputs.
         inputs: types of the tensors it reads, members of tuples one by one.
         is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
         is_weight_gradient: a product with a transposed first operand, as gradients of weights are.

@@ -116,7 +116,6 @@ def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
-    """Everything that there is to say of one log."""
     if log.problem:
         yield FindingLevel.ERROR, f"its log {log.problem}", ""
     elif not log.size_bytes and not log.set_lines:

@@ -12,13 +12,7 @@ __all__ = ["LayerActions", "OpSwapAction", "format_log_lines", "plan_layer"]
 
 @dataclass(frozen=True)
 class OpSwapAction:
-    """Offload one matched cell or primitive.
-
-    Attributes:
-        match: what to offload.
-        num_prefetch_ops: prefetch distance in operators.
-        pattern: the pattern of the policy that names it.
-    """
+    """Offload a cell or primitive that a pattern of the policy names, with this prefetch distance in operators."""
 
     match: Match
     num_prefetch_ops: int
@@ -35,7 +29,6 @@ class LayerActions:
     """Everything to set on one layer, in this order.
 
     Attributes:
-        layer_index: index of the layer.
         is_fully_recomputed: recompute the whole layer.
         is_output_recomputed: its output too, which is then computed again for the layer that follows.
         recomputes: cells and primitives to recompute.

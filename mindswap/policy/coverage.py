@@ -15,12 +15,7 @@ __all__ = ["Coverage"]
 class Coverage:
     """Patterns against the layers of one model. Layers with equal trees are one kind.
 
-    Args:
-        trees: the layers of the model.
-
     Attributes:
-        trees: as given.
-        num_layers: layers of the model.
         kinds: the distinct trees.
         kind_of: for each layer the index of its tree in `kinds`.
     """

@@ -58,11 +58,9 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
 
 @cache
 def _tables() -> tuple[dict[str, Any], ...]:
-    folder = resources.files("mindswap") / "data" / "families"
-    if not folder.is_dir():
-        return ()
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    return tuple(json.loads(file.read_text("utf-8")) for file in files)
+    files = (resources.files("mindswap") / "data" / "families").iterdir()
+    texts = {file.name: file.read_text("utf-8") for file in files if file.name.endswith(".json")}
+    return tuple(json.loads(texts[name]) for name in sorted(texts))
 
 
 @cache

@@ -45,7 +45,6 @@ class Match:
 
     Attributes:
         path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
-        node: what is there.
     """
 
     path: tuple[str, ...]

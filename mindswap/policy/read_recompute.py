@@ -21,14 +21,7 @@ __all__ = ["RecomputeReader"]
 
 @dataclass(eq=False)
 class RecomputeReader:
-    """Reads what a configuration says about recompute.
-
-    Attributes:
-        parts: reads lists of layers and names, and keeps what does not fit.
-        pipeline: how layers are spread over stages.
-        use_legacy: the model belongs to the legacy family.
-        statements, flags, stage_counts: what was read so far.
-    """
+    """Reads what a configuration says about recompute; `parts` keeps what does not fit."""
 
     parts: Parts
     pipeline: Pipeline

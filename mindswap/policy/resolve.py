@@ -130,8 +130,7 @@ class LayerDecisions:
     """What a policy decides for a layer.
 
     Attributes:
-        layer_index: index of the layer.
-        layer: its tree.
+        layer_index, layer: index of the layer, its tree.
         recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
         is_output_recomputed: with the whole layer its output, too.
         comm_recomputes: primitives whose communication is repeated.
@@ -252,12 +251,8 @@ def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
     for option in SELECT_OPTIONS:
         ops: tuple[OpRecompute, ...] = getattr(policy, option)
         yield from (Entry(Setting(option), op.pattern) for op in ops if layer_index in op.layers)
-    for whole in policy.layer_swap:
-        if layer_index in whole.layers:
-            yield Entry(Setting.LAYER_SWAP, "", whole.prefetch)
-    for swap in policy.op_swap:
-        if layer_index in swap.layers:
-            yield Entry(Setting.OP_SWAP, swap.pattern, swap.prefetch)
+    yield from (Entry(Setting.LAYER_SWAP, "", e.prefetch) for e in policy.layer_swap if layer_index in e.layers)
+    yield from (Entry(Setting.OP_SWAP, e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
 
 
 def _claims(entry: Entry, layer: CellNode) -> Iterator[Claim]:

@@ -3,7 +3,8 @@
 from typing import Any
 
 from mindswap.logs.compare import Finding, FindingLevel, LogReport
-from mindswap.report.tables import format_indices, format_table
+from mindswap.logs.model import MemoryStatistics
+from mindswap.report.tables import format_indices, format_table, group_equal
 from mindswap.units import format_bytes, format_count
 
 __all__ = ["format_logs", "logs_to_json"]
@@ -51,20 +52,21 @@ def _format_finding(finding: Finding) -> list[str]:
 
 def _format_memory(report: LogReport) -> str:
     """Measured memory; the difference to the prediction only if there is one."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for worker, measured in report.memory.items():
-        cells = [_size(getattr(measured, f"{name}_bytes")) for name in FIGURES]
+
+    def cells(measured: MemoryStatistics) -> tuple[str, ...]:
+        shown = [_size(getattr(measured, f"{name}_bytes")) for name in FIGURES]
         if report.predicted_peak_bytes is not None:
             difference = report.difference_bytes(measured)
             sign = "-" if difference is not None and difference < 0 else "+"
-            cells.append(format_bytes(report.predicted_peak_bytes))
-            cells.append("-" if difference is None else sign + format_bytes(abs(difference)))
-        groups.setdefault(tuple(cells), []).append(worker)
+            shown.append(format_bytes(report.predicted_peak_bytes))
+            shown.append("-" if difference is None else sign + format_bytes(abs(difference)))
+        return tuple(shown)
+
     header = ["memory", "device", "for MindSpore", "used peak", "with fragments"]
     if report.predicted_peak_bytes is not None:
         header += ["simulated peak", "difference"]
-    rows = [(format_indices("worker", sorted(workers)), *cells) for cells, workers in groups.items()]
-    return format_table(header, rows)
+    groups = group_equal(report.memory.values(), cells, report.memory)
+    return format_table(header, [(format_indices("worker", workers), *cells(first)) for workers, first in groups])
 
 
 def _size(size_bytes: int | None) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, path_from_root
 from mindswap.graph.model import Graph
-from mindswap.report.tables import format_layers, format_table
+from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 __all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
@@ -109,14 +109,9 @@ def memory_to_json(report: MemoryReport) -> dict[str, Any]:
 
 def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
     """Layers that hold the same under one name, what is outside the layers last."""
-    groups: dict[tuple[OperatorMemory, ...], list[LayerMemory]] = {}
-    for layer in layers:
-        if layer.layer_index is not None:
-            groups.setdefault(layer.operators, []).append(layer)
-    named = [
-        (format_layers([layer.layer_index for layer in group if layer.layer_index is not None]), group[0])
-        for group in groups.values()
-    ]
+    inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
+    groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
+    named = [(format_layers(indices), layer) for indices, layer in groups]
     return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
 
 

@@ -59,7 +59,6 @@ def _coupling_lines(plan: Plan) -> list[str]:
 
 
 def _simulations(plan: Plan) -> str:
-    """How long was searched."""
     number = format_count(plan.num_evaluations, "simulation")
     return f"{number}, then interrupted" if plan.is_interrupted else number
 

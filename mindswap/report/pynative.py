@@ -9,7 +9,7 @@ from mindswap.mindformers_2x.form import Form
 from mindswap.mindformers_2x.log_lines import log_lines
 from mindswap.policy.words import format_indices
 from mindswap.report.problems import escape
-from mindswap.report.tables import format_layers
+from mindswap.report.tables import format_layers, group_equal
 
 __all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
 
@@ -53,11 +53,9 @@ def _header(effect: Effect) -> str:
 
 def format_layers_2x(effect: Effect) -> str:
     """What happens in each layer; equal layers print once."""
-    groups: dict[LayerEffect, list[int]] = {}
-    for index, layer in enumerate(effect.layers):
-        groups.setdefault(replace(layer, fetch_layer=None), []).append(index)
     lines: list[str] = []
-    for layer, indices in groups.items():
+    num_layers = len(effect.layers)
+    for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         lines.append(f"[{format_layers(indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]

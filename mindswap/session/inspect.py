@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.adapters.installed import require_mindformers
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
@@ -19,8 +17,7 @@ from mindswap.policy.resolve import resolve_layer
 from mindswap.report.memory import MemoryReport, one_way_notes
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
-from mindswap.session.gathered import with_gathered_weights
-from mindswap.session.plain import capture_plain
+from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
 __all__ = ["Inspection", "inspect_config", "inspect_memory"]
@@ -109,17 +106,13 @@ def inspect_config(
     Raises:
         GraphError: if the network cannot be built or compiled.
     """
-    require_mindformers()
-    with quiet():
-        from mindswap.adapters.mindformers import PATH_TAG, capture
+    plain_policy = Policy(is_swap_enabled=True)
+    compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    from mindswap.adapters.mindformers import PATH_TAG
 
-        compiled = capture(config_path, policy, placement=placement)
-        plain = capture_plain(config_path, Policy(is_swap_enabled=True), compiled, placement, use_cache, with_tags=True)
-    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
-    indices = placement.layers if placement is not None else range(len(compiled.sample.layer_map))
-    layer_map = dict(zip(indices, compiled.sample.layer_map, strict=True))
+    layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
     notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))
     if placement is not None:
         layers = tuple(

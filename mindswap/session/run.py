@@ -27,17 +27,20 @@ class Run:
 
     Attributes:
         model: the step under any policy.
-        device: on what.
         policy: in layer indices.
         simulated: what came out.
         title: name of what was simulated.
     """
 
     model: StepModel
-    device: Device
     policy: Policy
     simulated: SimulatedStep
     title: str
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
 
     @property
     def step_time_ns(self) -> int:

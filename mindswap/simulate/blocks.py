@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Names
-from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.work import Work, measure_work
+from mindswap.graph.work import Work
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Read, Role, Source, Uses
 from mindswap.simulate.gradients import GradientRule
@@ -64,11 +63,8 @@ def cut_blocks(
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    works = measure_work(graph)
-    if is_fused:
-        works = fuse_work(graph, works)
     step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
-    step.read(works)
+    step.read()
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]
     return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mindswap.simulate.block import Block
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulate.schedules import Pass, Work
-from mindswap.simulate.stage_layout import StageLayout
 from mindswap.simulate.stage_pass import ModelSections, StagePass, cut_backward, shift
 from mindswap.simulate.stage_tensors import TensorTable, once_columns
 from mindswap.simulate.turns import TENSOR_COLUMNS, Turns

@@ -7,10 +7,11 @@ from typing import NamedTuple
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
+from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.ranks.ring import RING, list_rounds
-from mindswap.graph.work import Work
+from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.block_parts import BlockOp, Uses
 from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
@@ -132,20 +133,20 @@ class StepReader:
         self.values: dict[str, tuple[StepTensor | None, ...]] = {}  # value -> its tensors, one per output
         self.weight_nodes = find_weight_gradients(graph)
 
-    def read(self, works: tuple[Sequence[Work], Sequence[Work]]) -> None:
-        """The whole step.
-
-        Args:
-            works: of each operator of forward and of backward.
-        """
+    def read(self) -> None:
+        """The whole step."""
         graph, saved = self.graph, self.graph.saved
+        works = measure_work(graph)
+        if self.is_fused:
+            works = fuse_work(graph, works)
         sections = forward_sections(graph, self.num_layers)
         for node, section, work in zip(graph.forward, sections, works[0], strict=True):
             self._read(node, Place(section, True, node.name in self.once), work)
         for value in saved:
             self.values[value.backward_name] = self.values.get(value.forward_name, ())
-        pairs = zip(graph.forward, sections, strict=True)
-        behind = {node.name for node, section in pairs if section == self.num_layers}
+        behind = {
+            node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
+        }
         sections = backward_sections(graph, self.num_layers, behind)
         for node, section, work in zip(graph.backward, sections, works[1], strict=True):
             self._read(node, Place(section, False), work)

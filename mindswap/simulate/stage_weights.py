@@ -24,7 +24,7 @@ from mindswap.graph.ranks.gather import weight_name
 from mindswap.graph.sequences import cache_bytes
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.gradients import GradientRule
-from mindswap.simulate.stage_layout import StageLayout
+from mindswap.simulate.layout import StageLayout
 
 __all__ = ["StageWeights", "update_terms", "weigh_stages"]
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindswap.config.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
+from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.document.nodes import Document, Node, expanded_size, key_text, show
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.match import PatternError, is_match, split_pattern
@@ -58,29 +58,24 @@ class StageRecompute:
 
 def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:
     """Read `recompute_config` as MindFormers does with swap off."""
-    expansion = _Expansion(document, num_layers)
-    try:
-        expansion.read()
-    except LayoutError as error:
-        expansion.problems.append(_layout_problem(document, error))
-    return expansion.result()
+    problem = find_layout_problem(document, num_layers)
+    if problem is not None:
+        return StageRecompute(Policy(), (), (problem,))
+    return _Expansion(document, num_layers, read_pipeline(document)).result()
 
 
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     """Why MindFormers cannot spread the layers over the pipeline stages; None if it can."""
     try:
         read_pipeline(document).layout(num_layers)
+        return None
     except LayoutError as error:
-        return _layout_problem(document, error)
-    return None
-
-
-def _layout_problem(document: Document, error: LayoutError) -> Problem:
+        reason = str(error)
     offset = document.get("model", "model_config", "offset")
     node = offset or document.get("parallel_config", "pipeline_stage")
     path = "parallel_config.pipeline_stage" if offset is None else "model.model_config.offset"
     location = node.location if node is not None else Location(document.file)
-    return Problem(location, RULE, Level.ERROR, f"{path}: {error}", "extra layers, one number for each stage")
+    return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", "extra layers, one number for each stage")
 
 
 @dataclass
@@ -98,16 +93,16 @@ class _Entry:
 class _Expansion:
     document: Document
     num_layers: int
+    pipeline: Pipeline
     problems: list[Problem] = field(default_factory=list)
-    layout: Layout | None = None
     layer_counts: Counts | None = None
     entries: dict[str, dict[str, _Entry]] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
 
-    def read(self) -> None:
-        pipeline = read_pipeline(self.document)
-        self.layout = pipeline.layout(self.num_layers)
-        self._check_pipeline(pipeline.num_chunks)
+    def __post_init__(self) -> None:
+        self.layout = self.pipeline.layout(self.num_layers)
+
+    def _read(self) -> None:
         section = self.document.get("recompute_config")
         if section is not None and not section.is_null and section.entries is None:
             self._refuse(section, "recompute_config", Expect.MAPPING.value)
@@ -123,16 +118,16 @@ class _Expansion:
                 self.report(entry.location, message, Level.ERROR, ", ".join(RECOMPUTE_KEYS))
         off = Node(Location(self.document.file), False)
         nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
-        self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute", self.layout)
+        self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute")
         for option in SELECT_OPTIONS:
-            self._read_select(option, nodes[option], self.layout)
+            self._read_select(option, nodes[option])
         for option in ("select_recompute", "select_comm_recompute"):
             self._take_out(option)
         for key in RECOMPUTE_FLAGS:
             if key in values:
                 self._read_flag(key, values[key].value, nodes["recompute"])
 
-    def _read_select(self, option: str, node: Node, layout: Layout) -> None:
+    def _read_select(self, option: str, node: Node) -> None:
         path = f"recompute_config.{option}"
         found = self.entries[option] = {}
         if node.entries is not None:
@@ -142,14 +137,14 @@ class _Expansion:
                     message = f"{name_path}: {show(named.key)} is no operator name"
                     self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
                     continue
-                counts = self._counts(named.value, name_path, layout)
+                counts = self._counts(named.value, name_path)
                 if counts is not None:
                     found[named.key] = _Entry(name_path, named.location, named.key, counts)
         elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
-            everywhere = read_counts(Node(node.location, True), layout)
+            everywhere = read_counts(Node(node.location, True), self.layout)
             for index, item in enumerate(node.items):
                 found[item.value] = _Entry(f"{path}[{index}]", item.location, item.value, everywhere)
-            if len(node.items) == 1 and layout.is_zero_bubble_v:
+            if len(node.items) == 1 and self.layout.is_zero_bubble_v:
                 message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
                 fix = f"{option}: {{'{key_text(node.items[0].value)}': True}}"
                 self.report(node.location, message, Level.ERROR, "two names or more, or a mapping", fix)
@@ -158,7 +153,7 @@ class _Expansion:
                 message = f"{path}: {show(node)} names no operator, so nothing is excluded"
                 self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
         else:
-            counts = self._counts(node, path, layout)
+            counts = self._counts(node, path)
             if counts is not None:
                 names = default_operators(option, self.document.is_legacy)
                 if counts.is_rewritten and len(names) > 1:
@@ -166,9 +161,9 @@ class _Expansion:
                     self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
                 found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
 
-    def _counts(self, node: Node, path: str, layout: Layout) -> Counts | None:
+    def _counts(self, node: Node, path: str) -> Counts | None:
         try:
-            counts = read_counts(node, layout)
+            counts = read_counts(node, self.layout)
         except CountsError as error:
             fix = f"{last_key(path)}: {error.fix}" if error.fix else ""
             self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
@@ -206,9 +201,8 @@ class _Expansion:
         elif recompute.value is not True:
             self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)
 
-    def _check_pipeline(self, num_chunks: int) -> None:
+    def _check_pipeline(self) -> None:
         """Where sizes add up to too much, and where a number of chunks is not what counts."""
-        assert self.layout is not None
         total = sum(map(sum, self.layout.sizes))
         offset = self.document.get("model", "model_config", "offset")
         if total > self.num_layers and offset is not None:
@@ -222,6 +216,7 @@ class _Expansion:
         if written > 1 and (is_on is None or is_on.value is not True):
             node = self.document.get("model", "model_config", "pp_interleave_num")
             place = node.location if node is not None else Location(self.document.file)
+            num_chunks = self.pipeline.num_chunks
             effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
             message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"
             fix = "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}"
@@ -234,10 +229,11 @@ class _Expansion:
         self.problems.append(Problem(location, RULE, level, message, allowed, fix))
 
     def result(self) -> StageRecompute:
-        layout = self.layout
+        self._check_pipeline()
+        self._read()
         problems = sort_problems(self.problems)
-        if layout is None or self.layer_counts is None:
-            return StageRecompute(Policy(), (), problems, layout)
+        if self.layer_counts is None:
+            return StageRecompute(Policy(), (), problems, self.layout)
         statements = tuple(self._statements())
         fields: dict[str, Any] = {option: [] for option in SELECT_OPTIONS}
         for statement in statements:
@@ -247,10 +243,9 @@ class _Expansion:
         policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **fields)
         has_errors = any(problem.level is Level.ERROR for problem in problems)
         lines = () if has_errors else self._formative_lines(self.layer_counts)
-        return StageRecompute(policy, lines, problems, layout, statements)
+        return StageRecompute(policy, lines, problems, self.layout, statements)
 
     def _layers(self, counts: Counts) -> Layers:
-        assert self.layout is not None
         return Layers(self.layout.first_layers(counts.rows))
 
     def _formative_lines(self, layer_counts: Counts) -> tuple[str, ...]:

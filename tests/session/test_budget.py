@@ -3,10 +3,13 @@ import pytest
 from mindswap.cost.device_file import load_device
 from mindswap.cost.outside_memory import communication_bytes
 from mindswap.cost.settings import read_cost_settings
+from mindswap.cost.table import CostTable
 from mindswap.policy.model import Policy
+from mindswap.session.device import with_environment, within_configuration
 from mindswap.session.plan import budget_doubt, budget_of
-from mindswap.session.step import Step, with_environment, within_configuration
+from mindswap.session.step import Step
 from tests.builders import document
+from tests.simulate.steps import model
 
 GIB = 2**30
 
@@ -14,8 +17,9 @@ GIB = 2**30
 def step(text="{}", **overrides):
     """A step that is planned for nothing but its budget: atlas_800t_a2 has 58 GiB, its margin is 5 %."""
     config = document(text)
-    device = within_configuration(load_device("atlas_800t_a2", overrides), config)
-    return Step(config, Policy(), None, device, None)
+    made = model()
+    made.costs = CostTable(within_configuration(load_device("atlas_800t_a2", overrides), config))
+    return Step(config, Policy(), made, None)
 
 
 def test_a_margin_of_the_device_stays_free():

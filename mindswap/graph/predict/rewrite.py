@@ -59,9 +59,10 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     read_again: set[str] = set()
     for node in graph.forward:
         owner = graph.owner(node)
-        if is_released(node):
-            recomputed.add(node.name)
-        if is_gathering(node) or owner.layer_index is None or place.is_of_compiler(owner):
+        if is_gathering(node):
+            recomputed.update([node.name] if is_released(node) else ())
+            continue
+        if owner.layer_index is None or place.is_of_compiler(owner):
             continue
         layer = layers[owner.layer_index]
         paths = place.paths(node)
@@ -112,9 +113,10 @@ class _Placement:
     def _is_read_outside(self, node: Node, cell: Path) -> bool:
         """Whether a value is read outside a cell; members of a tuple are values of their own."""
         layer_index = self.graph.owner(node).layer_index
+        readers = self.graph.index.forward_readers
         pending = [node.name]
         while pending:
-            for reader in self.graph.index.forward_readers.get(pending.pop(), ()):
+            for reader in readers.get(pending.pop(), ()):
                 if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
                     continue
                 if self.is_of_compiler(reader):
@@ -242,9 +244,10 @@ class _Rewriter:
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
-        copy = replace(node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes)
-        self.copies_out[node.name] = replace(copy, is_recomputed=False)
-        return self.copies_out[node.name]
+        name = f"{node.name}@out"
+        copy = replace(node, name=name, op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False)
+        self.copies_out[node.name] = copy
+        return copy
 
     def _bring_back(self, node: Node) -> str:
         """A pair of `MoveTo` around the value."""

@@ -15,6 +15,7 @@ models cut by code of their own.
 """
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,7 +26,7 @@ from mindswap.graph.ranks.ring import RING, ring_axes
 from mindswap.graph.ranks.sharding import Sharding
 from mindswap.graph.ranks.split_forward import name_communication
 from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
-from mindswap.graph.ranks.splits import num_parts
+from mindswap.graph.ranks.splits import equal_blocks, num_parts
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
 
@@ -220,20 +221,9 @@ def _cuts_of_blocks(
     Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
     cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
     """
-    if len(made) != len(before) or len(read) != len(after):
+    is_known = len(made) == len(before) and len(read) == len(after)
+    whole = [tuple(map(operator.mul, *side)) for side in ((made, before), (read, after))]
+    blocks = equal_blocks(*whole) if is_known else None
+    if blocks is None:
         return [(math.prod(before), 1)]
-    sides = [[(size * cut, cut) for size, cut in zip(*side, strict=True)] for side in ((made, before), (read, after))]
-    blocks = []
-    while any(sides):
-        size, cut = [1, 1], [1, 1]
-        for at, side in enumerate(sides):
-            if side:
-                size[at], cut[at] = side.pop(0)
-        while size[0] != size[1]:
-            at = 0 if size[0] < size[1] else 1
-            if not sides[at]:
-                return [(math.prod(before), 1)]  # not the same elements
-            more, parts = sides[at].pop(0)
-            size[at], cut[at] = size[at] * more, cut[at] * parts
-        blocks.append((cut[0], cut[1]))
-    return blocks
+    return [(math.prod(before[own]), math.prod(after[to])) for own, to in blocks]

@@ -45,7 +45,6 @@ class GatheredStep:
     """A step with its AllGathers of weights.
 
     Attributes:
-        graph: the step.
         collectives: what each AllGather sends, by name of its node.
         once: operators that run once in a step, whatever the number of micro-batches.
     """

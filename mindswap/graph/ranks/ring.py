@@ -28,12 +28,7 @@ HEADS_AND_SEQUENCE = {3: (2, 1), 4: (1, 2)}
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel beside attention.
-
-    Attributes:
-        op: primitive.
-        moved_bytes: read and written.
-    """
+    """A kernel beside attention, with the bytes that it reads and writes."""
 
     op: str
     moved_bytes: int

@@ -18,13 +18,10 @@ class Call:
     """One operator with the operands that are tensors.
 
     Attributes:
-        op: primitive name.
-        shapes: shape of each operand, members of tuples one by one.
-        splits: split of each operand.
-        outputs: shape of each output.
+        shapes, splits: of each operand, members of tuples one by one.
+        outputs: shapes.
         integers: integer inputs in order: axis, transpose flags, layout.
         tuples: inputs in order that are tuples of integers: axes, permutation, begin, end, strides.
-        attributes: attributes of the primitive.
     """
 
     op: str

@@ -8,14 +8,7 @@ from string import Template
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.simulation.page_data import page_data
 from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
-from mindswap.report.simulation.text import (
-    LAYER_HEADER,
-    STAGE_HEADER,
-    group_stages,
-    layer_cells,
-    layer_unit,
-    stage_name,
-)
+from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
     Head,
     describe_cause,
@@ -24,7 +17,6 @@ from mindswap.report.simulation.words import (
     format_share,
     headline,
 )
-from mindswap.simulate.summary_layers import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
@@ -53,7 +45,7 @@ def format_html(report: SimulationReport) -> str:
         stages=_stage_table(report),
         moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
         holders=_holder_table(stage),
-        layers=_layer_table(report),
+        layers=table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)]),
         causes=_cause_table(report),
         figures=table(
             ("figure", "value", "source"),
@@ -75,8 +67,8 @@ def _cards(report: SimulationReport) -> Iterable[str]:
 def _stage_table(report: SimulationReport) -> str:
     header = [STAGE_HEADER[0], "compute, waiting", *STAGE_HEADER[1:]]
     rows = [
-        (escape(stage_name(stages)), _share_bar(stages[0], report.timeline.step_time_ns), *map(escape, cells))
-        for stages, cells in group_stages(report)
+        (escape(name), _share_bar(stage, report.timeline.step_time_ns), *map(escape, cells))
+        for stage, (name, *cells) in stage_rows(report)
     ]
     return table(header, rows, text_columns=(1,))
 
@@ -120,12 +112,6 @@ def _holder_table(stage: StageReport) -> str:
 
 def _meter(part: int, whole: int, colour: str) -> str:
     return f'<i class="meter" style="width:{160 * part / max(1, whole):.1f}px;background:{colour}"></i>'
-
-
-def _layer_table(report: SimulationReport) -> str:
-    groups = group_layer_rows(report.layers)
-    unit = layer_unit(groups)
-    return table(LAYER_HEADER, [(escape(group.name), *map(escape, layer_cells(group, unit))) for group in groups])
 
 
 def _cause_table(report: SimulationReport) -> str:

@@ -46,7 +46,7 @@ def plot_simulation(report: SimulationReport, path: Path) -> None:
     """
     shown = report.peak_stage
     is_pipeline = len(report.stages) > 1
-    rows = _pipeline_rows(report) if is_pipeline else _stream_rows(report, shown)
+    rows = _pipeline_rows(report) if is_pipeline else _stream_rows(report)
     caption = wrap(f"Simulated, no device was used. {device_line(report)}", 190)
     heights = (0.88, 0.36 * len(rows) + 0.25, 0.3, 3.6, 0.62 + 0.17 * len(caption))  # inches, top to bottom
     figure = load_figure_class()(figsize=(WIDTH, sum(heights)))
@@ -79,9 +79,9 @@ def _subtitle(report: SimulationReport) -> str:
     return "   |   ".join(part for part in parts if part)
 
 
-def _stream_rows(report: SimulationReport, stage: StageReport) -> list[tuple[str, Bars]]:
-    """One row per stream that does something."""
-    bars = join_bars(list_bars(report.timeline, stage.stage), report.step_time_ns // PIXELS)
+def _stream_rows(report: SimulationReport) -> list[tuple[str, Bars]]:
+    """One row per stream that does something, of the only stage."""
+    bars = join_bars(list_bars(report.timeline, 0), report.step_time_ns // PIXELS)
     rows = [(lane.title, _only(bars, bars.lane == lane)) for lane in Lane]
     return [(title, part) for title, part in rows if len(part)]
 
