@@ -80,7 +80,7 @@ def build_parser(asked: str | None) -> argparse.ArgumentParser:
         for name in COMMANDS:
             subparsers.add_parser(name, help=_read_help(name))
         return parser
-    module = importlib.import_module(f"mindswap.commands.{_module_name(asked)}")
+    module = importlib.import_module(f"mindswap.commands.{asked.replace('-', '_')}")
     command = subparsers.add_parser(
         asked,
         description=module.HELP,
@@ -104,19 +104,10 @@ def _escape(text: str) -> str:
     return "\n".join(map(escape, text.split("\n")))
 
 
-def _module_name(command: str) -> str:
-    return command.replace("-", "_")
-
-
 def _read_help(command: str) -> str:
-    """`HELP` of the module of a command, from its text."""
-    path = Path(__file__).parent / "commands" / f"{_module_name(command)}.py"
-    statements = ast.parse(path.read_text("utf-8")).body
-    return next(
-        ast.literal_eval(statement.value)
-        for statement in statements
-        if isinstance(statement, ast.Assign) and ast.unparse(statement.targets[0]) == "HELP"
-    )
+    """`HELP` of the module of a command, one line of its text."""
+    lines = (Path(__file__).parent / "commands" / f"{command.replace('-', '_')}.py").read_text("utf-8").splitlines()
+    return next(ast.literal_eval(line.removeprefix("HELP = ")) for line in lines if line.startswith("HELP = "))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -11,9 +11,11 @@ __all__ = [
     "RATE_UNITS",
     "SIZE_UNITS",
     "TIME_UNITS",
+    "ceil_div",
     "common_unit",
     "format_bandwidth",
     "format_bytes",
+    "format_count",
     "format_time",
     "parse_bytes",
     "parse_quantity",
@@ -29,6 +31,11 @@ FLOPS_UNITS = {"GFLOPS": 10**9, "TFLOPS": 10**12}
 RATE_UNITS = {"elements/s": 1, "Melements/s": 10**6, "Gelements/s": 10**9}
 DECIMAL_RATES = ("TB/s", "GB/s", "MB/s", "KB/s", "B/s")
 _QUANTITY = re.compile(r"\s*(?P<number>\d+(?:\.\d+)?(?:[eE][+-]?\d{1,2})?)\s*(?P<unit>[A-Za-z/]+)\s*", re.ASCII)
+
+
+def ceil_div(dividend: int, divisor: int) -> int:
+    """The quotient, rounded up."""
+    return -(-dividend // divisor)
 
 
 def common_unit(sizes_bytes: Iterable[int]) -> str:
@@ -51,6 +58,11 @@ def format_bytes(size_bytes: int, unit: str | None = None) -> str:
     if unit is None or 0 < size_bytes < 0.05 * UNITS[unit]:
         unit = next(unit for unit in reversed(UNITS) if size_bytes >= UNITS[unit] or unit == "B")
     return f"{size_bytes} B" if unit == "B" else f"{size_bytes / UNITS[unit]:.1f} {unit}"
+
+
+def format_count(number: int, noun: str) -> str:
+    """`1 worker`, `3 workers`, `0 workers`."""
+    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def format_bandwidth(bytes_per_s: int) -> str:

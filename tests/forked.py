@@ -2,7 +2,7 @@
 
 To import both takes more than four seconds of CPU, and the tests run more than a hundred such programs. Here a process
 imports them once and is forked for each. A test in which the order of imports matters starts a Python of its own, and
-so does a training: `mindswap run` sets what MindSpore reads when it is imported.
+so does a training whose log is read to the line: `mindswap run` sets what MindSpore reads when it is imported.
 
 python -m tests.forked is that process: a program from each line of stdin, its exit code to stdout.
 """
@@ -71,6 +71,11 @@ def _serve() -> None:
 
     with quiet():
         import mindformers  # noqa: F401 imports MindSpore
+
+        import mindswap.session.execute  # noqa: F401 half a second more
+        import mindswap.session.inspect  # noqa: F401
+        import mindswap.session.plan  # noqa: F401
+        import mindswap.session.verify  # noqa: F401
     gc.freeze()
     for line in sys.stdin:
         if (child := os.fork()) == 0:

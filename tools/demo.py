@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONFIGS = ROOT / "configs" / "llama2_7b" / "cpu"
 OUTPUT = ROOT / "output" / "demo"
 NUM_WORKERS = 8
-NUM_SAMPLES = 40  # of each worker: 20 steps of 2 samples
+NUM_SAMPLES = 24  # of each worker: 12 steps of 2 samples
 LOSS = re.compile(r"loss:\[(\d+\.\d+)/")
 
 ATTENTION_LINES = [

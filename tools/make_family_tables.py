@@ -42,6 +42,9 @@ LATENT_ATTENTION = {
 # Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
 DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
 
+# As few layers as have a dense one and one with experts: only the second is read.
+NUM_LAYERS = 2
+NUM_LAYERS_KEYS = {"num_layers", "num_hidden_layers"}
 # Keys of the number of layers of multi-token prediction, its default, and the cell around which such a layer is.
 PREDICTION = {
     "keys": ["num_nextn_predict_layers", "mtp_num_layers", "mtp_depth"], "default": 1, "layer": "transformer_layer",
@@ -141,6 +144,8 @@ def make_table(family: str) -> dict:
     for key, section in spec.get("model", {}).items():
         is_other = "type" in section  # another class: nothing of the old one holds
         config["model"][key] = section if is_other else {**config["model"][key], **section}
+    model_config = config["model"]["model_config"]
+    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), NUM_LAYERS))
     combinations = [
         dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
     ]
@@ -178,14 +183,46 @@ def print_variants(config_paths: list[str], has_dense: bool) -> None:
 
     variants = []
     with quiet():
-        from mindswap.adapters.mindformers import read_operator_uses
-
         for path in config_paths:
             trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
             dense = {"dense_tree": _tree_to_json(trees.layers[0])} if has_dense else {}
             around = {"prediction": _prediction_to_json(trees)} if trees.prediction else {}
             variants.append({"tree": _tree_to_json(trees.layers[-1]), **dense, "uses": uses, **around})
     print(json.dumps(variants))
+
+
+def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
+    """Trees of some layers and of multi-token prediction, and which primitives of a layer read which output.
+
+    Every primitive carries its path into the compile as an attribute. That keeps the compiler from
+    merging equal operators, so this graph tells who uses what and is not a measure of memory.
+
+    Returns:
+        The trees, and primitive path -> sorted paths of the primitives that use its output, in any of the layers.
+    """
+    from mindswap.adapters.apply import iterate_primitives
+    from mindswap.adapters.build import build_network
+    from mindswap.adapters.mindformers import compile_network, trees_of_network
+    from mindswap.adapters.mindspore import PATH_TAG, enable_lazy_inline, find_layers, find_lazy_inline_cell
+    from mindswap.graph.uses import graph_uses
+    from mindswap.policy.cell_tree import LayerTrees
+    from mindswap.policy.model import Policy
+
+    network, config = build_network(config_path, Policy())
+    every_tree = trees_of_network(network, {})
+    trees = [every_tree.layers[index] for index in layer_indices]
+    for position, index in enumerate(layer_indices):
+        for path, primitive in iterate_primitives(find_layers(network)[index]):
+            primitive.add_prim_attr(PATH_TAG, f"{position}.{'.'.join(path)}")
+    enable_lazy_inline(find_lazy_inline_cell(network))
+    uses: dict[str, set[str]] = {}
+    for name, users in graph_uses(compile_network(network, config), PATH_TAG).items():
+        layer, _, name_in_layer = name.partition(".")
+        own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
+        if own:
+            uses.setdefault(name_in_layer, set()).update(own)
+    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.prediction)
+    return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 def _prediction_to_json(trees) -> dict:

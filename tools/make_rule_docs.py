@@ -9,7 +9,6 @@ import re
 import sys
 from pathlib import Path
 from textwrap import dedent
-from types import ModuleType
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "rules.md"
@@ -17,6 +16,7 @@ PAGE_CN = ROOT / "docs" / "rules_CN.md"
 sys.path.insert(0, str(ROOT))
 
 from mindswap.check.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
+from mindswap.document.rules import Rule  # noqa: E402
 from mindswap.mindformers_2x.rules import find_rules as find_pynative_rules  # noqa: E402
 from tools.rules_cn import CHINESE  # noqa: E402
 
@@ -95,24 +95,24 @@ def render_cn() -> str:
     return "\n".join([*parts, READING_HEADER_CN, _reading(1)])
 
 
-def _section_cn(rule: ModuleType) -> str:
-    level = {"error": "错误", "warning": "警告"}[rule.LEVEL.value]
-    examples = "\n".join(_example(found) for found in EXAMPLE.finditer(_text(rule)))
-    return f"## {rule.ID}\n\n{level}。{CHINESE.get(rule.ID, _summary(rule))}\n\n{examples}"
+def _section_cn(rule: Rule) -> str:
+    level = {"error": "错误", "warning": "警告"}[rule.level.value]
+    examples = "\n".join(_example(found) for found in EXAMPLE.finditer(rule.text))
+    return f"## {rule.id}\n\n{level}。{CHINESE.get(rule.id, _summary(rule))}\n\n{examples}"
 
 
 def _reading(language: int) -> str:
     return "\n".join(f"- `{name}`: {texts[language]}" for name, texts in READING.items()) + "\n"
 
 
-def _table(rules: dict[str, ModuleType]) -> str:
-    rows = [f"| [{rule_id}](#{rule_id}) | {rule.LEVEL.value} | {_summary(rule)} |" for rule_id, rule in rules.items()]
+def _table(rules: dict[str, Rule]) -> str:
+    rows = [f"| [{rule_id}](#{rule_id}) | {rule.level.value} | {_summary(rule)} |" for rule_id, rule in rules.items()]
     return "\n".join(["| rule | level | finds |", "| --- | --- | --- |", *rows, ""])
 
 
-def _section(rule: ModuleType) -> str:
-    text = EXAMPLE.sub(_example, _text(rule)).strip()
-    return f"## {rule.ID}\n\nLevel: {rule.LEVEL.value}. {text}\n"
+def _section(rule: Rule) -> str:
+    text = EXAMPLE.sub(_example, rule.text).strip()
+    return f"## {rule.id}\n\nLevel: {rule.level.value}. {text}\n"
 
 
 def _example(found: re.Match) -> str:
@@ -120,12 +120,8 @@ def _example(found: re.Match) -> str:
     return f"{verdict}{reason}:\n\n```yaml\n{dedent(code).strip()}\n```\n"
 
 
-def _summary(rule: ModuleType) -> str:
-    return _text(rule).partition("\n")[0]
-
-
-def _text(rule: ModuleType) -> str:
-    return (rule.__doc__ or "").strip() + "\n"
+def _summary(rule: Rule) -> str:
+    return rule.text.partition("\n")[0]
 
 
 def main() -> int:

@@ -14,6 +14,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulate.block import Block
+from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 from other_systems.saved import SavedTensor, saved_tensors
 
@@ -148,9 +149,7 @@ def _without_dominated(settings: list[LayerSetting]) -> list[LayerSetting]:
 def _kept_bytes(block: Block) -> int:
     """What forward keeps for backward of the layer and, its output, of the layer behind it."""
     return sum(
-        t.size_bytes
-        for t in block.tensors
-        if t.is_forward and (t.uses.first_backward is not None or t.role is not None)
+        t.size_bytes for t in block.tensors if t.is_forward and (t.uses.first_backward != NO_OP or t.role is not None)
     )
 
 

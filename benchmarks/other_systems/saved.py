@@ -10,9 +10,8 @@ from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
-from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Source, Uses
-from mindswap.simulate.program import Program
+from mindswap.simulate.program import NO_OP, Program
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["SavedTensor", "Turn", "find_turns", "saved_tensors", "swap_policy"]
@@ -57,21 +56,20 @@ def saved_tensors(model: StepModel, layer_index: int) -> tuple[SavedTensor, ...]
     swapped = model.layer_block(Policy(layer_swap=(LayerSwap(ALL_LAYERS, 1),)), layer_index)
     leaves = [tensor.num_copies > 0 and not tensor.is_held for tensor in swapped.tensors if tensor.is_forward]
     found = []
-    for number, tensor, uses in _kept_tensors(model, layer_index):
+    for number, tensor, last_forward, first_backward in _kept_tensors(model, layer_index):
         entries = waiting.get((tensor.label, tensor.size_bytes))
         held = entries.pop(0).keepers if entries else ()
         keepers = [graph.owner(node) for node in held]
         if keepers and leaves[number] and all(names.can_name(node) for node in keepers):
             paths = dict.fromkeys(path for node in keepers for path in names(node))
-            assert uses.last_forward is not None and uses.first_backward is not None
             found.append(
                 SavedTensor(
                     layer_index=layer_index,
                     operators=tuple(paths),
                     size_bytes=tensor.size_bytes,
                     made_at=tensor.made_at,
-                    last_forward=uses.last_forward,
-                    first_backward=uses.first_backward,
+                    last_forward=last_forward,
+                    first_backward=first_backward,
                     saved_in=_gradient_cells(graph, {node.name for node in held}),
                 )
             )
@@ -92,29 +90,23 @@ def _gradient_cells(graph: Graph, names: set[str]) -> tuple[str, ...]:
     return tuple(cells)
 
 
-def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, Uses]]:
-    """Tensors of a layer that backward reads: number among those that forward makes, uses also by the next layer."""
+def _kept_tensors(model: StepModel, layer_index: int) -> Iterator[tuple[int, BlockTensor, int, int]]:
+    """Tensors of a layer that backward reads: number among those that forward makes, last use in forward and first one
+    in backward, also by the next layer: before the backward of this one, at a negative position."""
     section = layer_index + 1  # section 0 is what is before the layers
     sections = model.blocks(Policy())
     block, behind = sections[section], sections[section + 1]
     is_last = any(section == chunk[-1] for stage in model.layout.chunks for chunk in stage)
     reads = {read.role: read.uses for read in behind.reads if read.source is Source.BEFORE and not is_last}
     for number, tensor in enumerate(tensor for tensor in block.tensors if tensor.is_forward):
-        uses = tensor.uses
-        if tensor.role is not None and tensor.role in reads:
-            uses = _join(block, behind, uses, reads[tensor.role])
-        if uses.first_backward is not None:
-            last = tensor.made_at if uses.last_forward is None else uses.last_forward
-            yield number, tensor, Uses(last, uses.first_backward, uses.last_backward)
-
-
-def _join(block: Block, behind: Block, own: Uses, other: Uses) -> Uses:
-    last, first = own.last_forward, own.first_backward
-    if other.last_forward is not None:
-        last = len(block.forward) + other.last_forward
-    if other.first_backward is not None:
-        first = other.first_backward - len(behind.backward)
-    return Uses(last, first, own.last_backward)
+        own, other = tensor.uses, reads.get(tensor.role, Uses()) if tensor.role is not None else Uses()
+        if own.first_backward == other.first_backward == NO_OP:
+            continue
+        last = max(tensor.made_at, own.last_forward)
+        if other.last_forward != NO_OP:
+            last = len(block.forward) + other.last_forward
+        has_other = other.first_backward != NO_OP
+        yield number, tensor, last, other.first_backward - len(behind.backward) if has_other else own.first_backward
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "check_layers", "iterate_primitives", "read_tree"]
+__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree", "resolve_path"]
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -23,14 +23,13 @@ RECOMPUTE_CELL = "_recompute_cell"
 def apply_policy(
     layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
 ) -> tuple[LayerActions, ...]:
-    """Set a policy on the layers of a network, before its first compile.
+    """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
 
     Args:
-        layers: the layers in order (`CellList` or any sequence of cells).
-        policy: normalised policy; one with swap disabled changes nothing.
+        layers: in order (`CellList` or any sequence of cells).
+        policy: normalised.
         logger: gets the lines of the specification; default is this module's logger.
-        indices: layer index of each layer, where they are some of a model that `check_layers` has seen; default
-            0, 1, 2, ... of all layers.
+        indices: layer index of each, where they are some of a model that `check_layers` has seen; default all layers.
 
     Returns:
         What was set, one entry per layer.
@@ -75,10 +74,27 @@ def read_tree(cell, name: str = "") -> CellNode:
     # Two tables of MindSpore's Cell; public calls give primitives only without their names.
     primitives = getattr(cell, "_primitives", {})
     children = [CellNode(key, value.name, is_primitive=True) for key, value in primitives.items() if value is not None]
-    children += [
-        read_tree(child, key) for key, child in cell._cells.items() if child is not None and key != RECOMPUTE_CELL
-    ]
+    children += [read_tree(child, key) for key, child in _children(cell)]
     return CellNode(name, type(cell).__name__, children=tuple(children))
+
+
+def cells_below(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every cell below another with its path from there, parents first."""
+    for name, child in _children(cell):
+        yield (name,), child
+        yield from (((name, *path), inner) for path, inner in cells_below(child))
+
+
+def iterate_primitives(cell) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every primitive in a cell and below it, with its path."""
+    for path, holder in (((), cell), *cells_below(cell)):
+        for name, primitive in holder._primitives.items():
+            if primitive is not None:
+                yield (*path, name), primitive
+
+
+def _children(cell) -> Iterator[tuple[str, Any]]:
+    return ((name, child) for name, child in cell._cells.items() if child is not None and name != RECOMPUTE_CELL)
 
 
 def _give_own_primitives(layers: Sequence[Any]) -> None:
@@ -107,11 +123,12 @@ def _check_patterns(policy: Policy, indices: Sequence[int], trees: Sequence[Cell
         entries: Sequence[OpSwap | OpRecompute] = getattr(policy, option)
         unmatched = [entry.pattern for entry in entries if not _has_match(entry, indices, trees)]
         if _has_defaults(policy, option):
-            if len(unmatched) == len(entries) and option == "op_swap":
+            has_none = len(unmatched) == len(entries)
+            if has_none and option == "op_swap":
                 raise ApplyError(
                     "the default strategy finds no flash attention in this network; name operators in op_swap"
                 )
-            if len(unmatched) == len(entries):
+            if has_none:
                 logger.warning("%s: none of the default operators is in this network, so it has no effect", option)
         elif unmatched:
             patterns = ", ".join(f"'{pattern}'" for pattern in dict.fromkeys(unmatched))
@@ -139,13 +156,13 @@ def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
             options["output_recompute"] = True
         layer.recompute(**options)
     for match in actions.recomputes:
-        target = _resolve(layer, match.path)
+        target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
     for match in actions.comm_recomputes:
-        _resolve(layer, match.path).add_prim_attr("recompute_comm_op", True)
+        resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
     for primitive in _primitives(layer, actions.recompute_excludes):
         _recompute_primitive(primitive, False)
     for primitive in _primitives(layer, actions.comm_recompute_excludes):
@@ -164,34 +181,27 @@ def _recompute_primitive(primitive, mode: bool = True) -> None:
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
     """Only what differs from MindSpore's defaults: each option set touches every primitive."""
-    options = {}
-    if not policy.mp_comm_recompute:
-        options["mp_comm_recompute"] = False
-    if policy.recompute_slice_activation:
-        options["recompute_slice_activation"] = True
-    if policy.parallel_optimizer_comm_recompute:
-        options["parallel_optimizer_comm_recompute"] = True
-    return options
+    defaults = {
+        "mp_comm_recompute": True,
+        "recompute_slice_activation": False,
+        "parallel_optimizer_comm_recompute": False,
+    }
+    asked = {name: bool(getattr(policy, name)) for name in defaults}
+    return {name: value for name, value in asked.items() if value != defaults[name]}
 
 
-def _resolve(cell, path: tuple[str, ...]):
+def resolve_path(cell, path: tuple[str, ...]) -> Any:
+    """The cell or primitive at a path below a cell."""
     for name in path:
         cell = getattr(cell, name) if not name.isdecimal() else cell._cells[name]
     return cell
 
 
-def iterate_primitives(layer, tree: CellNode) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Every primitive below a cell with its path; `tree` is the cell's tree."""
-    for path, node in tree.walk():
-        if node.is_primitive:
-            yield path, _resolve(layer, path)
-
-
 def _primitives(layer, matches: Iterable[Match]) -> Iterator[Any]:
     """The primitives that the matches name, those below a matched cell included."""
     for match in matches:
-        target = _resolve(layer, match.path)
+        target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             yield target
         else:
-            yield from (primitive for _, primitive in iterate_primitives(target, match.node))
+            yield from (primitive for _, primitive in iterate_primitives(target))

@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Sequence
 
 import mindspore as ms
+import numpy as np
 from mindformers.core.context import build_context
 from mindformers.core.parallel_config import build_parallel_config
 from mindformers.models.build_config import merge_model_config
@@ -27,7 +28,7 @@ from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["NOTES_KEY", "build_network", "example_inputs"]
+__all__ = ["NOTES_KEY", "build_network", "example_inputs", "make_input"]
 
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
@@ -174,3 +175,14 @@ def example_inputs(config, data_parallel: int = 1) -> dict[str, ms.Tensor]:
 
 def _empty(shape, dtype):
     return ms.Tensor(shape=shape, dtype=dtype, init=Zero())
+
+
+def make_input(name: str, shape: tuple[int, ...], random: np.random.Generator, vocab_size: int) -> np.ndarray:
+    """Values of a column of the data set: tokens below the size of the vocabulary, masks, positions."""
+    if name == "position_ids":
+        return np.broadcast_to(np.arange(shape[-1]), shape)
+    if name == "loss_mask":
+        return np.ones(shape)
+    if name == "attention_mask":
+        return np.broadcast_to(np.triu(np.ones(shape[-2:]), 1), shape)
+    return random.integers(3, vocab_size, shape)

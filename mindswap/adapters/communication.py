@@ -7,10 +7,12 @@ and compiled as far as the frontend goes. Names are those of mindspore 2.9.0 and
 import contextlib
 import importlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import mindspore as ms
 from mindspore.communication import GlobalComm
+
+from mindswap.adapters.replaced import replaced
 
 __all__ = ["on_rank"]
 
@@ -29,33 +31,11 @@ MEMORIES = (
 )
 
 
-class _Ranks:
-    """Answers in place of the communication library."""
-
-    def __init__(self, rank: int, num_ranks: int):
-        self.rank = rank
-        self.groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
-
-    def get_rank(self, group: str) -> int:
-        """Place of this rank in a group."""
-        return self.groups[group].index(self.rank)
-
-    def get_size(self, group: str) -> int:
-        """Ranks of a group."""
-        return len(self.groups[group])
-
-    def create_group(self, group: str, ranks: Sequence[int], options: object = None) -> None:
-        """Remember a group."""
-        self.groups[group] = list(ranks)
-
-
 @contextlib.contextmanager
 def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
     """While this lasts, models are built as on one of the ranks of a pipeline stage, in semi-auto parallel mode.
 
-    Args:
-        rank: number of the rank in the training; the stages number their ranks alike.
-        num_ranks: ranks of one pipeline stage.
+    `rank` is its number in the training: the stages number their ranks alike.
     """
     rank %= num_ranks
     environ = dict(os.environ)
@@ -75,27 +55,21 @@ def on_rank(rank: int, num_ranks: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_communication(rank: int, num_ranks: int) -> Iterator[None]:
-    ranks = _Ranks(rank, num_ranks)
-    stand_ins = (
-        (MANAGEMENT, "_get_rank_helper", ranks.get_rank),
-        (MANAGEMENT, "_get_size_helper", ranks.get_size),
-        (MANAGEMENT, "_create_group_helper", ranks.create_group),
-        (PARALLEL_STATE, "_is_initialized", lambda: True),
-    )
+    """Answers in place of the communication library, which remember the groups that are made."""
+    groups = {GlobalComm.WORLD_COMM_GROUP: list(range(num_ranks))}
+    management, state = importlib.import_module(MANAGEMENT), importlib.import_module(PARALLEL_STATE)
+    known = [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]
+    answers = {
+        "_get_rank_helper": lambda group: groups[group].index(rank),
+        "_get_size_helper": lambda group: len(groups[group]),
+        "_create_group_helper": lambda group, ranks, options=None: groups.update({group: list(ranks)}),
+    }
     with contextlib.ExitStack() as undo:
-        for module_name, name, stand_in in stand_ins:
-            _replace(undo, importlib.import_module(module_name), name, stand_in)
-        state = importlib.import_module(PARALLEL_STATE)
-        for name in [name for name in vars(state) if name.startswith("_") and name.endswith(("_GROUP", "_RANKS"))]:
-            _replace(undo, state, name, None)
+        undo.enter_context(replaced(management, **answers))
+        undo.enter_context(replaced(state, _is_initialized=lambda: True, **dict.fromkeys(known)))
         for module_name, name in MEMORIES:
             _forget(undo, getattr(importlib.import_module(module_name), name))
         yield
-
-
-def _replace(undo: contextlib.ExitStack, module: object, name: str, value: object) -> None:
-    undo.callback(setattr, module, name, getattr(module, name))
-    setattr(module, name, value)
 
 
 def _forget(undo: contextlib.ExitStack, memory: object) -> None:

@@ -38,12 +38,10 @@ def has_swap_sections(config) -> bool:
 
 
 def replace_swap_sections(config, policy: Policy) -> None:
-    """Give MindFormers the sections it is to act on.
+    """Give MindFormers the sections it is to act on; `config` is changed in place.
 
-    Args:
-        config: MindFormers configuration, changed in place.
-        policy: with swap enabled, mindswap alone owns swap and recompute, and the memory
-            optimisation that swap needs is set; otherwise MindFormers gets what the user wrote.
+    With swap enabled mindswap alone owns swap and recompute, and the memory optimisation that swap needs is set;
+    otherwise MindFormers gets what the user wrote.
     """
     if policy.is_swap_enabled:
         sections = {

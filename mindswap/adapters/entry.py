@@ -52,9 +52,7 @@ OPTIONS = {
 def train(argv: list[str]) -> None:
     """Train as the options and the YAML say.
 
-    Args:
-        argv: options as for upstream's `run_mindformer.py`; any key of the YAML can be given as
-            `--section.key value`.
+    Options are those of upstream's `run_mindformer.py`; any key of the YAML can be given as `--section.key value`.
 
     Raises:
         LaunchError: if an option is wrong or the run mode is not one of training.

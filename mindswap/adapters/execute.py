@@ -8,10 +8,10 @@ import mindspore as ms
 import numpy as np
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 
-from mindswap.adapters.build import build_network, example_inputs
+from mindswap.adapters.build import build_network, example_inputs, make_input
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
-from mindswap.execute.dtypes import dtype_of
+from mindswap.execute.run import dtype_of
 from mindswap.graph.load import load_graph
 from mindswap.graph.load_code import StepCode, load_code
 from mindswap.graph.model import Graph
@@ -59,29 +59,20 @@ def make_values(runnable: Runnable) -> dict[str, np.ndarray]:
         name: _make_weight(parameter, known.shape, known.dtype)
         for name, (parameter, known) in runnable.code.weights.items()
     }
-    columns = zip(runnable.code.main.parameters, runnable.columns, strict=True)
-    return values | {name: _make_input(*column, runnable.vocab_size) for name, column in columns}
+    for name, (column, shape, dtype) in zip(runnable.code.main.parameters, runnable.columns, strict=True):
+        made = make_input(column, shape, _random(column), runnable.vocab_size)
+        values[name] = np.ascontiguousarray(made.astype(dtype_of(dtype)))
+    return values
 
 
 def _make_weight(name: str, shape: tuple[int, ...], dtype: str) -> np.ndarray:
     """Small random numbers; around 1 for vectors, which scale."""
-    random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    values = random.standard_normal(shape) * 0.05 + (1.0 if len(shape) == 1 and name.endswith("weight") else 0.0)
-    return values.astype(dtype_of(dtype))
+    around = 1.0 if len(shape) == 1 and name.endswith("weight") else 0.0
+    return (_random(name).standard_normal(shape) * 0.05 + around).astype(dtype_of(dtype))
 
 
-def _make_input(name: str, shape: tuple[int, ...], dtype: str, vocab_size: int) -> np.ndarray:
-    random = np.random.default_rng([SEED, zlib.crc32(name.encode())])
-    values: np.ndarray
-    if name == "position_ids":
-        values = np.broadcast_to(np.arange(shape[-1]), shape)
-    elif name == "loss_mask":
-        values = np.ones(shape)
-    elif name == "attention_mask":
-        values = np.broadcast_to(np.triu(np.ones(shape[-2:]), 1), shape)
-    else:
-        values = random.integers(3, vocab_size, shape)
-    return np.ascontiguousarray(values.astype(dtype_of(dtype)))
+def _random(name: str) -> np.random.Generator:
+    return np.random.default_rng([SEED, zlib.crc32(name.encode())])
 
 
 def run_by_mindspore(

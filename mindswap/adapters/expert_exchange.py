@@ -8,7 +8,7 @@ operators their names back. Names are those of mindformers 1.9.0, parallel_core/
 import contextlib
 import sys
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mindformers.parallel_core.training_graph.transformer.moe import token_dispatcher
@@ -19,7 +19,8 @@ from mindspore.ops.auto_generate import MaskedSelectGrad
 from mindspore.ops.composite.multitype_ops.zeros_like_impl import zeros_like
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
-from mindswap.graph.ops import gradient_of_collective
+from mindswap.adapters.replaced import replaced
+from mindswap.graph.ops import line_of
 from mindswap.graph.ranks.experts import EXCHANGE, NAME_MARK, num_copies
 
 __all__ = ["compiled_experts", "set_exchange", "use_known_sizes"]
@@ -41,7 +42,7 @@ class _Sizes:
     sent: int = 0
     received: int = 0
     rows: int = 0
-    groups: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
 _sizes = _Sizes()
@@ -77,7 +78,7 @@ class Exchange(PrimitiveWithInfer):
 @bprop_getters.register(Exchange)
 def _exchange_gradient(self):
     at = self.attrs
-    kind = gradient_of_collective(at["kind"]) or at["kind"]
+    kind = line_of(at["kind"]).gradient or at["kind"]
     back = Exchange(kind, at["num_ranks"], at["stride"], at["joined"], at["cut"], at["after"], at["before"])
 
     def bprop(x, sent, received, out, dout):
@@ -218,13 +219,7 @@ def _ops_of_known_sizes() -> types.ModuleType:
     """`mindspore.ops` as the dispatchers have it, with exchanges of known sizes."""
     module = types.ModuleType(OPS_NAME)
     vars(module).update({name: value for name, value in vars(ops).items() if not name.startswith("__")})
-    stand_ins = {
-        "AllGather": _Gathered,
-        "AlltoAll": _ExchangeParts,
-        "AlltoAllV": _ExchangeRows,
-        "ReduceScatter": _Scattered,
-    }
-    vars(module).update(stand_ins)
+    vars(module).update(AllGather=_Gathered, AlltoAll=_ExchangeParts, AlltoAllV=_ExchangeRows, ReduceScatter=_Scattered)
     return module
 
 
@@ -235,44 +230,40 @@ def compiled_experts() -> Iterator[None]:
     # MindFormers 1.6 and 1.7 have not all of them.
     if hasattr(token_dispatcher, "AlltoAllV"):
         stand_ins["ops"] = sys.modules[OPS_NAME] = _ops_of_known_sizes()
-    originals = {name: getattr(token_dispatcher, name) for name in stand_ins if hasattr(token_dispatcher, name)}
-    for name in originals:
-        setattr(token_dispatcher, name, stand_ins[name])
+    known = {name: stand_in for name, stand_in in stand_ins.items() if hasattr(token_dispatcher, name)}
     try:
-        yield
+        with replaced(token_dispatcher, **known):
+            yield
     finally:
-        for name, original in originals.items():
-            setattr(token_dispatcher, name, original)
         sys.modules.pop(OPS_NAME, None)
 
 
 def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[str]:
-    """Set what the rank exchanges in each layer of experts.
+    """Set what the rank exchanges in each layer of experts, which are all alike.
 
     Args:
-        experts: a cell of experts; those of all layers are alike.
-        num_tokens: tokens of the rank.
+        experts: a cell of experts.
+        num_tokens: of the rank.
         skew_permille: how many it receives for 1000 that it sends.
 
     Returns:
         Notes for the user.
     """
     config, dispatcher, num_ranks = experts.config, experts.token_dispatcher, experts.ep
-    top_k, num_experts = config.moe_router_topk, config.num_moe_experts
+    kind, top_k, num_experts = experts.moe_token_dispatcher_type, config.moe_router_topk, config.num_moe_experts
     skew = skew_permille if num_ranks > 1 else 1000
     _sizes.groups = {dispatcher.ep_group: (num_ranks, 1)}
     notes = []
-    if experts.moe_token_dispatcher_type == "alltoall_zero_redundancy":
+    if kind == "alltoall_zero_redundancy":
         groups = (config.moe_router_num_groups or 1, config.moe_router_group_topk or 1)
         _sizes.sent = num_copies(num_tokens, num_experts, top_k, num_ranks, *groups)
         _sizes.rows = _skewed(num_tokens * top_k, skew)
         notes = [f"assumed: a token goes to {_sizes.sent / num_tokens:.2f} ranks: experts are chosen evenly"]
     else:
         padded = num_experts
-        if experts.moe_token_dispatcher_type == "alltoall_deredundency":
+        if kind == "alltoall_deredundency":
             padded //= dispatcher.oep
-            _sizes.groups = {
-                dispatcher.ep_group: (num_ranks, 1),
+            _sizes.groups |= {
                 dispatcher.iep_group: (dispatcher.iep, 1),
                 dispatcher.oep_group: (dispatcher.oep, dispatcher.iep),
             }

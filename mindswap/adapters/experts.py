@@ -49,24 +49,22 @@ class FromLocal(_Shaped):
         super().__init__(FROM_LOCAL)
 
 
-@bprop_getters.register(ToLocal)
-def _to_local_gradient(self):
-    back = FromLocal()
+def _gradient_is(kind):
+    """The gradient of one is the other, to the shape that came in."""
 
-    def bprop(x, shape, out, dout):
-        return back(dout, F.shape(x)), zeros_like(shape)
+    def make(self):
+        back = kind()
 
-    return bprop
+        def bprop(x, shape, out, dout):
+            return back(dout, F.shape(x)), zeros_like(shape)
+
+        return bprop
+
+    return make
 
 
-@bprop_getters.register(FromLocal)
-def _from_local_gradient(self):
-    back = ToLocal()
-
-    def bprop(x, shape, out, dout):
-        return back(dout, F.shape(x)), zeros_like(shape)
-
-    return bprop
+bprop_getters.register(ToLocal)(_gradient_is(FromLocal))
+bprop_getters.register(FromLocal)(_gradient_is(ToLocal))
 
 
 def turn_moe_layer(cell: nn.Cell) -> None:

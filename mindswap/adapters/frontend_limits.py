@@ -17,6 +17,7 @@ from mindspore.common.initializer import Zero
 from mindspore.ops._grad_experimental.grad_base import bprop_getters
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
+from mindswap.adapters.replaced import replaced
 from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.ranks.experts import NAME_MARK
 
@@ -128,8 +129,5 @@ def masks_without_values() -> Iterator[None]:
         mask = ms.Tensor(shape=(seq_length, seq_length), dtype=dtype, init=Zero())
         setattr(cell, STAND_IN_NAME, Parameter(mask, name=STAND_IN_NAME, requires_grad=False))
 
-    LowerTriangularMaskWithDynamic.__init__ = build
-    try:
+    with replaced(LowerTriangularMaskWithDynamic, __init__=build):
         yield
-    finally:
-        LowerTriangularMaskWithDynamic.__init__ = original

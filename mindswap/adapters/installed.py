@@ -1,16 +1,53 @@
-"""Whether MindSpore and MindFormers are there, and of which version, without importing them."""
+"""Whether MindSpore and MindFormers are there, of which version, and how far they go together; neither is imported."""
 
 import importlib.util
 import os
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
-from mindswap.adapters.pairs import describe_pair, find_pair, is_known_pair
 from mindswap.errors import LaunchError
 
-__all__ = ["ANY_VERSION", "installed_version", "require_mindformers"]
+__all__ = [
+    "ANY_VERSION", "PAIRS", "Pair", "describe_pair", "installed_version", "is_known_pair", "require_mindformers",
+]  # fmt: skip
 
 # Set to 1: versions that were never tried together are tried all the same.
 ANY_VERSION = "MINDSWAP_ANY_VERSION"
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two versions that work together; `mindformers` is "" for MindSpore alone."""
+
+    mindformers: str
+    mindspore: str
+
+
+# What `make matrix` tries.
+PAIRS = (
+    Pair("1.6.0", "2.7.0"),
+    Pair("1.7.0", "2.7.1"),
+    Pair("1.8.0", "2.7.2"),
+    Pair("1.9.0", "2.9.0"),
+    Pair("2.1.0", "2.9.0"),
+    Pair("", "2.10.0"),
+)
+_BEST = "pip install mindformers==1.9.0 mindspore==2.9.0"
+
+
+def is_known_pair(mindformers: str, mindspore: str) -> bool:
+    """Whether mindswap works with it; a fourth number, such as 2.7.1.post1, makes no difference."""
+    return Pair(_release(mindformers), _release(mindspore)) in PAIRS
+
+
+def describe_pair(mindformers: str) -> str:
+    """What to install for a version of MindFormers that mindswap does not know with the MindSpore beside it."""
+    partner = next((pair.mindspore for pair in PAIRS if pair.mindformers == _release(mindformers)), "")
+    return f"pip install mindspore=={partner}, which belongs to it" if partner else _BEST
+
+
+def _release(text: str) -> str:
+    return ".".join(text.split("+")[0].split(".")[:3])
 
 
 def installed_version(name: str) -> str:
@@ -37,9 +74,7 @@ def require_mindformers() -> None:
     is_unknown = not mindformers or not mindspore  # a checkout on the path says nothing of its version
     if is_unknown or is_known_pair(mindformers, mindspore) or os.environ.get(ANY_VERSION) == "1":
         return
-    pair = find_pair(mindformers, mindspore)
-    reason = pair.refused if pair is not None else "mindswap was never tried with this pair"
     raise LaunchError(
-        f"mindformers {mindformers} with mindspore {mindspore}: {reason}\n"
-        f"    fix: {describe_pair(mindformers, mindspore)}; {ANY_VERSION}=1 tries it all the same"
+        f"mindformers {mindformers} with mindspore {mindspore}: mindswap was never tried with this pair\n"
+        f"    fix: {describe_pair(mindformers)}; {ANY_VERSION}=1 tries it all the same"
     )

@@ -12,6 +12,8 @@ from collections.abc import Iterator, Sequence
 from mindformers.models.llama import llama
 from mindspore import nn
 
+from mindswap.adapters.replaced import replaced
+
 __all__ = ["layers_as_in_model", "place_in_model"]
 
 CLASS_NAME = "LLamaDecodeLayerInterleave"
@@ -35,9 +37,7 @@ def place_in_model(layer: nn.Cell) -> int:
 def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None]:
     """While this lasts, a network of some layers builds each as the layer of the whole model that it stands for.
 
-    Args:
-        indices: number in the model of each layer that is built.
-        num_layers: layers of the model.
+    `indices` are the numbers in the model of the layers that are built, `num_layers` the layers of the model.
     """
     original = getattr(llama, CLASS_NAME)
 
@@ -45,8 +45,5 @@ def layers_as_in_model(indices: Sequence[int], num_layers: int) -> Iterator[None
     def build(batch_size: int, seq_length: int, layer_id: int, **settings: object) -> nn.Cell:
         return original(batch_size, seq_length, indices[layer_id], **{**settings, "num_layers": num_layers})
 
-    setattr(llama, CLASS_NAME, build)
-    try:
+    with replaced(llama, **{CLASS_NAME: build}):
         yield
-    finally:
-        setattr(llama, CLASS_NAME, original)

@@ -83,7 +83,7 @@ class CpuKernels:
         if op in STAND_INS:
             self.stand_ins[op] += 1
             return _shaped(op, STAND_INS[op](*inputs), outputs)
-        if any(isinstance(value, np.ndarray) and value.dtype == np.float16 for value in _flat(inputs)):
+        if _has_half(inputs):
             self.in_float32[op] += 1
             results = _run(op, attributes, tuple(_widened(value) for value in inputs))
             narrow = tuple(r.astype(np.float16) if r.dtype == np.float32 else r for r in results)
@@ -109,12 +109,10 @@ def _as_tensor(value: object) -> object:
     return value
 
 
-def _flat(values: tuple[Any, ...]):
-    for value in values:
-        if isinstance(value, tuple):
-            yield from _flat(value)
-        else:
-            yield value
+def _has_half(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_half, value))
+    return isinstance(value, np.ndarray) and value.dtype == np.float16
 
 
 def _widened(value: object) -> object:

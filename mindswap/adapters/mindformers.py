@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import nn
 
-from mindswap.adapters.apply import apply_policy, check_layers, iterate_primitives, read_tree
+from mindswap.adapters.apply import apply_policy, check_layers, read_tree
 from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.expert_exchange import compiled_experts
 from mindswap.adapters.interleave import place_in_model
@@ -20,12 +20,7 @@ from mindswap.adapters.mindspore import (
     find_lazy_inline_cell,
     tag_primitives,
 )
-from mindswap.adapters.own_recompute import (
-    OwnRecompute,
-    read_own_recompute,
-    recompute_as_in_model,
-    set_on_layer,
-)
+from mindswap.adapters.own_recompute import OwnRecompute, read_own_recompute, recompute_as_in_model, set_on_layer
 from mindswap.adapters.quiet import tell
 from mindswap.config.rank import RankPlacement
 from mindswap.errors import GraphError
@@ -37,21 +32,14 @@ from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.split_table import Unresolved
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
-from mindswap.graph.uses import graph_uses
 from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
 
 __all__ = [
-    "PATH_TAG",
-    "Capture",
-    "capture",
-    "choose_layers",
-    "read_layer_trees",
-    "read_operator_uses",
-    "set_policy",
+    "PATH_TAG", "Capture", "capture", "choose_layers", "compile_network", "read_layer_trees", "set_policy",
     "trees_of_network",
-]
+]  # fmt: skip
 
 
 def set_policy(
@@ -63,8 +51,7 @@ def set_policy(
     around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
 
     Args:
-        network: a network of MindFormers.
-        policy: what to set.
+        network, policy: what is set on what.
         logger: gets one line for each thing set.
         indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
     """
@@ -92,42 +79,13 @@ def read_layer_trees(config_path: str, num_layers: int) -> LayerTrees:
 def trees_of_network(network: nn.Cell, uses: dict[str, tuple[str, ...]]) -> LayerTrees:
     """The cells and primitives of every layer of a network of MindFormers."""
     layers = tuple(read_tree(layer) for layer in find_layers(network))
-    return LayerTrees(layers, uses, "the real network", _prediction_tree(network))
-
-
-def _prediction_tree(network: nn.Cell) -> CellNode | None:
-    return next((read_tree(layer) for layer in _prediction_layers(network)), None)
+    prediction = next((read_tree(layer) for layer in _prediction_layers(network)), None)
+    return LayerTrees(layers, uses, "the real network", prediction)
 
 
 def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
     mtp = getattr(getattr(network, "model", None), "mtp", None)
     return list(getattr(mtp, "layers", ()))
-
-
-def read_operator_uses(config_path: str, layer_indices: Sequence[int]) -> tuple[LayerTrees, dict[str, list[str]]]:
-    """Trees of some layers and of multi-token prediction, and which primitives of a layer read which output.
-
-    Every primitive carries its path into the compile as an attribute. That keeps the compiler from
-    merging equal operators, so this graph tells who uses what and is not a measure of memory.
-
-    Returns:
-        The trees, and primitive path -> sorted paths of the primitives that use its output, in any of the layers.
-    """
-    network, config = build_network(config_path, Policy())
-    layers = [find_layers(network)[index] for index in layer_indices]
-    trees = [read_tree(layer) for layer in layers]
-    for index, (layer, tree) in enumerate(zip(layers, trees, strict=True)):
-        for path, primitive in iterate_primitives(layer, tree):
-            primitive.add_prim_attr(PATH_TAG, f"{index}.{'.'.join(path)}")
-    enable_lazy_inline(find_lazy_inline_cell(network))
-    uses: dict[str, set[str]] = {}
-    for name, users in graph_uses(_compile(network, config), PATH_TAG).items():
-        layer, _, name_in_layer = name.partition(".")
-        own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
-        if own:
-            uses.setdefault(name_in_layer, set()).update(own)
-    found = LayerTrees(tuple(trees), {}, "the real network", _prediction_tree(network))
-    return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 @dataclass(frozen=True)
@@ -152,10 +110,7 @@ class Capture:
 def choose_layers(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> LayerSample:
     """The layers of the network of a YAML file that have to be compiled to know all of them under a policy.
 
-    Args:
-        config_path: MindFormers YAML.
-        policy: what will be set.
-        placement: only the layers on the stage of this rank, in `layer_map` too; default all.
+    With a placement only the layers on the stage of this rank, in `layer_map` too.
 
     Raises:
         GraphError: if MindFormers cannot build the network.
@@ -178,7 +133,7 @@ def _survey(
         if own.setting is None:
             _require_all_layers(indices, trees, "MindFormers cannot be asked what it recomputes in single layers")
             return LayerSample(indices, indices), own
-        as_set = [(trees[index], places[index], set_on_layer(layers[index], trees[index])) for index in indices]
+        as_set = [(trees[index], places[index], set_on_layer(layers[index])) for index in indices]
         return _of_model(sample_layers(as_set), indices), own
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
         return LayerSample(indices, tuple(range(len(indices)))), None
@@ -246,15 +201,15 @@ def capture(
         return capture(config_path, policy, LayerSample(everything, everything), with_tags, placement, with_all_tags)
     set_policy(network, policy, indices=sample.indices)
     if with_tags or with_all_tags:
-        for layer, tree in zip(layers, trees, strict=True):
-            tag_primitives(layer, tree, every_primitive=with_all_tags)
+        for layer in layers:
+            tag_primitives(layer, every_primitive=with_all_tags)
     enable_lazy_inline(find_lazy_inline_cell(network))
     how = "without swap and recompute" if policy == Policy(is_swap_enabled=True) else "as configured"
     tell(f"compiling {len(sample.indices)} of {len(sample.layer_map)} layers {how}")
     notes = tuple(config.get(NOTES_KEY, ()))
     if placement is None:
-        return Capture(sample, trees, _compile(network, config), notes)
-    graph = _compile(network, config, placement.data_parallel if placement.has_strategies else 1)
+        return Capture(sample, trees, compile_network(network, config), notes)
+    graph = compile_network(network, config, placement.data_parallel if placement.has_strategies else 1)
     return _as_on_rank(Capture(sample, trees, graph, notes), placement)
 
 
@@ -298,7 +253,12 @@ def _describe_unresolved(unresolved: Sequence[Unresolved]) -> list[str]:
     return notes
 
 
-def _compile(network, config, data_parallel: int = 1) -> Graph:
+def compile_network(network: nn.Cell, config, data_parallel: int = 1) -> Graph:
+    """Forward and backward of a network of MindFormers, for the columns of its data set.
+
+    Raises:
+        GraphError: if the compiler refuses the network.
+    """
     inputs = example_inputs(config, data_parallel)
     with compiled_experts():
         graph = compile_training_graph(DataOrderWrapperCell(list(inputs), network), tuple(inputs.values()))

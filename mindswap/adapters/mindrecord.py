@@ -20,11 +20,11 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
+from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.errors import DataError
 
-__all__ = ["COLUMN", "INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
+__all__ = ["INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
 
-COLUMN = "input_ids"
 INDEX_SUFFIX = ".db"
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
 MAX_SAMPLE_LENGTH = (1 << 20) + 1
@@ -54,16 +54,22 @@ class MindRecordWriter:
 
     Args:
         path: a file that is not there yet, in a folder that is.
-        sample_length: numbers per sample, all columns together.
-        columns: their names; a sample is cut into as many equal parts.
+        seq_length: of the model; a sample has one token more.
+        is_legacy: the model reads one column of all tokens; else four of seq_length numbers.
+
+    Attributes:
+        columns: their names.
     """
 
-    def __init__(self, path: Path, sample_length: int, columns: Sequence[str] = (COLUMN,)):
+    def __init__(self, path: Path, seq_length: int, is_legacy: bool):
+        self.columns = LEGACY_COLUMNS if is_legacy else NEWER_COLUMNS
         self._path = path
+        self._num_tokens = seq_length + 1
+        num_written = seq_length + 1 if is_legacy else len(self.columns) * seq_length
         search = os.pathsep.join(filter(None, [str(_PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
         self._messages = tempfile.TemporaryFile()  # noqa: SIM115 closed in __exit__
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__, str(path), str(sample_length), *columns],
+            [sys.executable, "-P", "-m", __name__, str(path), str(num_written), *self.columns],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=self._messages,
@@ -75,15 +81,16 @@ class MindRecordWriter:
         return self
 
     def write(self, samples: "array[int]") -> None:
-        """Append samples.
-
-        Args:
-            samples: type code 'i', shape (n * sample_length,).
+        """Append samples: tokens, type code 'i', shape (n * (seq_length + 1),).
 
         Raises:
             DataError: MindSpore cannot write, for example because the disk is full.
         """
-        self._send(samples.tobytes())
+        if self.columns == LEGACY_COLUMNS:
+            self._send(samples.tobytes())
+            return
+        for start in range(0, len(samples), self._num_tokens):
+            self._send(four_columns(samples[start : start + self._num_tokens]).tobytes())
 
     def __exit__(self, kind, error, trace) -> None:
         try:
@@ -94,7 +101,9 @@ class MindRecordWriter:
         finally:
             self._process.kill()
             self._process.wait()
-            self._close_pipe()
+            assert self._process.stdin is not None
+            with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
+                self._process.stdin.close()
             self._messages.close()
 
     def _send(self, data: bytes) -> None:
@@ -106,11 +115,6 @@ class MindRecordWriter:
         except BrokenPipeError as error:
             self._process.wait()
             raise self._failure() from error
-
-    def _close_pipe(self) -> None:
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # what was left in the buffer
-            self._process.stdin.close()
 
     def _failure(self) -> DataError:
         code = self._process.returncode

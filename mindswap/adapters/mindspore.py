@@ -23,20 +23,11 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
-from mindswap.policy.cell_tree import CellNode
 
 __all__ = [
-    "PATH_TAG",
-    "compile_training_graph",
-    "compile_training_model",
-    "enable_lazy_inline",
-    "find_layers",
-    "find_lazy_inline_cell",
-    "has_lazy_inline",
-    "is_pynative",
-    "mark_lazy_inline",
-    "tag_primitives",
-]
+    "PATH_TAG", "compile_training_graph", "compile_training_model", "enable_lazy_inline", "find_layers",
+    "find_lazy_inline_cell", "has_lazy_inline", "is_pynative", "mark_lazy_inline", "tag_primitives",
+]  # fmt: skip
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # Attribute that carries the path of a primitive into the compiled graph.
@@ -94,11 +85,7 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
     """Make lazy_inline the cell around all layers, and no other.
 
     Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
-    of them then acts on all, what is set on another on none.
-
-    Args:
-        network: the whole network.
-        layers: its layers; none where they are not known.
+    of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
 
     Returns:
         How many cells of each class no longer are lazy_inline.
@@ -118,19 +105,13 @@ def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, i
     return dict(Counter(type(cell).__name__ for cell in others))
 
 
-def tag_primitives(layer: nn.Cell, tree: CellNode, every_primitive: bool) -> list[Primitive]:
+def tag_primitives(layer: nn.Cell, every_primitive: bool) -> list[Primitive]:
     """Let primitives carry their path (`PATH_TAG`); a tag keeps the compiler from merging equal ones.
 
-    Args:
-        layer: a cell.
-        tree: of this cell.
-        every_primitive: else only where cell and type do not say which it is.
-
-    Returns:
-        The primitives that now carry it.
+    Without `every_primitive` only where cell and type do not say which it is. Gives the primitives that now carry it.
     """
     by_key: dict[tuple[object, ...], list[Any]] = {}
-    for path, primitive in iterate_primitives(layer, tree):
+    for path, primitive in iterate_primitives(layer):
         by_key.setdefault((path[:-1], primitive.name), []).append((path, primitive))
     chosen = [entry for group in by_key.values() if every_primitive or len(group) > 1 for entry in group]
     for path, primitive in chosen:

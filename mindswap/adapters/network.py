@@ -16,7 +16,6 @@ from mindswap.adapters.mindspore import (
 )
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.sample import LayerSample
-from mindswap.policy.cell_tree import CellNode
 from mindswap.simulate.captured import CapturedStep
 
 __all__ = ["capture_network", "resolve_layers"]
@@ -31,7 +30,7 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
     Args:
         network: gives a loss.
         inputs: tensors of the right shape and dtype; their values do not matter.
-        layers: path of the list of layers; None looks for it by the names that MindFormers uses.
+        layers: as for `resolve_layers`.
 
     Raises:
         ApplyError: if there is no such list.
@@ -39,8 +38,8 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
     """
     cells = resolve_layers(network, layers)
     trees = tuple(read_tree(cell) for cell in cells)
-    _refuse_policy(cells, trees)
-    with _tagged(cells, trees), _lazily_inlined(network, cells):
+    _refuse_policy(cells)
+    with _tagged(cells), _lazily_inlined(network, cells):
         graph = compile_training_graph(network, inputs, _list_name(network, cells))
     missing = set(range(len(cells))) - {node.layer_index for node in graph.forward}
     if missing:
@@ -50,11 +49,9 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
 
 
 def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
-    """The layers of a network.
+    """The layers of a network, by the names from the network down to the list.
 
-    Args:
-        network: holds them.
-        path: names from the network down to the list; None looks for the list as the models of MindFormers name it.
+    Without a path the list is looked for as the models of MindFormers name it.
 
     Raises:
         ApplyError: if there is no such list.
@@ -85,9 +82,9 @@ def _list_name(network: nn.Cell, layers: Sequence[nn.Cell]) -> str:
     return names.pop()
 
 
-def _refuse_policy(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> None:
-    for index, (cell, tree) in enumerate(zip(cells, trees, strict=True)):
-        for path, primitive in iterate_primitives(cell, tree):
+def _refuse_policy(cells: Sequence[nn.Cell]) -> None:
+    for index, cell in enumerate(cells):
+        for path, primitive in iterate_primitives(cell):
             found = [name for name in POLICY_ATTRIBUTES if primitive.attrs.get(name)]
             if found:
                 raise GraphError(
@@ -97,12 +94,8 @@ def _refuse_policy(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> None:
 
 
 @contextmanager
-def _tagged(cells: Sequence[nn.Cell], trees: Sequence[CellNode]) -> Iterator[None]:
-    tagged = [
-        primitive
-        for cell, tree in zip(cells, trees, strict=True)
-        for primitive in tag_primitives(cell, tree, every_primitive=True)
-    ]
+def _tagged(cells: Sequence[nn.Cell]) -> Iterator[None]:
+    tagged = [primitive for cell in cells for primitive in tag_primitives(cell, every_primitive=True)]
     try:
         yield
     finally:

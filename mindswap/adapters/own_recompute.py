@@ -12,6 +12,7 @@ from typing import Any
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
+from mindswap.adapters.replaced import replaced
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = ["OwnRecompute", "read_own_recompute", "recompute_as_in_model", "set_on_layer"]
@@ -36,13 +37,9 @@ class OwnRecompute:
     trees: tuple[CellNode, ...]
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
-        """Whether layers built alone are alike where those of the model are, and differ where these do.
+        """Whether layers built alone are alike where those of the model of these numbers are, and differ where they do.
 
         Some models take the kind of a layer from its number (`first_k_dense_replace`), which is another one there.
-
-        Args:
-            indices: number in the model of each layer that was built.
-            trees: those layers.
         """
         pairs = {(self.trees[index], tree) for index, tree in zip(indices, trees, strict=True)}
         return len(pairs) == len({whole for whole, _ in pairs}) == len({alone for _, alone in pairs})
@@ -56,14 +53,14 @@ def read_own_recompute(network: nn.Cell, layers: Sequence[nn.Cell]) -> OwnRecomp
     return OwnRecompute(setting if can_ask else None, tuple(read_tree(layer) for layer in layers))
 
 
-def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
+def set_on_layer(layer: nn.Cell) -> tuple[Hashable, ...]:
     """All recompute that is set on a layer, as attributes of its cells and primitives; equal means compiled alike."""
     cells = tuple(
         name for name, cell in layer.cells_and_names() if str(getattr(cell, "_scope", None)).startswith(SCOPE)
     )
     primitives = tuple(
         (path, tuple((name, primitive.attrs[name]) for name in ATTRIBUTES if name in primitive.attrs))
-        for path, primitive in iterate_primitives(layer, tree)
+        for path, primitive in iterate_primitives(layer)
     )
     weights = tuple(
         name
@@ -75,25 +72,19 @@ def set_on_layer(layer: nn.Cell, tree: CellNode) -> tuple[Hashable, ...]:
 
 @contextlib.contextmanager
 def recompute_as_in_model(own: OwnRecompute, indices: Sequence[int]) -> Iterator[None]:
-    """While this lasts, a network of some layers gets on each what MindFormers sets on that layer of the whole model.
+    """While this lasts, a network of some layers gets on each what MindFormers sets on the layer of the whole model.
 
-    Args:
-        own: of the whole model.
-        indices: number in the model of each layer that is built.
+    `indices` are the numbers in the model of the layers that are built.
     """
     kind = type(own.setting)
-    originals = {name: getattr(kind, name) for name in METHODS}
+    of_layer = kind.set_recompute
 
     def set_recompute(self, layer: nn.Cell, layer_id: int) -> None:
-        originals["set_recompute"](own.setting, layer, indices[layer_id])
+        of_layer(own.setting, layer, indices[layer_id])
 
     def no_counts(self, counts: Any) -> list[list[int]]:
         """Counts of the whole model do not fit the few layers; they are not read."""
         return [[0] * len(row) for row in self.layer_list.tolist()]
 
-    try:
-        kind.set_recompute, kind._format_recompute_list = set_recompute, no_counts
+    with replaced(kind, set_recompute=set_recompute, _format_recompute_list=no_counts):
         yield
-    finally:
-        for name, method in originals.items():
-            setattr(kind, name, method)

@@ -19,16 +19,16 @@ import mindformers.core.context
 from mindformers.tools.logger import logger
 from mindformers.trainer.base_trainer import BaseTrainer
 
+from mindswap.adapters.callbacks import add_callbacks
 from mindswap.adapters.config import has_swap_sections, install_stand_ins, keep_swap_sections, replace_swap_sections
-from mindswap.adapters.memory_report import add_memory_report
 from mindswap.adapters.mindformers import set_policy, trees_of_network
 from mindswap.adapters.mindspore import enable_lazy_inline, find_lazy_inline_cell
-from mindswap.adapters.step_report import register_step_report
 from mindswap.adapters.versions.chosen import builds_form
 from mindswap.adapters.versions.executors import require_pynative
 from mindswap.check.check import TRAIN_MODES, check_before_network, check_document
 from mindswap.config.mode import is_pynative
-from mindswap.document.source import Document, document_from_data
+from mindswap.document.nodes import Document
+from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
@@ -40,14 +40,7 @@ __all__ = ["Session", "install"]
 
 
 def install(document: Document) -> "Session":
-    """Put the hooks in place for this process.
-
-    Args:
-        document: the user's YAML; problems point into it.
-
-    Returns:
-        What to call when the training is over.
-    """
+    """Put the hooks in place for this process. Problems point into the document, the user's YAML."""
     keep_swap_sections()
     session = Session(document)
     _replace_build_context(session)
@@ -82,8 +75,7 @@ class Session:
         self.output_dir = config.get("output_dir") or "./output"
         replace_swap_sections(config, self.policy)
         install_stand_ins(config)
-        add_memory_report(config)
-        register_step_report()
+        add_callbacks(config)
         if self.policy.is_swap_enabled and self.device_target == "CPU" and not self.is_pynative:
             config.model.model_config.disable_lazy_inline = True
 
@@ -93,8 +85,7 @@ class Session:
         Raises:
             LaunchError: if swap is on in the YAML.
         """
-        swap = self.document.get("swap_config", "swap")
-        if not self.is_prepared and swap is not None and swap.value is True:
+        if not self.is_prepared and self.document.value("swap_config", "swap") is True:
             raise LaunchError(
                 "the script builds a network before it calls mindformers' build_context, so mindswap never saw its "
                 "configuration\n    fix: call build_context(config) first, as run_mindformer.py does"
@@ -141,8 +132,7 @@ class Session:
             self.swap = None
 
     def _is_asked(self, key: str) -> bool:
-        node = self.document.get("mindswap", key)
-        return node is not None and node.value is True
+        return self.document.value("mindswap", key) is True
 
 
 def _replace_build_context(session: Session) -> None:

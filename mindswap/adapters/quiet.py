@@ -27,12 +27,9 @@ PREFIX, LOG_NAME, KEPT_S = "mindswap-", "compile.log", 7 * 24 * 3600
 
 
 def tell(text: str) -> None:
-    """Say on a terminal what takes its time now, in place of what was said before.
+    """Say on a terminal, in a few words, what takes its time now; the line before is deleted, by "" without a new one.
 
     Nothing is said where stderr is no terminal, and outside `quiet`.
-
-    Args:
-        text: a few words, so that the line is not broken; "" deletes the line.
     """
     descriptor = _stderr.get()
     if os.isatty(descriptor) and os.environ.get("TERM") != "dumb":

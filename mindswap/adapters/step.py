@@ -12,13 +12,9 @@ __all__ = ["capture_step"]
 
 
 def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:
-    """Compile the network of a YAML file without swap and recompute.
+    """Compile the network of a YAML file, of so many layers, without swap and recompute.
 
-    Args:
-        config_path: MindFormers YAML.
-        num_layers: layers of the model.
-        placement: cut tensors as for a rank of this placement; all pipeline stages are captured, whichever it
-            is on. Default is one rank that has the whole model.
+    With a placement tensors are cut as for a rank of it; all pipeline stages are captured, whichever it is on.
 
     Raises:
         GraphError: if the network cannot be built or compiled.

@@ -1,5 +1,6 @@
 """The folder of one attempt: the plan, the configuration that the workers read, links to the checkpoint."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -35,7 +36,9 @@ def prepare_attempt(
         LaunchError: the folder cannot be written.
     """
     try:
-        _put_aside(folder)
+        if folder.exists():
+            others = (folder.with_name(f"{folder.name}.old{number}") for number in itertools.count(1))
+            folder.rename(next(other for other in others if not other.exists()))
         folder.mkdir(parents=True)
         plan = folder / "plan.yaml"
         plan.write_text(with_absolute_bases(yaml_text, config_path.parent), encoding="utf-8", newline="")
@@ -53,12 +56,6 @@ def prepare_attempt(
     except OSError as error:
         raise LaunchError(f"{folder}: cannot be written: {error.strerror or error}") from error
     return config.absolute()
-
-
-def _put_aside(folder: Path) -> None:
-    if folder.exists():
-        number = next(n for n in range(1, 1 << 20) if not folder.with_name(f"{folder.name}.old{n}").exists())
-        folder.rename(folder.with_name(f"{folder.name}.old{number}"))
 
 
 def with_absolute_bases(text: str, folder: Path) -> str:

@@ -34,12 +34,9 @@ class Checkpoint:
 
 
 class CheckpointFolder:
-    """The folder with `rank_0`, `rank_1`, ...
+    """The folder with `rank_0`, `rank_1`, ..., as many as a checkpoint needs; it may not exist yet.
 
-    Args:
-        folder: may not exist yet.
-        num_ranks: ranks that a checkpoint needs.
-        ignored: marks of files that do not count, from `marks`.
+    `ignored` are marks of files that do not count, from `marks`.
     """
 
     def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = ()) -> None:
@@ -50,17 +47,17 @@ class CheckpointFolder:
 
     def marks(self) -> tuple[str, ...]:
         """One mark per file that is there: name and what changes when it is written again."""
-        found = ((path, _mark(path)) for rank in range(self.num_ranks) for path in self._files(rank))
-        return tuple(sorted(mark for _, mark in found if mark))
+        found = (_mark(path) for rank in range(self.num_ranks) for path in self._files(rank))
+        return tuple(sorted(mark for mark in found if mark))
 
     def newest(self) -> Checkpoint | None:
         """The newest step that every rank has a complete file of; None for none."""
         by_rank = [self._read(rank) for rank in range(self.num_ranks)]
-        common = set.intersection(*(set(found) for found in by_rank)) if by_rank else set()
+        common = set.intersection(*map(set, by_rank))
         if not common:
             return None
-        key = max(common)
-        return Checkpoint(key[0], tuple(found[key] for found in by_rank), *key[1:])
+        saved, prefix, format_ = key = max(common)
+        return Checkpoint(saved, tuple(found[key] for found in by_rank), prefix, format_)
 
     def _read(self, rank: int) -> dict[tuple[SavedStep, str, str], Path]:
         found: dict[tuple[SavedStep, str, str], Path] = {}

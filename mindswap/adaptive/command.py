@@ -1,17 +1,20 @@
 """The training command of the user, and the same command as an attempt starts it."""
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, Node
 from mindswap.errors import LaunchError
 from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-__all__ = ["FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints"]
+__all__ = [
+    "FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints",
+    "without_options",
+]  # fmt: skip
 
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
@@ -41,10 +44,6 @@ class TrainingCommand:
     log_dir: Path = Path(DEFAULT_LOG_DIR)
     master_port: int = 8118
 
-    def with_options(self, options: Sequence[str]) -> "TrainingCommand":
-        """The same with other options of the script."""
-        return replace(self, options=tuple(options))
-
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
         """The command of an attempt.
 
@@ -54,7 +53,7 @@ class TrainingCommand:
             port: of the scheduler.
             is_resumed: it starts from a checkpoint that the configuration names.
         """
-        options = without_options(self.options, _RESUME_OPTIONS) if is_resumed else list(self.options)
+        options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
         worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]
         worker += ["--config", str(config_path), *options]
         if self.msrun_options is None:
@@ -112,7 +111,7 @@ def _with_training(
     if worker[:2] == ["mindswap", "run"]:
         worker = worker[2:]
     training = parse_training(worker_command(worker, f"{FLAG}: the training command")[0][3:] if worker else [])
-    options = without_options(training.options, ("--config", FLAG))
+    options = without_options(training.options, lambda name: name in ("--config", FLAG))
     command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
     if msrun_options is None:
         return command
@@ -139,14 +138,14 @@ def _integer(values: Mapping[str, str], name: str, default: int) -> int:
     return int(text)
 
 
-def without_options(words: Sequence[str], names: Sequence[str]) -> list[str]:
-    """The words without these options and their values."""
+def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) -> list[str]:
+    """The words without some options and their values, by the names of the options."""
     kept: list[str] = []
     rest = list(words)
     while rest:
         word = rest.pop(0)
         name, equals, _ = word.partition("=")
-        if name not in names:
+        if not is_left_out(name):
             kept.append(word)
         elif not equals and rest and not rest[0].startswith("--"):
             rest.pop(0)
@@ -157,25 +156,28 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
     """Where `rank_0`, `rank_1`, ... of the checkpoints are: in `checkpoint` below the output folder."""
     output = find_option(list(command.options), "--output_dir")
     if output is None:
-        node = document.get("output_dir")
-        output = str(node.value) if node is not None and node.value else "./output"
-    callbacks = document.get("callbacks")
-    for callback in (callbacks.items or ()) if callbacks is not None else ():
-        directory, kind = callback.get("directory"), callback.get("type")
-        if kind is not None and kind.value == "CheckpointMonitor" and directory is not None and directory.value:
+        output = str(document.value("output_dir") or "./output")
+    for monitor in _checkpoint_monitors(document):
+        directory = monitor.get("directory")
+        if directory is not None and directory.value:
             output = str(directory.value)
     return working_folder / output / "checkpoint"
+
+
+def saves_checkpoints(document: Document) -> bool:
+    """The configuration has a callback that saves them."""
+    return any(_checkpoint_monitors(document))
+
+
+def _checkpoint_monitors(document: Document) -> Iterator[Node]:
+    callbacks = document.get("callbacks")
+    for callback in (callbacks.items or ()) if callbacks is not None else ():
+        kind = callback.get("type")
+        if kind is not None and kind.value == "CheckpointMonitor":
+            yield callback
 
 
 def is_parallel(command: TrainingCommand, document: Document) -> bool:
     """Whether MindFormers takes its processes for parts of one training: not so by default, whoever starts them."""
     option = find_option(list(command.options), "--use_parallel")
-    node = document.get("use_parallel")
-    return option.lower() == "true" if option is not None else node is not None and node.value is True
-
-
-def saves_checkpoints(document: Document) -> bool:
-    """The configuration has a callback that saves them."""
-    callbacks = document.get("callbacks")
-    kinds = [callback.get("type") for callback in (callbacks.items or ())] if callbacks is not None else []
-    return any(kind is not None and kind.value == "CheckpointMonitor" for kind in kinds)
+    return option.lower() == "true" if option is not None else document.value("use_parallel") is True

@@ -11,16 +11,12 @@ LEAST_PERMILLE, MOST_PERMILLE = 100, 10_000
 
 
 def correct(old: Corrections, attempts: Iterable[Attempt]) -> Corrections:
-    """Corrections that make the predictions of the attempts meet what was measured.
+    """Corrections that make the predictions of the attempts meet what was measured; the old ones where nothing was.
 
-    Memory: what the last measured attempt needed beyond its uncorrected prediction; one that ran out of memory
-    did not come to its peak. Time: measured =
-    compute / speed + exposed copies / bandwidth, in the least squares over the attempts; where they do not
-    tell the two apart, both get the same factor, and the link keeps its own if no copy was exposed.
-
-    Args:
-        old: kept where nothing was measured.
-        attempts: those without a measurement are passed over.
+    Memory: what the last measured attempt needed beyond its uncorrected prediction; one that ran out of memory did not
+    come to its peak. Time: measured = compute / speed + exposed copies / bandwidth, in the least squares over the
+    attempts; where they do not tell the two apart, both get the same factor, and the link keeps its own if no copy was
+    exposed.
     """
     measured = list(attempts)
     offset = old.static_offset_bytes

@@ -6,34 +6,9 @@ started again, nor one that needs as much; a faster plan is tried only if it was
 
 from dataclasses import replace
 
+from mindswap.adaptive import events
 from mindswap.adaptive.correct import correct
-from mindswap.adaptive.events import (
-    Action,
-    End,
-    Event,
-    Failed,
-    Finished,
-    Interrupted,
-    Killed,
-    Measured,
-    NewCheckpoint,
-    Opened,
-    OutOfMemory,
-    Planned,
-    RunPlanner,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-    Wait,
-)
-from mindswap.adaptive.model import (
-    Attempt,
-    NothingFits,
-    Outcome,
-    Plan,
-    State,
-)
+from mindswap.adaptive.model import Attempt, NothingFits, Outcome, Plan, State
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["decide"]
@@ -44,51 +19,52 @@ TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
 # Starts that a signal ended one after the other without getting further.
 MAX_FRUITLESS_KILLS = 3
 
+Next = tuple[State, events.Action]
 
-def decide(state: State, event: Event) -> tuple[State, Action]:
+
+def decide(state: State, event: events.Event) -> Next:
     """The next state, and what to do."""
     match event:
-        case Opened():
+        case events.Opened():
             return _open(state)
-        case Planned(answer):
+        case events.Planned(answer):
             return _take_plan(state, answer)
-        case Started(first_step):
-            return _begin(state, first_step), Wait()
-        case Measured():
+        case events.Started(first_step):
+            return _begin(state, first_step), events.Wait()
+        case events.Measured():
             return _measure(state, event)
-        case NewCheckpoint(step):
+        case events.NewCheckpoint(step):
             return _at_checkpoint(state, step)
-        case Stopped():
+        case events.Stopped():
             return _stopped(state)
-        case OutOfMemory():
+        case events.OutOfMemory():
             return _out_of_memory(state, event)
-        case Killed(step, text):
+        case events.Killed(step, text):
             return _killed(state, step, text)
-        case Failed(step, text, exit_code):
+        case events.Failed(step, text, exit_code):
             state = _close(state, Outcome.FAILED, step, text)
             return _end(state, exit_code, f"the training failed, and not for want of memory:\n{text}")
-        case Finished(step):
+        case events.Finished(step):
             return _end(_close(state, Outcome.FINISHED, step), 0, "the training finished")
-        case Interrupted(step):
+        case events.Interrupted(step):
             state = _close(state, Outcome.INTERRUPTED, step, "stopped by the user")
             return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
 
 
-def _open(state: State) -> tuple[State, Action]:
-    if state.current and state.current.outcome is Outcome.RUNNING:
-        state = _close(state, Outcome.INTERRUPTED, state.current.last_step, "mindswap itself was killed")
-    if state.current and state.current.outcome is Outcome.FINISHED:
+def _open(state: State) -> Next:
+    state = _close(state, Outcome.INTERRUPTED, 0, "mindswap itself was killed")
+    if state.is_finished:
         state = replace(state, attempts=(), tried=())  # a new training; what was learned about memory stays
     state = replace(state, num_fixed_attempts=len(state.attempts), is_stable=False, candidate=None, last_words="")
     reason = f"planning for {format_bytes(state.budget_bytes)}"
     if state.out_of_memory:
         reason += f"; {len(state.out_of_memory)} plans are known to run out of memory"
-    return state, RunPlanner(state.budget_bytes, reason)
+    return state, events.RunPlanner(state.budget_bytes, reason)
 
 
-def _take_plan(state: State, answer: Plan | NothingFits) -> tuple[State, Action]:
-    if state.current and state.current.outcome is Outcome.RUNNING:
-        return _consider(state, state.current, answer)
+def _take_plan(state: State, answer: Plan | NothingFits) -> Next:
+    if state.running:
+        return _consider(state, state.running, answer)
     if isinstance(answer, NothingFits):
         if proven := _fastest_proven(state):
             return _start(state, proven, "no better plan: back to one that ran")
@@ -97,16 +73,13 @@ def _take_plan(state: State, answer: Plan | NothingFits) -> tuple[State, Action]
         return _end(state, 1, f"no plan fits {format_bytes(state.budget_bytes)}{need}")
     if answer.key in state.out_of_memory or _is_beyond_limit(state, answer):
         return _plan_again(_tighten(state, answer), f"a plan like one that ran out of memory ({answer.key})")
-    return _start(
-        state,
-        answer,
-        f"plan {answer.key}: predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
-        + (f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""),
-    )
+    peak = f"predicted peak {format_bytes(answer.peak_bytes)} of {format_bytes(state.budget_bytes)}"
+    time = f", {format_time(answer.step_time_ns)} a step (simulated)" if answer.step_time_ns else ""
+    return _start(state, answer, f"plan {answer.key}: {peak}{time}")
 
 
-def _start(state: State, plan: Plan, reason: str) -> tuple[State, Action]:
-    return replace(state, candidate=plan), Start(plan, reason)
+def _start(state: State, plan: Plan, reason: str) -> Next:
+    return replace(state, candidate=plan), events.Start(plan, reason)
 
 
 def _begin(state: State, first_step: int) -> State:
@@ -116,32 +89,22 @@ def _begin(state: State, first_step: int) -> State:
     return replace(state, attempts=(*state.attempts, attempt), candidate=None, is_stable=False, tried=tried)
 
 
-def _measure(state: State, event: Measured) -> tuple[State, Action]:
-    current = state.current
-    assert current is not None
-    attempt = replace(
-        current,
-        last_step=max(current.last_step, event.step),
+def _measure(state: State, event: events.Measured) -> Next:
+    assert state.current is not None
+    state = state.with_current(
+        last_step=max(state.current.last_step, event.step),
         num_steps=event.num_steps,
         startup_ns=event.startup_ns,
         measured_peak_bytes=event.peak_bytes,
         measured_step_ns=event.step_time_ns,
     )
-    state = replace(state, attempts=(*state.attempts[:-1], attempt))
     state = replace(state, corrections=correct(state.corrections, state.attempts))
-    said = _compare(attempt)
     if state.is_stable:
-        return state, Wait()
-    rest_ns = (event.num_steps - event.step) * event.step_time_ns
-    if event.peak_bytes is None:
-        return _settle(state, f"{said}; no worker reports its memory, so the plan stays")
-    if not event.has_checkpoints:
-        return _settle(state, f"{said}; no checkpoints are saved, so the plan stays")
-    if state.num_restarts >= state.settings.max_restarts:
-        return _settle(state, f"{said}; all {state.settings.max_restarts} restarts are used, so the plan stays")
-    if rest_ns <= event.startup_ns:
-        return _settle(state, f"{said}; the rest takes no longer than a restart, so the plan stays")
-    return state, RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
+        return state, events.Wait()
+    said = _compare(state.attempts[-1])
+    if reason := _reason_to_stay(state, event):
+        return _settle(state, f"{said}; {reason}, so the plan stays")
+    return state, events.RunPlanner(state.budget_bytes, f"{said}; is there a faster plan?")
 
 
 def _compare(attempt: Attempt) -> str:
@@ -151,7 +114,20 @@ def _compare(attempt: Attempt) -> str:
     return f"step {attempt.last_step}: measured {memory}, {format_time(step)} a step; predicted {predicted}"
 
 
-def _consider(state: State, current: Attempt, answer: Plan | NothingFits) -> tuple[State, Action]:
+def _reason_to_stay(state: State, event: events.Measured) -> str:
+    """Why no other plan could be better than the one that was measured; "" if one could."""
+    if event.peak_bytes is None:
+        return "no worker reports its memory"
+    if not event.has_checkpoints:
+        return "no checkpoints are saved"
+    if _has_no_restart(state):
+        return f"all {state.settings.max_restarts} restarts are used"
+    if (event.num_steps - event.step) * event.step_time_ns <= event.startup_ns:
+        return "the rest takes no longer than a restart"
+    return ""
+
+
+def _consider(state: State, current: Attempt, answer: Plan | NothingFits) -> Next:
     """A plan that came while the workers run: is it worth a restart?"""
     if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
         return _settle(state, "no faster plan that was not tried: the plan stays")
@@ -159,31 +135,28 @@ def _consider(state: State, current: Attempt, answer: Plan | NothingFits) -> tup
         return _settle(state, "a faster plan needs as much as one that ran out of memory: the plan stays")
     saved_ns = ((current.measured_step_ns or 0) - answer.step_time_ns) * (current.num_steps - current.last_step)
     if not answer.step_time_ns or saved_ns <= current.startup_ns:
-        return _settle(
-            state,
-            f"plan {answer.key} would save {format_time(max(saved_ns, 0))} until the end (simulated), a restart costs "
-            f"{format_time(current.startup_ns)}: the plan stays",
-        )
-    reason = (
-        f"plan {answer.key} saves {format_time(saved_ns)} until the end (simulated) and fits "
-        f"{format_bytes(state.budget_bytes)}: it starts at the next checkpoint"
-    )
-    return replace(state, candidate=answer), Wait(for_checkpoint=True, reason=reason)
+        saving = f"would save {format_time(max(saved_ns, 0))} until the end (simulated)"
+        cost = f"a restart costs {format_time(current.startup_ns)}"
+        return _settle(state, f"plan {answer.key} {saving}, {cost}: the plan stays")
+    saving = f"saves {format_time(saved_ns)} until the end (simulated)"
+    fit = f"fits {format_bytes(state.budget_bytes)}"
+    reason = f"plan {answer.key} {saving} and {fit}: it starts at the next checkpoint"
+    return replace(state, candidate=answer), events.Wait(for_checkpoint=True, reason=reason)
 
 
-def _at_checkpoint(state: State, step: int) -> tuple[State, Action]:
+def _at_checkpoint(state: State, step: int) -> Next:
     if state.candidate is None:
-        return state, Wait()
-    return state, Stop(f"checkpoint of step {step} is complete: stopping the workers for plan {state.candidate.key}")
+        return state, events.Wait()
+    reason = f"checkpoint of step {step} is complete: stopping the workers for plan {state.candidate.key}"
+    return state, events.Stop(reason)
 
 
-def _stopped(state: State) -> tuple[State, Action]:
-    plan = state.candidate
-    assert state.current is not None and plan is not None
-    return _close(state, Outcome.LOOSENED, state.current.last_step, f"for plan {plan.key}"), Start(plan)
+def _stopped(state: State) -> Next:
+    assert state.candidate is not None
+    return _close(state, Outcome.LOOSENED, 0, f"for plan {state.candidate.key}"), events.Start(state.candidate)
 
 
-def _out_of_memory(state: State, event: OutOfMemory) -> tuple[State, Action]:
+def _out_of_memory(state: State, event: events.OutOfMemory) -> Next:
     assert state.current is not None
     plan = state.current.plan
     state = _close(state, Outcome.OUT_OF_MEMORY, event.step, f"worker {event.worker}: {event.text}")
@@ -196,16 +169,15 @@ def _out_of_memory(state: State, event: OutOfMemory) -> tuple[State, Action]:
     state = _keep_proven(_tighten(state, plan, event.missing_bytes), failing_bytes)
     missing = "" if event.missing_bytes is None else f", {format_bytes(event.missing_bytes)} were missing"
     said = f"worker {event.worker} ran out of memory at step {event.step}{missing}: {event.text}"
-    if state.num_restarts >= state.settings.max_restarts:
-        return _end(state, 1, f"{said}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
-    said += f"\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}"
-    return _plan_again(state, said)
+    if _has_no_restart(state):
+        return _give_up(state, said)
+    return _plan_again(state, f"{said}\nbudget {format_bytes(before)} -> {format_bytes(state.budget_bytes)}")
 
 
-def _plan_again(state: State, reason: str) -> tuple[State, Action]:
+def _plan_again(state: State, reason: str) -> Next:
     if state.budget_bytes <= 0:
         return _take_plan(state, NothingFits(None))
-    return state, RunPlanner(state.budget_bytes, reason)
+    return state, events.RunPlanner(state.budget_bytes, reason)
 
 
 def _tighten(state: State, plan: Plan, missing_bytes: int | None = None) -> State:
@@ -217,7 +189,7 @@ def _tighten(state: State, plan: Plan, missing_bytes: int | None = None) -> Stat
 
 
 def _least_failing(state: State, plan: Plan) -> int:
-    return min(plan.raw_peak_bytes, plan.raw_peak_bytes if state.limit_bytes is None else state.limit_bytes)
+    return plan.raw_peak_bytes if state.limit_bytes is None else min(plan.raw_peak_bytes, state.limit_bytes)
 
 
 def _keep_proven(state: State, failing_bytes: int) -> State:
@@ -226,56 +198,64 @@ def _keep_proven(state: State, failing_bytes: int) -> State:
     return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
 
 
-def _proven(state: State) -> list[Plan]:
-    """Plans that ran long enough to be measured, and never ran out of memory."""
-    return [
-        attempt.plan
+def _proven(state: State) -> dict[Plan, int]:
+    """Plans that ran long enough to be measured, and never ran out of memory; the time of a step in ns."""
+    return {
+        attempt.plan: attempt.measured_step_ns
         for attempt in state.attempts
         if attempt.measured_step_ns is not None and attempt.plan.key not in state.out_of_memory
-    ]
+    }
 
 
 def _fastest_proven(state: State) -> Plan | None:
-    times = {attempt.plan.key: attempt.measured_step_ns or 0 for attempt in state.attempts}
-    return min(_proven(state), key=lambda plan: times[plan.key], default=None)
+    times = _proven(state)
+    return min(times, key=lambda plan: times[plan], default=None)
 
 
 def _is_beyond_limit(state: State, plan: Plan) -> bool:
     return state.limit_bytes is not None and plan.raw_peak_bytes > state.limit_bytes
 
 
-def _killed(state: State, step: int, text: str) -> tuple[State, Action]:
+def _killed(state: State, step: int, text: str) -> Next:
     assert state.current is not None
     plan = state.current.plan
     state = replace(_close(state, Outcome.KILLED, step, text), candidate=None)
-    if state.num_restarts >= state.settings.max_restarts:
-        return _end(state, 1, f"{text}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
+    if _has_no_restart(state):
+        return _give_up(state, text)
     if _num_fruitless_kills(state) >= MAX_FRUITLESS_KILLS:
         return _end(state, 1, f"{text}, {MAX_FRUITLESS_KILLS} times without getting further")
     return _start(state, plan, f"{text} at step {step}, and no log speaks of memory: once more with the same plan")
 
 
 def _num_fruitless_kills(state: State) -> int:
+    """How many of the last attempts were killed before they got further than those before them."""
     count, attempts = 0, state.attempts[state.num_fixed_attempts :]
     for index in range(len(attempts) - 1, -1, -1):
-        attempt = attempts[index]
         best = max((other.last_step for other in attempts[:index]), default=0)
-        if attempt.outcome is not Outcome.KILLED or attempt.last_step > best:
+        if attempts[index].outcome is not Outcome.KILLED or attempts[index].last_step > best:
             break
         count += 1
     return count
 
 
-def _settle(state: State, reason: str) -> tuple[State, Action]:
-    return replace(state, is_stable=True), Wait(reason=reason)
+def _has_no_restart(state: State) -> bool:
+    return state.num_restarts >= state.settings.max_restarts
+
+
+def _give_up(state: State, reason: str) -> Next:
+    return _end(state, 1, f"{reason}; all {state.settings.max_restarts} restarts are used (--max-restarts)")
+
+
+def _settle(state: State, reason: str) -> Next:
+    return replace(state, is_stable=True), events.Wait(reason=reason)
 
 
 def _close(state: State, outcome: Outcome, step: int, reason: str = "") -> State:
-    if state.current is None or state.current.outcome is not Outcome.RUNNING:
+    """The attempt that runs has ended; `step` is the last that was seen."""
+    if state.running is None:
         return state
-    last = replace(state.current, outcome=outcome, last_step=max(step, state.current.last_step), reason=reason)
-    return replace(state, attempts=(*state.attempts[:-1], last))
+    return state.with_current(outcome=outcome, last_step=max(step, state.running.last_step), reason=reason)
 
 
-def _end(state: State, exit_code: int, reason: str) -> tuple[State, Action]:
-    return replace(state, last_words=reason, candidate=None), End(exit_code, reason)
+def _end(state: State, exit_code: int, reason: str) -> Next:
+    return replace(state, last_words=reason, candidate=None), events.End(exit_code, reason)

@@ -5,25 +5,9 @@ from dataclasses import dataclass
 from mindswap.adaptive.model import NothingFits, Plan
 
 __all__ = [
-    "Action",
-    "End",
-    "Event",
-    "Failed",
-    "Finished",
-    "Interrupted",
-    "Killed",
-    "Measured",
-    "NewCheckpoint",
-    "Opened",
-    "OutOfMemory",
-    "Planned",
-    "RunPlanner",
-    "Start",
-    "Started",
-    "Stop",
-    "Stopped",
-    "Wait",
-]
+    "Action", "End", "Event", "Failed", "Finished", "Interrupted", "Killed", "Measured", "NewCheckpoint", "Opened",
+    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "Stop", "Stopped", "Wait",
+]  # fmt: skip
 
 # Events.
 
@@ -129,18 +113,9 @@ class Interrupted:
 
 
 Event = (
-    Opened
-    | Planned
-    | Started
-    | Measured
-    | NewCheckpoint
-    | Stopped
-    | OutOfMemory
-    | Killed
-    | Failed
-    | Finished
+    Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Killed | Failed | Finished
     | Interrupted
-)
+)  # fmt: skip
 
 
 # Actions; `reason` is for the user, "" says nothing.

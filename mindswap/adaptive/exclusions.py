@@ -1,60 +1,44 @@
 """What a configuration must not say by hand where the plan decides it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 
 from mindswap.document.nodes import Document, Node
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["find_exclusions", "without_excluded_options"]
+__all__ = ["find_exclusions", "is_excluded"]
 
 RULE = "adaptive-exclusion"
-_SELECT = ("select_recompute", "select_comm_recompute")
 _FIX = "delete it, or --replace: the plan takes its place, your file stays as it is"
 
 
 def find_exclusions(document: Document, options: Sequence[str]) -> tuple[Problem, ...]:
-    """Swap and recomputation that the user set by hand, in the file and on the command line.
+    """Swap and recomputation that the user set by hand, in the file and in the options of the training script.
 
     As with MindSpeed's adaptive memory optimization, which excludes full recompute, selective recompute and
     prefetching swap of the user's own.
-
-    Args:
-        document: the configuration.
-        options: of the training script.
     """
     return (*_in_file(document), *_in_options(options))
 
 
-def _in_file(document: Document) -> Iterable[Problem]:
+def is_excluded(option: str) -> bool:
+    """Whether an option of the training script sets swap or recomputation."""
+    return option.startswith(("--swap_config.", "--recompute_config."))
+
+
+def _in_file(document: Document) -> Iterator[Problem]:
     swap = document.get("swap_config", "swap")
     if swap is not None and _is_on(swap):
         yield _problem(swap.location, "swap_config.swap", "the plan decides what is swapped", ": True")
-    for key in ("recompute", *_SELECT):
+    for key in ("recompute", "select_recompute", "select_comm_recompute"):
         node = document.get("recompute_config", key)
         if node is not None and _is_on(node):
             yield _problem(node.location, f"recompute_config.{key}", "the plan decides what is recomputed")
 
 
-def _in_options(options: Sequence[str]) -> Iterable[Problem]:
+def _in_options(options: Sequence[str]) -> Iterator[Problem]:
     for word in options:
-        if _is_excluded(word):
+        if is_excluded(word):
             yield _problem(Location("command line"), word.split("=", 1)[0], "it would override the plan")
-
-
-def without_excluded_options(options: Sequence[str]) -> list[str]:
-    """The options without those that set swap or recomputation."""
-    kept: list[str] = []
-    words = iter(options)
-    for word in words:
-        if not _is_excluded(word):
-            kept.append(word)
-        elif "=" not in word:
-            next(words, None)  # its value
-    return kept
-
-
-def _is_excluded(word: str) -> bool:
-    return word.startswith(("--swap_config.", "--recompute_config."))
 
 
 def _is_on(node: Node) -> bool:
@@ -66,11 +50,5 @@ def _is_on(node: Node) -> bool:
 
 
 def _problem(location: Location, subject: str, why: str, value: str = "") -> Problem:
-    return Problem(
-        location,
-        RULE,
-        Level.ERROR,
-        f"{subject}{value}: set by hand, together with --adaptive-memory-optimization: {why}",
-        fix=_FIX,
-        subject=subject,
-    )
+    message = f"{subject}{value}: set by hand, together with --adaptive-memory-optimization: {why}"
+    return Problem(location, RULE, Level.ERROR, message, fix=_FIX, subject=subject)

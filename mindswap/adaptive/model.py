@@ -2,19 +2,11 @@
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-__all__ = [
-    "Attempt",
-    "Corrections",
-    "NothingFits",
-    "Outcome",
-    "Plan",
-    "Planner",
-    "Settings",
-    "State",
-]
+__all__ = ["CLASSES", "Attempt", "Corrections", "NothingFits", "Outcome", "Plan", "Planner", "Settings", "State"]
 
 
 @dataclass(frozen=True)
@@ -111,6 +103,9 @@ class Attempt:
     measured_peak_bytes: int | None = None
     measured_step_ns: int | None = None
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "outcome", Outcome(self.outcome))  # a file has it as text
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -153,7 +148,7 @@ class State:
     num_fixed_attempts: int = 0
     is_stable: bool = False
     last_words: str = ""
-    ignored_checkpoints: tuple[str, ...] = field(default=())
+    ignored_checkpoints: tuple[str, ...] = ()
 
     @property
     def budget_bytes(self) -> int:
@@ -173,11 +168,24 @@ class State:
         return len(self.attempts) - self.num_fixed_attempts
 
     @property
+    def current(self) -> Attempt | None:
+        """The last attempt."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def running(self) -> Attempt | None:
+        """The attempt whose workers run."""
+        return self.current if self.current and self.current.outcome is Outcome.RUNNING else None
+
+    @property
     def is_finished(self) -> bool:
         """The training came to its end."""
         return self.current is not None and self.current.outcome is Outcome.FINISHED
 
-    @property
-    def current(self) -> Attempt | None:
-        """The last attempt."""
-        return self.attempts[-1] if self.attempts else None
+    def with_current(self, **changes: Any) -> "State":
+        """The same with other fields of the last attempt."""
+        return replace(self, attempts=(*self.attempts[:-1], replace(self.attempts[-1], **changes)))
+
+
+# What `graph.codec` writes and reads of them.
+CLASSES: dict[str, type] = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, NothingFits, Corrections)}

@@ -9,8 +9,10 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan
+from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Plan
+from mindswap.config.mode import is_on_cpu
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.cost.settings import read_cost_settings
@@ -25,26 +27,19 @@ from mindswap.plan.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.session.plan import compact, planned_text, problem_of
 from mindswap.session.step import Step, load_step
-from mindswap.simulate.step_model import StepModel
 
-__all__ = ["corrected_device", "make_plan"]
+__all__ = ["corrected_device", "corrected_step", "make_plan"]
 
-_CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
-CPU_DEVICE = "cpu"
+Way = TypeVar("Way", Link, Network)
 
 
 def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
-    """The fastest plan within a budget.
-
-    Args:
-        config_path: MindFormers YAML.
-        budget_bytes: device memory of each card.
-        corrections: of the model.
+    """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
 
     Raises:
         MindswapError: the step cannot be captured, or the plan not be written.
     """
-    loaded = _corrected(load_step(str(config_path), _device(config_path)), corrections)
+    loaded = corrected_step(load_step(str(config_path), _device(config_path)), corrections)
     offset = corrections.static_offset_bytes
     problem = problem_of(loaded, max(budget_bytes - offset, 1))
     # Operators that only the stand-ins of a CPU have cannot be named in a configuration.
@@ -72,13 +67,9 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
     """The device as the measurements show it: all but the links to the host at one speed, those at another."""
     speed, link = corrections.compute_permille, corrections.link_permille
 
-    def network(old: Network) -> Network:
-        bandwidth = old.bandwidth_bytes_per_s * speed // 1000
-        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // speed)
-
-    def host_link(old: Link) -> Link:
-        bandwidth = old.bandwidth_bytes_per_s * link // 1000
-        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // link)
+    def at(permille: int, old: Way) -> Way:
+        bandwidth = old.bandwidth_bytes_per_s * permille // 1000
+        return replace(old, bandwidth_bytes_per_s=bandwidth, latency_ns=old.latency_ns * 1000 // permille)
 
     def share(old: int) -> int:
         return max(old * speed // 1000, 1)
@@ -93,30 +84,29 @@ def corrected_device(device: Device, corrections: Corrections) -> Device:
         cache_bandwidth_bytes_per_s=device.cache_bandwidth_bytes_per_s * speed // 1000,
         vector_rates={kind: rate * speed // 1000 for kind, rate in device.vector_rates.items()},
         op_latency_ns={kind: ns * 1000 // speed for kind, ns in device.op_latency_ns.items()},
-        offload=host_link(device.offload),
-        prefetch=host_link(device.prefetch),
+        offload=at(link, device.offload),
+        prefetch=at(link, device.prefetch),
         host_bandwidth_bytes_per_s=device.host_bandwidth_bytes_per_s * link // 1000,
-        intranode=network(device.intranode),
-        internode=network(device.internode),
+        intranode=at(speed, device.intranode),
+        internode=at(speed, device.internode),
     )
 
 
 def _device(config_path: Path) -> str | None:
     """What a configuration that names no device runs on; None where it names one."""
     document = load_document(str(config_path))
-    target = document.get("context", "device_target")
     if read_cost_settings(document).device is not None:
         return None
-    return CPU_DEVICE if target is not None and target.value == "CPU" else DEFAULT_DEVICE
+    return "cpu" if is_on_cpu(document) else DEFAULT_DEVICE
 
 
-def _corrected(loaded: Step, corrections: Corrections) -> Step:
+def corrected_step(loaded: Step, corrections: Corrections) -> Step:
+    """The step at the speed that was measured; its weights stay as they were captured."""
     if corrections.compute_permille == corrections.link_permille == 1000:
         return loaded
     device = corrected_device(loaded.device, corrections)
     measured = {key: ns * 1000 // corrections.compute_permille for key, ns in loaded.model.costs.measured.items()}
-    model = StepModel(loaded.model.captured, CostTable(device, measured), loaded.model.settings)
-    return replace(loaded, model=model, device=device)
+    return replace(loaded, model=loaded.model.remade(costs=CostTable(device, measured)))
 
 
 def _key(policy: Policy) -> str:
@@ -138,7 +128,7 @@ def _main() -> int:
     """The child: what was asked is the only word, the answer is JSON."""
     config, budget_bytes, corrections = json.loads(sys.argv[1])
     try:
-        answer = make_plan(Path(config), budget_bytes, from_plain(corrections, _CLASSES))
+        answer = make_plan(Path(config), budget_bytes, from_plain(corrections, CLASSES))
     except MindswapError as error:
         print(json.dumps({"error": str(error)}))
         return 1

@@ -9,25 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan, Planner
+from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Plan, Planner
 from mindswap.errors import PlanError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.launch.lifeline import tie_to_parent
 
 __all__ = ["planner_in_child"]
 
-_CLASSES = {cls.__name__: cls for cls in (Plan, NothingFits, Corrections)}
 _MODULE = "mindswap.adaptive.planner"
 # Of what a child prints before it crashes.
 NUM_LAST_LINES = 5
 
 
 def planner_in_child(environment: dict[str, str]) -> Planner:
-    """`make_plan` in a process of its own.
-
-    Args:
-        environment: of that process.
-    """
+    """`make_plan` in a process of its own, with this environment."""
 
     def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
@@ -46,7 +41,7 @@ def planner_in_child(environment: dict[str, str]) -> Planner:
         if done.returncode != 0:
             last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
             raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
-        answer = from_plain(json.loads(lines[-1]), _CLASSES)
+        answer = from_plain(json.loads(lines[-1]), CLASSES)
         assert isinstance(answer, Plan | NothingFits)
         return answer
 

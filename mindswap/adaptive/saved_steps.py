@@ -23,10 +23,6 @@ class SavedStep:
     epoch: int
 
 
-class _Incomplete(Exception):
-    pass
-
-
 def read_saved_step(path: Path) -> SavedStep | None:
     """The step a file was written at; None if it is incomplete, no checkpoint, or does not say.
 
@@ -38,7 +34,7 @@ def read_saved_step(path: Path) -> SavedStep | None:
     try:
         with path.open("rb") as file:
             values = read(file, path.stat().st_size)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error, RecursionError, _Incomplete):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, struct.error, RecursionError, EOFError):
         return None
     return SavedStep(values["step_num"], values["epoch_num"]) if len(values) == len(_NAMES) else None
 
@@ -47,11 +43,11 @@ def _read_safetensors(file: BinaryIO, size_bytes: int) -> dict[str, int]:
     """8 bytes length, a JSON header, then the tensors without gaps."""
     (length,) = struct.unpack("<Q", file.read(8))
     if length > min(MAX_HEADER_BYTES, size_bytes):
-        raise _Incomplete
+        raise EOFError
     tensors = {name: value for name, value in json.loads(file.read(length)).items() if name != "__metadata__"}
     start = 8 + length
     if size_bytes != start + max((value["data_offsets"][1] for value in tensors.values()), default=0):
-        raise _Incomplete
+        raise EOFError
     values = {}
     for name in _NAMES:
         if name in tensors:
@@ -87,11 +83,11 @@ def _read_ckpt(file: BinaryIO, size_bytes: int) -> dict[str, int]:
 def _enter(file: BinaryIO, number: int, limit: int) -> int:
     """Past the head of a field with a length; where the field ends."""
     if _varint(file) != number << 3 | 2:
-        raise _Incomplete
+        raise EOFError
     end = _varint(file)
     end += file.tell()
     if end > limit:
-        raise _Incomplete
+        raise EOFError
     return end
 
 
@@ -100,9 +96,9 @@ def _varint(file: BinaryIO) -> int:
     while shift < 64:
         byte = file.read(1)
         if not byte:
-            raise _Incomplete
+            raise EOFError
         value |= (byte[0] & 0x7F) << shift
         if byte[0] < 0x80:
             return value
         shift += 7
-    raise _Incomplete
+    raise EOFError

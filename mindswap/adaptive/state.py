@@ -4,21 +4,22 @@ The file carries a key (configuration, versions, device) and a digest of its con
 configuration, a damaged or a foreign one is passed over with a message, never trusted.
 """
 
+import contextlib
+import fcntl
 import hashlib
 import json
-from dataclasses import replace
+from collections.abc import Iterator
 from pathlib import Path
 
-from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
-from mindswap.errors import MindswapError
+from mindswap.adaptive.model import CLASSES, State
+from mindswap.errors import LaunchError, MindswapError
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
-__all__ = ["StateFile", "StateProblem", "state_path"]
+__all__ = ["StateFile", "StateProblem", "is_locked", "locked", "state_path"]
 
 FORMAT = 1
 MAX_BYTES = 64 << 20
-_CLASSES = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, Corrections)}
 
 
 class StateProblem(MindswapError):
@@ -30,12 +31,50 @@ def state_path(run_dir: Path) -> Path:
     return run_dir / "adaptive" / "state.json"
 
 
-class StateFile:
-    """The state of one run directory.
+@contextlib.contextmanager
+def locked(run_dir: Path) -> Iterator[None]:
+    """Only one process works on a run directory; the lock goes with the process, however it ends.
 
-    Args:
-        run_dir: the run directory.
+    Raises:
+        LaunchError: another one does, or it cannot be written.
     """
+    path = _lock_path(run_dir)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("a")
+    except OSError as error:
+        raise LaunchError(f"{path.parent}: cannot be written: {error.strerror or error}") from error
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise LaunchError(
+                f"{run_dir}: an adaptive run is already running here\n"
+                f"    fix:     another --log_dir; mindswap status {run_dir}"
+            ) from error
+        yield
+
+
+def is_locked(run_dir: Path) -> bool:
+    """Whether a process works on a run directory."""
+    try:
+        file = _lock_path(run_dir).open()
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
+
+
+def _lock_path(run_dir: Path) -> Path:
+    return state_path(run_dir).with_name("lock")
+
+
+class StateFile:
+    """The state of one run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self.path = state_path(run_dir)
@@ -43,8 +82,7 @@ class StateFile:
     def load(self, key: str | None = None) -> State | None:
         """The saved state; None if there is no file.
 
-        Args:
-            key: what the state must have been saved under; None accepts any.
+        It must have been saved under this key; None accepts any.
 
         Raises:
             StateProblem: it is damaged, foreign, or of another configuration.
@@ -59,7 +97,7 @@ class StateFile:
                 raise StateProblem("is damaged: its digest does not match")
             if key is not None and data["key"] != key:
                 raise StateProblem("is of another configuration, version or device")
-            state = from_plain(body, _CLASSES)
+            state = from_plain(body, CLASSES)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -68,7 +106,7 @@ class StateFile:
             raise StateProblem(f"is no state of an adaptive run: {type(error).__name__}") from None
         if not isinstance(state, State):
             raise StateProblem("is no state of an adaptive run")
-        return _with_outcomes(state)
+        return state
 
     def save(self, state: State, key: str) -> None:
         """Write the state so that a reader, or a run that goes on after a kill, sees the old or the new one.
@@ -92,12 +130,3 @@ class StateFile:
 
 def _digest(body: object) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def _with_outcomes(state: State) -> State:
-    """JSON holds an outcome as text."""
-    try:
-        attempts = tuple(replace(attempt, outcome=Outcome(attempt.outcome)) for attempt in state.attempts)
-    except (ValueError, AttributeError) as error:
-        raise StateProblem(f"is no state of an adaptive run: {error}") from None
-    return replace(state, attempts=attempts)

@@ -1,6 +1,7 @@
 """An adaptive run as text and as JSON."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 from mindswap.adaptive.model import Attempt, State
@@ -12,10 +13,9 @@ __all__ = ["count_lost_steps", "format_summary", "summary_to_json"]
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
     """Steps of each attempt that the next one did again."""
-    following = [attempt.first_step for attempt in attempts[1:]]
-    return [max(0, attempt.last_step - first) for attempt, first in zip(attempts[:-1], following, strict=True)] + [
-        0
-    ] * bool(attempts)
+    next_begins = [*(attempt.first_step for attempt in attempts[1:]), None]
+    pairs = zip(attempts, next_begins, strict=False)
+    return [max(0, attempt.last_step - first) if first is not None else 0 for attempt, first in pairs]
 
 
 def format_summary(state: State) -> str:
@@ -78,11 +78,7 @@ def summary_to_json(state: State, is_at_work: bool) -> dict[str, Any]:
         "steps_lost": sum(lost),
         "is_stable": state.is_stable,
         "out_of_memory": list(state.out_of_memory),
-        "corrections": {
-            "static_offset_bytes": state.corrections.static_offset_bytes,
-            "compute_permille": state.corrections.compute_permille,
-            "link_permille": state.corrections.link_permille,
-        },
+        "corrections": asdict(state.corrections),
         "attempts": [_attempt_to_json(attempt, steps) for attempt, steps in zip(state.attempts, lost, strict=True)],
         "reason": state.last_words,
     }

@@ -3,60 +3,32 @@
 Waits and times are of the monotonic clock; nothing here reads the time of day.
 """
 
-import contextlib
-import fcntl
-import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mindswap.adaptive import events
 from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.events import (
-    Action,
-    End,
-    Event,
-    Failed,
-    Finished,
-    Interrupted,
-    Measured,
-    NewCheckpoint,
-    Opened,
-    Planned,
-    RunPlanner,
-    Start,
-    Started,
-    Stop,
-    Stopped,
-)
-from mindswap.adaptive.model import (
-    Outcome,
-    Plan,
-    Planner,
-    Settings,
-    State,
-)
-from mindswap.adaptive.state import StateFile, StateProblem, state_path
-from mindswap.adaptive.watch import RunWatch, Seen
+from mindswap.adaptive.model import Plan, Planner, Settings, State
+from mindswap.adaptive.state import StateFile, StateProblem, locked
+from mindswap.adaptive.watch import Seen
 from mindswap.adaptive.workers import Workers
 from mindswap.errors import LaunchError, MindswapError
 from mindswap.launch.guardian import guardian
 from mindswap.launch.lifeline import VARIABLE, lifeline
-from mindswap.launch.logs import worker_log
 from mindswap.launch.network import check_port, free_port
 from mindswap.launch.processes import adopt_orphans, marked_processes, raise_process_limit, stop_processes
 from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
-from mindswap.launch.signals import Stopped as SignalStopped
-from mindswap.launch.signals import signals_raise
+from mindswap.launch.signals import Stopped, signals_raise
 
 __all__ = ["MARKER", "AdaptiveRun", "supervise"]
 
 # Set to the run directory for every process of a run.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"
-POLL_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +59,7 @@ class AdaptiveRun:
     is_parallel: bool
     environment: Mapping[str, str]
     num_measured_steps: int = 10
-    poll_s: float = POLL_S
+    poll_s: float = 1.0
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
@@ -107,19 +79,19 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     require_room(run.run_dir)
     # The guardian is forked first: it must not hold the pipe on which the workers hang.
     with (
-        _locked(run.run_dir),
+        locked(run.run_dir),
         guardian(MARKER, str(run.run_dir)),
         lifeline() as line,
         signals_raise(only_first=True),
     ):
         adopt_orphans()
         raise_process_limit()
-        run = replace(run, environment={**run.environment, VARIABLE: line})
+        run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})
         supervisor = _Supervisor(run, planner, say)
         try:
             return supervisor.loop(), supervisor.state
-        except SignalStopped as stop:
-            supervisor.end_with(Interrupted(supervisor.step))
+        except Stopped as stop:
+            supervisor.interrupt()
             return 128 + stop.number, supervisor.state
         except MindswapError as error:
             supervisor.fail(str(error))
@@ -128,55 +100,24 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
             supervisor.workers.stop_all()
 
 
-@contextlib.contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
-    """Only one process works on a run directory; the lock goes with the process, however it ends."""
-    path = state_path(run_dir).with_name("lock")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise LaunchError(f"{path.parent}: cannot be written: {error.strerror or error}") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(descriptor)
-        raise LaunchError(
-            f"{run_dir}: an adaptive run is already running here\n"
-            f"    fix:     another --log_dir; mindswap status {run_dir}"
-        ) from error
-    try:
-        yield
-    finally:
-        os.close(descriptor)
-
-
 class _Supervisor:
     def __init__(self, run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> None:
         self.run = run
         self.planner = planner
         self.say = say
         self.file = StateFile(run.run_dir)
-        self.workers = Workers()
         self.is_unsaved = False
+        self.workers = self._workers_of(0)  # none, until an attempt begins
         self.next_words: list[str] = []
-        self.watch = RunWatch({})
         self.is_measured = False
-        self.started_s = 0.0
-        self.startup_s = 0.0
         self.state = self._load()
-
-    @property
-    def step(self) -> int:
-        """The last step that is known."""
-        return max(self.workers.step, self.state.current.last_step if self.state.current else 0)
 
     def loop(self) -> int:
         self._stop_leftovers()
-        event: Event = Opened()
+        event: events.Event = events.Opened()
         while True:
             action = self._take(event)
-            if isinstance(action, End):
+            if isinstance(action, events.End):
                 self.workers.stop_all()
                 return action.exit_code
             event = self._perform(action)
@@ -193,39 +134,44 @@ class _Supervisor:
                 "    fix:     they wait for a device or a file system: free that, or take another --run-dir"
             )
 
-    def end_with(self, event: Event) -> None:
-        """Stop everything for the last event."""
+    def interrupt(self) -> None:
+        """Stop everything, and keep that the user asked for it."""
         self.say("stopping all workers")
         self.workers.stop_all()
-        self._take(event)
+        self._take(events.Interrupted(self._last_step()))
 
     def fail(self, reason: str) -> None:
         """Keep the reason for which the run cannot go on."""
         self.state = replace(self.state, last_words=reason)
         self._save()
 
-    def _take(self, event: Event) -> Action:
+    def _last_step(self) -> int:
+        return max(self.workers.step, self.state.current.last_step if self.state.current else 0)
+
+    def _take(self, event: events.Event) -> events.Action:
         self.state, action = decide(self.state, event)
         self._save()
         if action.reason:
             self.say(action.reason)
         return action
 
-    def _perform(self, action: Action) -> Event:
-        if isinstance(action, RunPlanner):
-            answer = self.planner(self.run.command.config_path, action.budget_bytes, self.state.corrections)
-            return Planned(answer)
-        if isinstance(action, Start):
-            return self._prepare(action.plan)
-        if isinstance(action, Stop):
-            self.workers.stop_all()
-            self._look()
-            return Stopped()
-        if self.next_words:
-            self._spawn()
-        return self._wait(for_checkpoint=getattr(action, "for_checkpoint", False))
+    def _perform(self, action: events.RunPlanner | events.Start | events.Stop | events.Wait) -> events.Event:
+        match action:
+            case events.RunPlanner(budget_bytes):
+                config_path = self.run.command.config_path
+                return events.Planned(self.planner(config_path, budget_bytes, self.state.corrections))
+            case events.Start(plan):
+                return self._prepare(plan)
+            case events.Stop():
+                self.workers.stop_all()
+                self.workers.look()
+                return events.Stopped()
+            case events.Wait(for_checkpoint):
+                if self.next_words:  # the attempt is in the saved state by now
+                    self._spawn()
+                return self._wait(for_checkpoint)
 
-    def _prepare(self, plan: Plan) -> Started:
+    def _prepare(self, plan: Plan) -> events.Started:
         command, number = self.run.command, len(self.state.attempts) + 1
         port = self._choose_port()
         checkpoint = self._checkpoints().newest() if self.state.attempts else None
@@ -235,10 +181,10 @@ class _Supervisor:
         logs = attempt_folder(self.run.plain_dir, number)
         self.next_words = command.words(config, logs, port, is_resumed=checkpoint is not None)
         step = checkpoint.saved.step if checkpoint else 0
-        lost = self.step - step if self.state.attempts else 0
+        lost = self._last_step() - step if self.state.attempts else 0
         origin = f"from the checkpoint of step {step}" if checkpoint else "from the beginning"
         self.say(f"attempt {number}: {origin}{f', {lost} steps are done again' if lost > 0 else ''}; logs: {folder}")
-        return Started(step)
+        return events.Started(step)
 
     def _choose_port(self) -> int:
         port = self.run.command.master_port
@@ -256,43 +202,40 @@ class _Supervisor:
     def _checkpoints(self) -> CheckpointFolder:
         return CheckpointFolder(self.run.checkpoints, self.run.command.num_workers, self.state.ignored_checkpoints)
 
-    def _spawn(self) -> None:
-        number = len(self.state.attempts)
-        folder = attempt_folder(self.run.run_dir, number)
-        words, self.next_words = self.next_words, []
-        self.watch.close()
-        self.watch = self._watch_attempt(number)
-        self.is_measured, self.startup_s, self.started_s = False, 0.0, time.monotonic()
-        environment = {**self.run.environment, MARKER: str(self.run.run_dir)}
-        self.workers.start(
-            words,
-            environment,
-            folder,
-            self.run.command.num_workers,
-            has_msrun=self.run.command.msrun_options is not None,
-        )
+    def _workers_of(self, attempt: int) -> Workers:
+        command, folder = self.run.command, attempt_folder(self.run.run_dir, attempt)
+        return Workers(folder, command.num_workers, has_msrun=command.msrun_options is not None)
 
-    def _wait(self, *, for_checkpoint: bool) -> Event:
+    def _spawn(self) -> None:
+        words, self.next_words = self.next_words, []
+        self.workers.close()
+        self.workers = self._workers_of(len(self.state.attempts))
+        self.is_measured = False
+        self.workers.start(words, self.run.environment)
+
+    def _wait(self, for_checkpoint: bool) -> events.Event:
         checkpoints = self._checkpoints()
         before = checkpoints.newest() if for_checkpoint else None
         while True:
             is_over = self.workers.is_over()
-            seen = self._look()
+            seen = self.workers.look()
             if is_over:
-                event = self.workers.explain(self._look)
-                if isinstance(event, Finished) and seen.num_timed_steps and not self.is_measured:
-                    self.is_measured = True  # a short training, that ended between two looks
-                    return self._measure(seen)
+                event = self.workers.explain()
+                if isinstance(event, events.Finished) and seen.num_timed_steps and not self.is_measured:
+                    return self._measure(seen)  # a short training, that ended between two looks
                 self.workers.stop_all()
-                return self._with_full_disks(event) if isinstance(event, Failed) else event
+                return self._with_full_disks(event) if isinstance(event, events.Failed) else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
-                self.is_measured = True
                 return self._measure(seen)
             if for_checkpoint and (newest := checkpoints.newest()) and (not before or newest.saved > before.saved):
-                return NewCheckpoint(newest.saved.step)
+                return events.NewCheckpoint(newest.saved.step)
             time.sleep(self.run.poll_s)
 
-    def _with_full_disks(self, event: Failed) -> Failed:
+    def _measure(self, seen: Seen) -> events.Measured:
+        self.is_measured = True
+        return self.workers.measured(seen, self.run.saves_checkpoints)
+
+    def _with_full_disks(self, event: events.Failed) -> events.Failed:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
         newest = self._checkpoints().newest()
         size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES
@@ -305,25 +248,9 @@ class _Supervisor:
         fix = "    fix:     make room there; the same command goes on from the newest checkpoint"
         return replace(event, text="\n".join([event.text, *(f"    {line}" for line in missing if line), fix]))
 
-    def _look(self) -> Seen:
-        seen = self.watch.poll()
-        self.workers.step = max(self.workers.step, seen.step)
-        if seen.step and not self.startup_s:
-            self.startup_s = time.monotonic() - self.started_s
-        return seen
-
-    def _measure(self, seen: Seen) -> Measured:
-        return Measured(
-            seen.step,
-            seen.num_steps,
-            seen.peak_bytes,
-            seen.step_time_ns,
-            int(self.startup_s * 1e9),
-            self.run.saves_checkpoints,
-        )
-
     def _load(self) -> State:
-        fresh = State(self.run.settings, ignored_checkpoints=self._new_marks(()))
+        present = CheckpointFolder(self.run.checkpoints, self.run.command.num_workers).marks()
+        fresh = State(self.run.settings, ignored_checkpoints=present)
         try:
             state = self.file.load(self.run.key)
         except StateProblem as problem:
@@ -334,31 +261,16 @@ class _Supervisor:
         if state is None:
             return fresh
         if state.is_finished:  # what is there now belongs to the training that finished
-            state = replace(state, ignored_checkpoints=self._new_marks(()))
-        return replace(self._with_last_step(state), settings=self.run.settings)
-
-    def _with_last_step(self, state: State) -> State:
-        """How far an attempt came during which this program was killed, from its logs."""
-        if state.current is None or state.current.outcome is not Outcome.RUNNING:
-            return state
-        watch = self._watch_attempt(state.current.number)
-        last_step = max(state.current.last_step, watch.poll().step)
-        watch.close()
-        return replace(state, attempts=(*state.attempts[:-1], replace(state.current, last_step=last_step)))
-
-    def _watch_attempt(self, number: int) -> RunWatch:
-        folder = attempt_folder(self.run.run_dir, number)
-        return RunWatch({rank: worker_log(folder, rank) for rank in range(self.run.command.num_workers)})
-
-    def _new_marks(self, ignored: tuple[str, ...]) -> tuple[str, ...]:
-        return CheckpointFolder(self.run.checkpoints, self.run.command.num_workers, ignored).marks()
+            state = replace(state, ignored_checkpoints=present)
+        if state.running:  # this program was killed: the logs say how far the attempt came
+            workers = self._workers_of(state.running.number)
+            state = state.with_current(last_step=max(state.running.last_step, workers.look().step))
+            workers.close()
+        return replace(state, settings=self.run.settings)
 
     def _save(self) -> None:
         try:
             self.file.save(self.state, self.run.key)
-            if self.is_unsaved:
-                self.say(f"{self.file.path} is written again")
-            self.is_unsaved = False
         except OSError as error:
             if not self.is_unsaved:
                 self.say(
@@ -366,3 +278,7 @@ class _Supervisor:
                     "but a run that is killed now would start anew"
                 )
             self.is_unsaved = True
+        else:
+            if self.is_unsaved:
+                self.say(f"{self.file.path} is written again")
+            self.is_unsaved = False

@@ -103,11 +103,7 @@ class _Worker:
 
 
 class RunWatch:
-    """Follows the logs of one attempt.
-
-    Args:
-        logs: path of each worker's log, by rank.
-    """
+    """Follows the logs of one attempt, by rank."""
 
     def __init__(self, logs: dict[int, Path]) -> None:
         self._workers = {rank: _Worker(path) for rank, path in logs.items()}

@@ -1,22 +1,16 @@
-"""The processes of one attempt, and what their end means."""
+"""The processes of one attempt, what their logs say, and what their end means."""
 
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from mindswap.adaptive.events import (
-    Event,
-    Failed,
-    Finished,
-    Killed,
-    OutOfMemory,
-)
-from mindswap.adaptive.watch import LogFollower, Seen, read_worker_exits
+from mindswap.adaptive.events import Event, Failed, Finished, Killed, Measured, OutOfMemory
+from mindswap.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.errors import LaunchError
 from mindswap.launch.lifeline import tie_to_parent
-from mindswap.launch.logs import failure_report
+from mindswap.launch.logs import failure_report, worker_log
 from mindswap.launch.processes import stop_descendants, worker_ranks
 
 __all__ = ["Workers"]
@@ -29,32 +23,38 @@ MAX_KEPT_BYTES = 1 << 20
 
 
 class Workers:
-    """Starts the workers of an attempt and says how they ended. All are descendants of this process."""
+    """Starts the workers of an attempt, reads their logs and says how they ended. All are descendants of this process.
 
-    def __init__(self) -> None:
+    Args:
+        folder: of the attempt.
+        num_workers: each has its log there.
+        has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes `worker_0.log`.
+
+    Attributes:
+        step: the last step that was seen.
+    """
+
+    def __init__(self, folder: Path, num_workers: int, *, has_msrun: bool) -> None:
         self.step = 0
-        self._process: subprocess.Popen[bytes] | None = None
-        self._folder = Path()
-        self._has_msrun = False
+        self._folder = folder
+        self._has_msrun = has_msrun
+        self._watch = RunWatch({rank: worker_log(folder, rank) for rank in range(num_workers)})
+        self._output = LogFollower(folder / "msrun.log" if has_msrun else worker_log(folder, 0))
         self._printed = b""
-        self._output = LogFollower(Path())
+        self._process: subprocess.Popen[bytes] | None = None
         self._ranks: dict[int, int] = {}
-        self._num_oom_kills = 0
-        self._num_workers = 1
+        self._num_workers = num_workers
+        self._num_oom_kills = count_oom_kills()
+        self._started_s = time.monotonic()
+        self._startup_s = 0.0
 
-    def start(
-        self, words: list[str], environment: Mapping[str, str], folder: Path, num_workers: int, *, has_msrun: bool
-    ) -> None:
-        """Start them; what msrun prints goes to `msrun.log`, without msrun the training writes `worker_0.log`.
+    def start(self, words: list[str], environment: Mapping[str, str]) -> None:
+        """Start them.
 
         Raises:
             LaunchError: it cannot be started.
         """
-        self.step, self._folder, self._has_msrun = 0, folder, has_msrun
-        self._ranks, self._printed, self._num_workers = {}, b"", num_workers
-        self._num_oom_kills = count_oom_kills()
-        log = folder / ("msrun.log" if has_msrun else "worker_0.log")
-        self._output = LogFollower(log)
+        log = self._output.path
         try:
             file = log.open("wb")
         except OSError as error:
@@ -68,6 +68,19 @@ class Workers:
         except OSError as error:
             raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
 
+    def look(self) -> Seen:
+        """What their logs say by now."""
+        seen = self._watch.poll()
+        self.step = max(self.step, seen.step)
+        if seen.step and not self._startup_s:
+            self._startup_s = time.monotonic() - self._started_s
+        return seen
+
+    def measured(self, seen: Seen, has_checkpoints: bool) -> Measured:
+        """What was seen, as measurements of the plan."""
+        startup_ns = int(self._startup_s * 1e9)
+        return Measured(seen.step, seen.num_steps, seen.peak_bytes, seen.step_time_ns, startup_ns, has_checkpoints)
+
     def is_over(self) -> bool:
         """A worker ended badly, or all have ended."""
         assert self._process is not None
@@ -77,46 +90,44 @@ class Workers:
             self._output.poll(self._keep)
         return self._process.poll() is not None or bool(self._exits())
 
-    def explain(self, look: Callable[[], Seen]) -> Event:
-        """Why they are over.
-
-        Args:
-            look: gives what the logs say.
-        """
+    def explain(self) -> Event:
+        """Why they are over."""
         assert self._process is not None
         code = self._process.poll()
         deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
-        while (seen := look()).out_of_memory is None and time.monotonic() < deadline:
+        while (seen := self.look()).out_of_memory is None and time.monotonic() < deadline:
             time.sleep(0.1)
-        step = max(self.step, seen.step)
         if code == 0 and not self._exits():
             if not seen.num_finished and 0 < seen.step < seen.num_steps:
-                return Killed(step, "msrun ended before the training did")
-            return Finished(step)
+                return Killed(self.step, "msrun ended before the training did")
+            return Finished(self.step)
         if seen.out_of_memory is not None:
             worker, event = seen.out_of_memory
-            return OutOfMemory(worker, step, event.missing_bytes, event.text)
-        return self._explain_exit(code, step)
+            return OutOfMemory(worker, self.step, event.missing_bytes, event.text)
+        return self._explain_exit(code)
 
-    def _explain_exit(self, code: int | None, step: int) -> Event:
+    def _explain_exit(self, code: int | None) -> Event:
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
         if exit_code < 0 and -exit_code in _KILLS:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
-                return OutOfMemory(worker, step, None, "killed by the system, whose memory ran out (oom_kill)")
-            return Killed(step, f"{name} was killed by {signal.Signals(-exit_code).name}")
+                return OutOfMemory(worker, self.step, None, "killed by the system, whose memory ran out (oom_kill)")
+            return Killed(self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
-        return Failed(
-            step, crash + failure_report(self._folder, range(self._num_workers)), exit_code if exit_code > 0 else 1
-        )
+        report = failure_report(self._folder, range(self._num_workers))
+        return Failed(self.step, crash + report, exit_code if exit_code > 0 else 1)
 
     def stop_all(self) -> None:
-        """End all of them."""
+        """End all of them; their logs may still be read."""
         stop_descendants()
-        self._output.close()
         if self._process is not None:
             self._process.poll()
+
+    def close(self) -> None:
+        """Their logs are not read any more."""
+        self._output.close()
+        self._watch.close()
 
     def _keep(self, block: bytes) -> None:
         self._printed = (self._printed + block)[-MAX_KEPT_BYTES:]

@@ -1,12 +1,13 @@
 """A configuration -> its policy and every problem in it."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.check.rules import Context, run_rules
-from mindswap.config.ignored import ignored_rules, split_ignored
+from mindswap.check.context import Context
+from mindswap.check.rules import find_rules
+from mindswap.config.ignored import split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
 from mindswap.document.nodes import Document, Node, to_data
@@ -19,12 +20,12 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
-from mindswap.policy.read import read_settings
+from mindswap.policy.read import find_num_layers, read_settings
 from mindswap.policy.settings import Settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
-           "load_policy", "missing_model", "policy_of_document", "require_num_layers"]  # fmt: skip
+           "load_policy", "missing_model", "model_section", "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -89,13 +90,15 @@ def check_document(
     if other_form is not None:
         return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
     if num_layers is None:
-        num_layers = read_num_layers(document, trees)
+        num_layers = find_num_layers(document)
+    if num_layers is None and trees is not None:
+        num_layers = len(trees.layers)
     settings = read_settings(document, num_layers)
     is_whole = document.count("parallel_config", SEQUENCE_KEY) == 1  # layers for pieces of sequences are in no table
     if trees is None and num_layers is not None and is_whole:
-        trees = load_layer_trees(_model_section(document), num_layers)
+        trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
-    return _judge(Context(document, settings, coverage, environ or {}), trees, None, ignore, silence)
+    return _judge(Context(document, settings, coverage, environ or {}), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
@@ -103,32 +106,24 @@ def check_shape(document: Document, num_layers: int | None = None) -> CheckResul
 
     For a configuration that was written by mindswap, or that is checked elsewhere.
     """
-    return _judge(Context(document, read_settings(document, num_layers)), None, SHAPE_RULES)
+    return _judge(Context(document, read_settings(document, num_layers)), SHAPE_RULES)
 
 
 def _judge(
-    context: Context,
-    trees: LayerTrees | None,
-    only: Collection[str] | None,
-    ignore: Collection[str] = (),
-    silence: Collection[str] = (),
+    context: Context, rules: Iterable[str], ignore: Collection[str] = (), silence: Collection[str] = ()
 ) -> CheckResult:
-    """The policy, unless a rule finds an error."""
+    """The policy, unless one of the rules finds an error."""
     document, settings = context.document, context.settings
-    found = (*document.problems, *run_rules(context, only))
-    wanted = (problem for problem in found if problem.rule not in ignore)
-    problems, ignored = split_ignored(wanted, ignored_rules(document) | set(silence))
+    found = (problem for rule in rules for problem in find_rules()[rule].check(context))
+    problems, ignored = split_ignored(document, (*document.problems, *found), ignore, silence)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
+    trees = context.coverage.trees if context.coverage is not None else None
     return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)
 
 
 def check_before_network(document: Document, environ: Mapping[str, str]) -> CheckResult:
     """Check all that can be judged while the network is not built yet.
-
-    Args:
-        document: the configuration.
-        environ: environment variables of the run.
 
     Raises:
         PolicyError: with every problem, if one of the errors holds for any network. With swap off, what
@@ -140,41 +135,26 @@ def check_before_network(document: Document, environ: Mapping[str, str]) -> Chec
     return result if result.policy is not None else check_document(document, environ=environ, ignore=MODEL_RULES)
 
 
-def load_policy(
-    path: str | os.PathLike[str],
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
-    """The policy of a configuration file (arguments as in `check_document`).
+def load_policy(path: str | os.PathLike[str]) -> Policy:
+    """The policy of a configuration file.
 
     Raises:
         PolicyError: with every error and warning, if there is an error. With swap off, what is wrong in
             recompute_config is left to MindFormers.
     """
-    return policy_of_document(load_document(path), num_layers, trees, environ)
+    return policy_of_document(load_document(path))
 
 
-def policy_of_document(
-    document: Document,
-    num_layers: int | None = None,
-    trees: LayerTrees | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Policy:
+def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    result = check_document(document, num_layers, trees, environ, ignore={STAGE_RULE})
+    result = check_document(document, ignore={STAGE_RULE})
     if result.policy is None:
         raise PolicyError(result.problems)
     return result.policy
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
-    """The number of layers, for what means nothing without.
-
-    Args:
-        document: the configuration.
-        num_layers: what is known.
-        asked_by: begins the message, such as `--rank: `.
+    """The number of layers that is known, for what means nothing without; `asked_by` begins the message.
 
     Raises:
         GraphError: if it is not known; the text says where it should have come from.
@@ -193,7 +173,7 @@ def missing_model(document: Document) -> str | None:
             return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"
     model = document.get("model", "model_config")
     has_class = model is not None and any(model.get(key) is not None for key in CLASS_KEYS)
-    if has_class or read_num_layers(document, None) is not None:
+    if has_class or find_num_layers(document) is not None:
         return None
     return (
         f"{model.location if model is not None else document.file}: model.model_config: it describes no model\n"
@@ -201,13 +181,8 @@ def missing_model(document: Document) -> str | None:
     )
 
 
-def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
-    """Layers as the configuration states them, else as many as the trees have."""
-    stated = read_settings(document).num_layers
-    return stated if stated is not None or trees is None else len(trees.layers)
-
-
-def _model_section(document: Document) -> dict[str, Any]:
+def model_section(document: Document) -> dict[str, Any]:
+    """`model:` as plain data; empty where there is none."""
     node: Node | None = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}

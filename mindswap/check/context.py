@@ -6,13 +6,13 @@ from functools import cached_property
 
 from mindswap.check.nearby import Nearby
 from mindswap.document.nodes import Document
+from mindswap.document.problem import Level
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import Settings, Statement
-from mindswap.policy.unread import MissingKey
 
 __all__ = ["Context", "Meeting", "shared_layers"]
 
@@ -63,8 +63,6 @@ class Context:
         settings: what it says, statement by statement.
         coverage: patterns against the model; None where the model is not known.
         environ: environment variables.
-        renamed_keys: derived: unknown keys of entries (by `id`) that stand where a required one is missing and sound
-            like it.
         recompute: derived: what is recomputed; None where the model is not known.
     """
 
@@ -72,11 +70,9 @@ class Context:
     settings: Settings
     coverage: Coverage | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
-    renamed_keys: Mapping[int, MissingKey] = field(init=False)
     recompute: "RecomputeIndex | None" = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "renamed_keys", _find_renamed_keys(self.settings))
         index = RecomputeIndex(self.settings, self.coverage) if self.coverage is not None else None
         object.__setattr__(self, "recompute", index)
 
@@ -84,6 +80,11 @@ class Context:
     def num_layers(self) -> int | None:
         """Layers of the model; None if not known."""
         return self.settings.num_layers
+
+    @property
+    def error_with_swap(self) -> Level:
+        """The level of what stops MindFormers: with swap off nothing here may stop the run, which is its own affair."""
+        return Level.ERROR if self.settings.is_swap_enabled else Level.WARNING
 
     def meeting(self, left: Statement, right: Statement) -> Meeting | None:
         """Where two statements concern the same operators; None if nowhere.
@@ -141,19 +142,6 @@ class Context:
         assert self.coverage is not None
         by_kind = self.coverage.layers_by_kind(statement.layers)
         return any(self.coverage.operators(statement.pattern, kind) for kind in by_kind)
-
-
-def _find_renamed_keys(settings: Settings) -> dict[int, MissingKey]:
-    missing = {(key.path, key.key): key for key in settings.missing_keys}
-    found: dict[int, MissingKey] = {}
-    for unknown in settings.unknown_keys:
-        parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
-        for required in unknown.known:
-            is_like = len(name) > 2 and (name in required or required in name)
-            if is_like and (parent, required) in missing:
-                found[id(unknown)] = missing.pop((parent, required))
-                break
-    return found
 
 
 def shared_layers(left: Layers, right: Layers) -> Layers:

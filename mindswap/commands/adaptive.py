@@ -4,9 +4,10 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
+from dataclasses import replace
 from pathlib import Path
 
+from mindswap.adapters.installed import installed_version
 from mindswap.adaptive.command import (
     FLAG,
     TrainingCommand,
@@ -14,20 +15,23 @@ from mindswap.adaptive.command import (
     is_parallel,
     parse_command,
     saves_checkpoints,
+    without_options,
 )
-from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
+from mindswap.adaptive.exclusions import find_exclusions, is_excluded
 from mindswap.adaptive.model import Planner, Settings
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.summary import format_summary
 from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
-from mindswap.document.nodes import Document, to_data
-from mindswap.document.problem import Level
-from mindswap.document.source import load_document
+from mindswap.commands.options import number_from
+from mindswap.commands.run import load_trainable
+from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
+from mindswap.config.mode import is_on_cpu
+from mindswap.doctor.gather import gather_machine
+from mindswap.document.nodes import Document, show, to_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.launch.msrun import plain_name, worker_environment
 from mindswap.logs.scan import REPORT_MEMORY
-from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
 
@@ -47,12 +51,8 @@ def find_planner(run_dir: Path) -> Planner:
     return planner_in_child({**os.environ, MARKER: str(run_dir)})
 
 
-def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
-    """Run the words behind `mindswap run`.
-
-    Args:
-        words: `--adaptive-memory-optimization [OPTIONS] [--] COMMAND`, or a training command with the flag in it.
-        planner: default is the one of the package.
+def run_adaptive(words: Sequence[str]) -> int:
+    """Run the words behind `mindswap run`: `FLAG [OPTIONS] [--] COMMAND`, or a training command with the flag in it.
 
     Raises:
         MindswapError: it cannot be started.
@@ -60,12 +60,11 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
     if os.environ.get("MS_ROLE"):
         raise LaunchError(f"{FLAG} inside a worker\n    fix:     mindswap run {FLAG} -- msrun ... (in front of msrun)")
     own, command_words = split_words(list(words))
-    args = _parse(own)
+    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
+    add_options(parser)
+    args = parser.parse_args(own)
     command = parse_command(command_words)
-    document = load_document(str(command.config_path))
-    refuse_pynative(document)
-    if any(problem.level is Level.ERROR for problem in document.problems):
-        raise PolicyError(document.problems)
+    document = load_trainable(command.config_path)
     command = _without_exclusions(command, document, args.replace)
     memory_bytes, source = _memory(args.memory, document, command.num_workers)
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
@@ -83,7 +82,7 @@ def run_adaptive(words: Sequence[str], planner: Planner | None = None) -> int:
             _environment(),
             args.measured_steps,
         )
-        code, state = supervise(run, planner or find_planner(run_dir), _say)
+        code, state = supervise(run, find_planner(run_dir), _say)
     _print(format_summary(state))
     return code
 
@@ -93,8 +92,12 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(FLAG, action="store_true", help="plan for the memory there is, and again when it runs out")
     parser.add_argument("--memory", metavar="SIZE", default="auto", help="of each card: auto, 54GiB")
     parser.add_argument("--run-dir", metavar="DIR", type=Path, help="for state and logs (the --log_dir of msrun)")
-    parser.add_argument("--max-restarts", metavar="N", type=_count, default=8, help="starts after the first one (8)")
-    parser.add_argument("--measured-steps", metavar="N", type=_count, default=10, help="steps that judge a plan (10)")
+    parser.add_argument(
+        "--max-restarts", metavar="N", type=number_from(0), default=8, help="starts after the first one (8)"
+    )
+    parser.add_argument(
+        "--measured-steps", metavar="N", type=number_from(0), default=10, help="steps that judge a plan (10)"
+    )
     parser.add_argument("--replace", action="store_true", help="plan instead of the swap and recompute in the YAML")
 
 
@@ -117,25 +120,13 @@ def split_words(words: list[str]) -> tuple[list[str], list[str]]:
     return own, [*rest, *queue]
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="mindswap run", allow_abbrev=False)
-    add_options(parser)
-    return parser.parse_args(words)
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or len(text) > 6:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number from 0")
-    return int(text)
-
-
 def _without_exclusions(command: TrainingCommand, document: Document, is_replaced: bool) -> TrainingCommand:
     problems = find_exclusions(document, command.options)
     if problems and not is_replaced:
         raise PolicyError(problems)
     for problem in problems:
         _say(f"{problem.location}: {problem.subject} is replaced by the plan (--replace)")
-    return command.with_options(without_excluded_options(command.options))
+    return replace(command, options=tuple(without_options(command.options, is_excluded)))
 
 
 def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
@@ -145,25 +136,20 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
             return parse_bytes(text), "--memory"
         except ValueError as error:
             raise LaunchError(f"--memory: {error}") from None
-    target = document.get("context", "device_target")
-    if target is not None and target.value == "CPU":
-        free = _free_host_memory()
+    if is_on_cpu(document):
+        free = gather_machine(os.environ).host_bytes
+        if free is None:
+            raise LaunchError("how much host memory is free cannot be read here\n    fix:     --memory SIZE")
         return free * HOST_SHARE_PERCENT // 100 // num_workers, f"{HOST_SHARE_PERCENT} % of what is free, per worker"
-    stated = document.get("context", "max_device_memory")
-    if stated is None or not stated.value:
-        return parse_bytes(DEFAULT_DEVICE_MEMORY), "MindFormers' default of context.max_device_memory"
-    try:
-        # "58GB" means GiB there.
-        return parse_bytes(str(stated.value).replace("GB", "GiB")), f"context.max_device_memory, {stated.location}"
-    except ValueError as error:
-        raise LaunchError(
-            f"{stated.location}: context.max_device_memory: {error}\n    fix:     --memory SIZE"
-        ) from None
-
-
-def _free_host_memory() -> int:
-    lines = Path("/proc/meminfo").read_text("ascii").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    stated = read_device_memory(document)
+    if stated is not None:
+        return stated.size_bytes, stated.source
+    node = document.get(*PATH.split("."))
+    if node is None or not node.value:
+        return parse_bytes(DEFAULT_DEVICE_MEMORY), f"MindFormers' default of {PATH}"
+    raise LaunchError(
+        f"{node.location}: {PATH}: {show(node)}\n    allowed: {ALLOWED}\n    fix:     write that, or --memory SIZE"
+    )
 
 
 def _key(command: TrainingCommand, document: Document) -> str:
@@ -175,15 +161,9 @@ def _key(command: TrainingCommand, document: Document) -> str:
         script=str(command.script),
         num_workers=command.num_workers,
         device=str(target.value) if target is not None else "Ascend",
-        versions={name: _version(name) for name in ("mindspore", "mindformers")} | {"mindswap": __version__},
+        versions={name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+        | {"mindswap": __version__},
     )
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
 
 
 def _environment() -> dict[str, str]:

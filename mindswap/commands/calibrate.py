@@ -2,8 +2,8 @@
 
 import argparse
 import sys
+from contextlib import ExitStack
 from pathlib import Path
-from typing import NoReturn
 
 from tqdm import tqdm
 
@@ -51,8 +51,13 @@ def run(args: argparse.Namespace) -> int:
     if not args.overwrite:
         refuse_existing([args.output])
     device = load_device(args.device)
-    with _Bar() as bar:
-        profile = load_profile(args.profile, bar.begin)
+    with ExitStack() as bars:
+
+        def show_progress(num_bytes: int) -> Progress:
+            bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
+            return bars.enter_context(bar).update
+
+        profile = load_profile(args.profile, show_progress)
     result = calibrate(profile, device)
     refusal = _refusal(result)
     is_written = not refusal or args.force
@@ -87,22 +92,3 @@ def _refusal(result: Calibration) -> str:
             "             --force writes the file all the same"
         )
     return ""
-
-
-class _Bar:
-    """A progress bar on a terminal, once it is known how much there is to read."""
-
-    def __init__(self) -> None:
-        self.bar: tqdm[NoReturn] | None = None
-
-    def __enter__(self) -> "_Bar":
-        return self
-
-    def begin(self, num_bytes: int) -> Progress:
-        """Show the bar; gives what to call with bytes that were read."""
-        self.bar = tqdm(total=num_bytes, unit="B", unit_scale=True, desc="reading", leave=False, disable=None)
-        return self.bar.update
-
-    def __exit__(self, *error: object) -> None:
-        if self.bar is not None:
-            self.bar.close()

@@ -3,21 +3,24 @@
 import argparse
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import add_common, positive_int
-from mindswap.commands.pynative_text import check_2x
+from mindswap.commands.options import add_common, number_from
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import sort_problems
+from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
+from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.report.answer import answer_text
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
+from mindswap.report.pynative import effect_to_json, format_layers_2x, pynative_notes
 from mindswap.session.trees import has_mindformers, read_real_trees
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
@@ -28,15 +31,27 @@ EXAMPLES = """\
   mindswap check a.yaml b.yaml; cat a.yaml | mindswap check -
   mindswap check --num-layers 80 --json my.yaml | jq .problems
 """
-
-
 STDIN = "standard input"
 
 
 @dataclass(frozen=True)
 class _Outcome:
-    result: CheckResult
-    notes: tuple[str, ...]
+    """What there is to say of a file, in either form.
+
+    Attributes:
+        form: of the file.
+        problems, ignored: found; and those that only count.
+        notes: what could not be looked at.
+        layers: what happens in each layer, as text; "" where that is not known.
+        data: what `--json` says besides.
+    """
+
+    form: Form
+    problems: tuple[Problem, ...]
+    ignored: tuple[Problem, ...]
+    notes: Sequence[str]
+    layers: str
+    data: Mapping[str, Any]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
     )
     add_common(parser, "--json")
-    parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
+    parser.add_argument(
+        "--num-layers", type=number_from(1), metavar="N", help="layers, if not as in model.model_config"
+    )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
     source.add_argument(
@@ -83,24 +100,56 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
     document = parse_document(sys.stdin.buffer.read(), STDIN) if path == "-" else load_document(path)
     if hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
-    if find_form(document) is Form.PYNATIVE:
-        return check_2x(args, document, _has_colour())
-    outcome = _check(document, path, args.num_layers, args.ignore, _sources(args))
-    outcome = replace(outcome, result=_with_device_problems(outcome.result, document))
-    print(_as_json(outcome) if args.json else _as_text(outcome, _has_colour()))
-    return 1 if outcome.result.errors else 0
+    is_2x = find_form(document) is Form.PYNATIVE
+    found = _check_2x(args, document) if is_2x else _check_1_9(args, document, path)
+    has_errors = any(problem.level is Level.ERROR for problem in found.problems)
+    if args.json:
+        shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
+        print(answer_text("check", {"form": "2.x" if is_2x else "1.9", **shared, **found.data}, not has_errors))
+        return int(has_errors)
+    colour = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    parts = [format_problems(found.problems, colour)] if found.problems else []
+    parts += [escape(f"note: {note}") for note in found.notes]
+    parts.append(f"{format_counts(found.problems, found.ignored)}; read as {found.form.value}")
+    print("\n".join([*parts, *(["", found.layers] if found.layers else [])]))
+    return int(has_errors)
 
 
-def _check(
-    document: Document, path: str, num_layers: int | None, silence: list[str], sources: tuple[str, ...]
-) -> _Outcome:
-    result = check_document(document, num_layers, environ=os.environ, silence=silence)
+def _check_2x(args: argparse.Namespace, document: Document) -> _Outcome:
+    checked = check_pynative(document, args.num_layers, silence=args.ignore)
+    effect, problems = checked.effect, checked.problems
+    layers = format_layers_2x(effect) if not checked.errors and effect.layers else ""
+    data = effect_to_json(effect, problems)
+    return _Outcome(Form.PYNATIVE, problems, checked.ignored, pynative_notes(effect), layers, data)
+
+
+def _check_1_9(args: argparse.Namespace, document: Document, path: str) -> _Outcome:
+    result, notes = _with_real_names(args, document, path)
+    # Also what is wrong with the figures of the simulated device, which rules of policies do not know.
+    known = {(problem.location, problem.rule) for problem in result.problems}
+    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
+    policy, trees = result.policy, result.trees
+    groups = group_layers(policy, result.num_layers, trees) if policy is not None else ()
+    data = {
+        "num_layers": result.num_layers,
+        "operators_from": trees.source if trees is not None else None,
+        "policy": policy.to_config() if policy is not None else None,
+        "layers": [group.to_data() for group in groups],
+    }
+    layers = format_policy(policy, result.num_layers, trees) if policy is not None else ""
+    return _Outcome(Form.GRAPH, sort_problems([*result.problems, *found]), result.ignored, notes, layers, data)
+
+
+def _with_real_names(args: argparse.Namespace, document: Document, path: str) -> tuple[CheckResult, list[str]]:
+    """What the rules say, by the operators of a table or of the real network, and what could not be looked at."""
+    result = check_document(document, args.num_layers, environ=os.environ, silence=args.ignore)
     is_about_model = all(problem.rule in MODEL_RULES for problem in result.errors)
     if not result.is_swap_enabled or not is_about_model:
-        return _Outcome(result, ())
+        return result, []
     notes = []
-    is_known = result.trees is not None and "table" in sources
-    if path != "-" and not is_known and "network" in sources and result.num_layers is not None and has_mindformers():
+    # The network takes seconds to build, so a table goes first.
+    wants_network = args.network or (result.trees is None and not args.table)
+    if path != "-" and wants_network and result.num_layers is not None and has_mindformers():
         try:
             trees = read_real_trees(path, result.num_layers)
         except Exception as error:  # noqa: BLE001 whatever the model code does, the table is there
@@ -109,7 +158,7 @@ def _check(
         else:
             if not trees.uses and result.trees is not None:
                 trees = replace(trees, uses=result.trees.uses)  # the table also knows which operator uses which
-            return _Outcome(check_document(document, num_layers, trees, os.environ, silence=silence), ())
+            return check_document(document, args.num_layers, trees, os.environ, silence=args.ignore), []
     if result.num_layers is None:
         notes.append(
             "the number of layers is not known, so layers and operator names were not checked; use --num-layers"
@@ -117,51 +166,8 @@ def _check(
     elif result.trees is None:
         hint = "run this where MindFormers is installed"
         if has_mindformers():
-            hint = "leave out --table" if "network" not in sources else "mindswap run, which looks at the real network"
+            hint = "leave out --table" if args.table else "mindswap run, which looks at the real network"
         notes.append(f"operator names were not checked: no table has this model; to check them: {hint}")
     elif notes:
         notes.append(f"operator names were checked against {result.trees.source}")
-    return _Outcome(result, tuple(notes))
-
-
-def _sources(args: argparse.Namespace) -> tuple[str, ...]:
-    """Where operator names may come from; the network takes seconds to build, so a table goes first."""
-    return ("table",) if args.table else ("network",) if args.network else ("table", "network")
-
-
-def _with_device_problems(result: CheckResult, document: Document) -> CheckResult:
-    """Also what is wrong with the figures of the simulated device, which rules of policies do not know."""
-    known = {(problem.location, problem.rule) for problem in result.problems}
-    found = [p for p in read_cost_settings(document).problems if (p.location, p.rule) not in known]
-    return replace(result, problems=sort_problems([*result.problems, *found]))
-
-
-def _as_text(outcome: _Outcome, colour: bool) -> str:
-    result = outcome.result
-    parts = [format_problems(result.problems, colour)] if result.problems else []
-    parts += [escape(f"note: {note}") for note in outcome.notes]
-    parts.append(f"{format_counts(result.problems, result.ignored)}; read as {Form.GRAPH.value}")
-    if result.policy is not None:
-        parts += ["", format_policy(result.policy, result.num_layers, result.trees)]
-    return "\n".join(parts)
-
-
-def _as_json(outcome: _Outcome) -> str:
-    result = outcome.result
-    policy = result.policy
-    groups = group_layers(policy, result.num_layers, result.trees) if policy is not None else ()
-    data = {
-        "form": "1.9",
-        **problems_to_data(result.problems),
-        "num_ignored": len(result.ignored),
-        "notes": list(outcome.notes),
-        "num_layers": result.num_layers,
-        "operators_from": result.trees.source if result.trees is not None else None,
-        "policy": policy.to_config() if policy is not None else None,
-        "layers": [group.to_data() for group in groups],
-    }
-    return answer_text("check", data, not result.errors)
-
-
-def _has_colour() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR")
+    return result, notes

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from mindswap.commands.options import add_common, add_device_arguments, add_skew_argument, device_overrides
+from mindswap.commands.options import add_common, add_device_arguments, device_overrides
 from mindswap.document.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.report.answer import answer_text
 from mindswap.report.tables import format_table
-from mindswap.report.tradeoff_plots import TradeOff, plot_compare
+from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 from mindswap.session.run import Run, outside_line
 from mindswap.session.step import Step, load_step
 from mindswap.units import format_bytes, format_time
@@ -45,8 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         help="the first one is a YAML of MindFormers, or a step of `mindswap trace` (.json)",
     )
-    add_common(parser, "--plot", "--no-cache", "--json")
-    add_skew_argument(parser)
+    add_common(parser, "--plot", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 
@@ -76,9 +75,13 @@ def run(args: argparse.Namespace) -> int:
     device = runs[0][1].device
     if args.plot:
         points = [TradeOff(name, run.step_time_ns, run.peak_bytes) for name, run in runs]
-        caption = device.title
-        budget = device.usable_memory_bytes
-        plot_compare(points, args.plot, title="Step time and peak memory", caption=caption, budget_bytes=budget)
+        plot_tradeoffs(
+            points,
+            args.plot,
+            title="Step time and peak memory",
+            caption=device.title,
+            budget_bytes=device.usable_memory_bytes,
+        )
     fits_any = any(run.fits for _, run in runs)
     if args.json:
         print(answer_text("compare", {"configurations": [_to_json(*entry) for entry in runs]}, fits_any))
@@ -88,8 +91,7 @@ def run(args: argparse.Namespace) -> int:
     print(format_table(HEADER, rows))
     for note in other_models(documents):
         print(f"\nnote: {note}")
-    beside = outside_line(runs[0][1].model, device)
-    if beside:
+    if beside := outside_line(runs[0][1].model, device):
         print(f"\n{beside}")
     return 0 if fits_any else 1
 
@@ -109,10 +111,9 @@ def other_models(documents: Sequence[tuple[str, Document]]) -> list[str]:
 
 
 def _model_of(document: Document) -> dict[str, str]:
-    """What the configuration states of it."""
-    stated = {key: [document.get("model", *path) for path in paths] for key, paths in MODEL_KEYS.items()}
-    nodes = {key: next((node for node in found if node is not None), None) for key, found in stated.items()}
-    return {key: show(node) for key, node in nodes.items() if node is not None}
+    """What the configuration states of it; the first place goes before the others."""
+    stated = ((key, document.get("model", *path)) for key, paths in MODEL_KEYS.items() for path in reversed(paths))
+    return {key: show(node) for key, node in stated if node is not None}
 
 
 def _row(name: str, run: Run, first_ns: int) -> tuple[str, ...]:

@@ -1,13 +1,14 @@
 """`mindswap convert`: recompute and offload settings from one form into another, in the user's own file."""
 
 import argparse
+import sys
 from pathlib import Path
 
 from mindswap.check.check import check_document
-from mindswap.commands.convert_megatron import FAMILIES, Request, Result, convert_megatron, known_trees
+from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
-from mindswap.commands.converted import hand_over, target_of
-from mindswap.commands.options import add_common, positive_int
+from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
+from mindswap.commands.options import add_common, add_target_arguments, number_from, refuse_lone_overwrite
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
@@ -16,10 +17,12 @@ from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.files import require_folders
+from mindswap.files import require_folders, write_new
 from mindswap.megatron.options import OPTIONS, Kind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
+from mindswap.report.answer import answer_text
+from mindswap.report.problems import format_problems, problems_to_data
 
 HELP = "Rewrite swap and recompute settings: MindFormers 1.9 or 2.x, counts per stage, Megatron-LM; nothing is run."
 EXAMPLES = """\
@@ -45,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
     parser.add_argument(
         "--ops-per-layer",
-        type=positive_int,
+        type=number_from(1),
         metavar="N",
         help="operators of a layer in backward, for distances between versions; default is a table of the model",
     )
@@ -54,16 +57,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="between versions: a step of the same model (mindswap trace); settings that move the same tensors",
     )
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", help="write here; default is the terminal")
-    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+    add_target_arguments(parser, "write here; default is the terminal")
     add_common(parser, "--json")
     megatron = parser.add_argument_group("with --from megatron")
     megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
     megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")
     megatron.add_argument(
-        "--backward-prefetch", type=positive_int, default=1, metavar="N", help="of what is offloaded; default 1"
+        "--backward-prefetch", type=number_from(1), default=1, metavar="N", help="of what is offloaded; default 1"
     )
     for option in OPTIONS.values():
         if option.kind is Kind.FLAG:
@@ -81,13 +81,30 @@ def run(args: argparse.Namespace) -> int:
         0, or 1 if the result does not pass `mindswap check`; it is written all the same.
     """
     request = _read_request(args)
-    require_folders(Path(args.output) if args.output else None)
-    if args.overwrite and not args.output:
-        raise LaunchError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
+    require_folders(args.output)
+    refuse_lone_overwrite(args)
     if args.trace and args.to not in VERSIONS:
         raise LaunchError("--trace: is for --to 2.x and --to 1.9")
-    if args.to in VERSIONS:
-        return convert_versions(args, request)
+    made = convert_versions(args, request) if args.to in VERSIONS else _convert_sections(args, request)
+    target = target_of(args)
+    if target:
+        write_new(target, made.text, overwrite=args.overwrite or args.in_place)
+    has_errors = any(problem.level is Level.ERROR for problem in made.problems)
+    if args.json:
+        answer = {"written": target, "text": made.text, **made.data, **problems_to_data(made.problems)}
+        print(answer_text("convert", answer, not has_errors))
+        return int(has_errors)
+    if not target:
+        print(made.text, end="" if made.text.endswith(("\n", "\r")) else "\n")
+    if made.problems:
+        print(format_problems(made.problems), file=sys.stderr)
+    if target:
+        print(f"written: {target}; next: mindswap check {target}")
+    return int(has_errors)
+
+
+def _convert_sections(args: argparse.Namespace, request: Request) -> Rewritten:
+    """From counts per stage, layer indices or options of Megatron-LM: sections of MindFormers 1.9."""
     refuse_pynative(request.document)
     result = convert_megatron(args, request) if args.source == "megatron" else _between_forms(args, request)
     text = request.text
@@ -96,17 +113,15 @@ def run(args: argparse.Namespace) -> int:
         text = rewrite_for_swap(text, own, request.document)
     for name, value in result.sections.items():
         text = rewrite_section(text, name, value, result.comments.get(name), request.file)
-    checked = _check_result(text, target_of(args) or "the result", request, result)
-    return hand_over(args, text, sort_problems((*result.problems, *checked)), {"sections": result.sections})
+    problems = result.problems
+    if request.document.root is not None:  # without CONFIG there is too little of it to check
+        written = parse_document(text.encode("utf-8", "surrogatepass"), target_of(args) or "the result")
+        problems = (*problems, *check_document(written, result.num_layers).problems)
+    return Rewritten(text, sort_problems(problems), {"sections": result.sections})
 
 
 def _read_request(args: argparse.Namespace) -> Request:
-    """The file, after looking whether the options go together.
-
-    Raises:
-        LaunchError: they do not.
-        PolicyError: the file cannot be read.
-    """
+    """The file, after looking whether the options go together."""
     given = [name for name, option in OPTIONS.items() if getattr(args, option.field) and name != "--num-layers"]
     if args.source is None and args.to is None:
         raise LaunchError("say what to do: --to index, stage, 2.x or 1.9, or --from megatron")
@@ -126,7 +141,7 @@ def _read_request(args: argparse.Namespace) -> Request:
     own = parse_document(text.encode(), args.config)
     if own.get(BASE_CONFIG) is not None:
         _refuse_inherited(own, document)
-        if args.output and Path(args.output).resolve().parent != Path(args.config).resolve().parent:
+        if args.output and args.output.resolve().parent != Path(args.config).resolve().parent:
             raise LaunchError(f"{args.config} is based on other files ({BASE_CONFIG}); write the result beside it")
     return Request(text, document, args.config)
 
@@ -141,18 +156,8 @@ def _refuse_inherited(own: Document, whole: Document) -> None:
             raise PolicyError([Problem(merged.location, "convert", Level.ERROR, message, fix=fix)])
 
 
-def _num_layers(args: argparse.Namespace, document: Document) -> int:
-    stated = find_num_layers(document)
-    given = int(args.num_layers) if (args.num_layers or "").isdecimal() else None
-    if stated is None and given is None:
-        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
-    if stated is not None and given is not None and stated != given:
-        raise LaunchError(f"--num-layers {given}: {document.file} has {stated} layers")
-    return given or stated or 0
-
-
 def _between_forms(args: argparse.Namespace, request: Request) -> Result:
-    num_layers = _num_layers(args, request.document)
+    num_layers = num_layers_of(args, request.document, find_num_layers(request.document))
     checked = check_document(request.document, num_layers)
     trees = known_trees(args.config, request.document, checked)
     if args.to == "index":
@@ -166,11 +171,3 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
     if converted.sections is None:
         raise PolicyError(converted.problems)
     return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)
-
-
-def _check_result(text: str, name: str, request: Request, result: Result) -> tuple[Problem, ...]:
-    """What `mindswap check` says of the result; without CONFIG there is too little of it to check."""
-    if request.document.root is None:
-        return ()
-    document = parse_document(text.encode("utf-8", "surrogatepass"), name)
-    return check_document(document, result.num_layers).problems

@@ -6,27 +6,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mindswap.check.check import CheckResult
+from mindswap.commands.converted import Request, table_trees
 from mindswap.config.pipeline import LayoutError, read_pipeline
 from mindswap.convert.sections import policy_sections
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.megatron.options import OPTIONS, MegatronOptions, read_options, read_tokens
+from mindswap.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.megatron.placement import place_layers
 from mindswap.megatron.policy import policy_of_megatron
 from mindswap.megatron.script import ScriptError, find_command, line_of
-from mindswap.megatron.validity import RULE
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.policy.read_parts import is_empty
 from mindswap.session.trees import has_mindformers, read_real_trees
-from mindswap.stage.applied import EXCLUDE
 
-__all__ = ["FAMILIES", "Request", "Result", "convert_megatron"]
+__all__ = ["FAMILIES", "Result", "convert_megatron"]
 
 # Models whose operator names can be used without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
@@ -34,21 +31,6 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
 }
 COMMAND_LINE = "command line"
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is to be converted.
-
-    Attributes:
-        text: the file as it is; empty without CONFIG.
-        document: the same, read; without a root without CONFIG.
-        file: its name.
-    """
-
-    text: str
-    document: Document
-    file: str
 
 
 @dataclass(frozen=True)
@@ -69,11 +51,7 @@ class Result:
 
 
 def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
-    """The sections for Megatron's options.
-
-    Args:
-        args: of `mindswap convert --from megatron`.
-        request: the file they are for.
+    """The sections for Megatron's options, and for the file of the request.
 
     Raises:
         PolicyError: Megatron would refuse the options, or the model has no counterpart.
@@ -81,7 +59,7 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
     """
     options, problems = _read_megatron(args)
     options = _with_config(options, request.document)
-    use_legacy = _use_legacy(args, request.document)
+    use_legacy = args.family == "llama" if request.document.root is None else request.document.is_legacy
     trees = _find_trees(args, request, options)
     made = policy_of_megatron(options, use_legacy, trees, args.backward_prefetch)
     unread = {problem.subject for problem in problems}
@@ -136,21 +114,11 @@ def _read_megatron(args: argparse.Namespace) -> tuple[MegatronOptions, tuple[Pro
 
 
 def _with_config(options: MegatronOptions, document: Document) -> MegatronOptions:
-    """The layers of CONFIG where Megatron's are not given.
-
-    Raises:
-        LaunchError: both are given, and differ.
-    """
+    """The layers of CONFIG where Megatron's are not given."""
     stated = find_num_layers(document)
     if stated is not None and options.num_layers not in (None, stated):
         raise LaunchError(f"--num-layers {options.num_layers}: {document.file} has {stated} layers")
     return options if stated is None else replace(options, num_layers=stated)
-
-
-def _use_legacy(args: argparse.Namespace, document: Document) -> bool:
-    if document.root is None:
-        return args.family == "llama"
-    return document.is_legacy
 
 
 def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOptions) -> LayerTrees | None:
@@ -158,20 +126,10 @@ def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOpt
     num_layers = options.num_layers or 1
     if request.document.root is None:
         return load_layer_trees(dict(FAMILIES[args.family]), num_layers)
-    model = request.document.get("model")
-    section = to_data(model) if model is not None else {}
-    trees = load_layer_trees(section if isinstance(section, dict) else {}, num_layers)
+    trees = table_trees(request.document, num_layers)
     if trees is None and has_mindformers():
         return read_real_trees(args.config, num_layers)
     return trees
-
-
-def known_trees(path: str, document: Document, checked: CheckResult) -> LayerTrees | None:
-    """The layers from a table, else, where something is excluded from recomputation, from the real network."""
-    exclude = document.get("recompute_config", EXCLUDE)
-    if checked.trees is not None or checked.num_layers is None or is_empty(exclude) or not has_mindformers():
-        return checked.trees
-    return read_real_trees(path, checked.num_layers)
 
 
 def _with_present(

@@ -4,13 +4,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.errors import LaunchError
-from mindswap.mindformers_2x.convert import Converted, Swapped
-from mindswap.mindformers_2x.effect import Effect
+from mindswap.mindformers_2x.convert import Converted
 from mindswap.mindformers_2x.tables import Model, dense_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.pynative.by_tensor import TensorFate, choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
+from mindswap.pynative.by_tensor import TensorFate, differences, fate_in_1_9
 from mindswap.pynative.trace import Trace
 from mindswap.session.recorded import read_trace
 from mindswap.units import format_bytes
@@ -46,10 +45,6 @@ class Tensors:
             policy = replace(policy, is_swap_enabled=True, layer_swap=(), op_swap=())
         return fate_in_1_9(self.trace, [resolve_layer(policy, i, tree) for i, tree in enumerate(self.layers)])
 
-    def of_effect(self, effect: Effect) -> TensorFate:
-        """What MindFormers 2.x does with them."""
-        return fate_in_2x(self.trace, effect)
-
     def refuse_nothing(self, before: TensorFate) -> None:
         """Stop where a file that swaps moves nothing of this step: another model, most likely.
 
@@ -61,15 +56,6 @@ class Tensors:
                 f"{self.file}: nothing that the configuration swaps is saved in this step\n"
                 "    fix:     a trace of the same model; or convert by name, without --trace"
             )
-
-    def choose_2x(self, wanted: frozenset[int], num_layers: int) -> Swapped:
-        """What moves them in 2.x, if the first layers can be swapped."""
-        return choose_2x(self.trace, wanted, self.model.layers[0], num_layers)
-
-    def choose_1_9(self, wanted: frozenset[int]) -> Swapped:
-        """What moves them in 1.9."""
-        named = {".".join(path) for layer in self.layers for path, _ in layer.walk()}
-        return choose_1_9(self.trace, wanted, named.__contains__)
 
     def compared(self, converted: Converted, before: TensorFate, after: TensorFate, version: str) -> Converted:
         """The result, with what it moves and recomputes against what was asked."""

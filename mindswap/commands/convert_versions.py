@@ -8,11 +8,10 @@ from dataclasses import replace
 from functools import partial
 
 from mindswap.check.check import check_document, check_shape
-from mindswap.commands.convert_megatron import Request, known_trees
 from mindswap.commands.convert_tensors import Tensors, read_tensors
-from mindswap.commands.converted import hand_over, target_of
+from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, table_trees, target_of
 from mindswap.convert.stage_form import to_index_form
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
@@ -25,9 +24,9 @@ from mindswap.mindformers_2x.renaming import Names
 from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
+from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape
 
 __all__ = ["VERSIONS", "convert_versions"]
@@ -39,11 +38,8 @@ SECTIONS_2X = ("swap", "recompute", "recompute_comm")
 ASSUMED_LAYER_OPS = 60
 
 
-def convert_versions(args: argparse.Namespace, request: Request) -> int:
+def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
     """Convert one file.
-
-    Returns:
-        0, or 1 if the result has an error of its own; it is written all the same.
 
     Raises:
         PolicyError: the settings are wrong, or the file cannot be edited.
@@ -54,19 +50,17 @@ def convert_versions(args: argparse.Namespace, request: Request) -> int:
     if document.root is None or not any(document.get(name) is not None for name in source):
         missing = " and no ".join(source)
         raise LaunchError(f"{document.file}: nothing to convert to {args.to}: there is no {missing}")
-    num_layers = _num_layers(args, document)
+    num_layers = num_layers_of(args, document, find_num_layers(document) or find_num_layers_2x(document))
     tensors = read_tensors(args.trace, num_layers) if args.trace else None
-    converted = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
-    _refuse_double(document, source, converted)
-    comment = (
-        f"from MindFormers {'1.9' if args.to == '2.x' else '2.x'}, {escape(converted.by)} "
-        f"(mindswap convert --to {args.to})",
-    )
-    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(converted.lost))
-    text = replace_sections(request.text, source, converted.sections, (*comment, *lost), request.file)
-    read_back = _read_back(args, text, target_of(args), converted, num_layers)
-    problems = [*_losses(document, source, converted, args.to), *read_back]
-    return hand_over(args, text, problems, {"sections": converted.sections, "lost": list(converted.lost)})
+    made = (_to_2x if args.to == "2.x" else _to_1_9)(args, document, num_layers, tensors)
+    _refuse_double(document, source, made)
+    origin = "1.9" if args.to == "2.x" else "2.x"
+    comment = f"from MindFormers {origin}, {escape(made.by)} (mindswap convert --to {args.to})"
+    lost = tuple(escape(f"lost or changed: {line}") for line in dict.fromkeys(made.lost))
+    text = replace_sections(request.text, source, made.sections, (comment, *lost), request.file)
+    read_back = _read_back(args, text, made, num_layers)
+    problems = [*_losses(document, source, made, args.to), *read_back]
+    return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
 
 
 def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
@@ -78,14 +72,6 @@ def _refuse_double(document: Document, source: tuple[str, ...], converted: Conve
             there = " and ".join(name for name in source if document.get(name) is not None)
             message = f"{name}: stands there already, beside sections of the other version"
             raise PolicyError([Problem(entry.location, "convert", Level.ERROR, message, fix=f"delete it, or {there}")])
-
-
-def _num_layers(args: argparse.Namespace, document: Document) -> int:
-    given = int(args.num_layers) if (args.num_layers or "").isdecimal() else None
-    found = given or find_num_layers(document) or find_num_layers_2x(document)
-    if found is None:
-        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
-    return found
 
 
 def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | None) -> tuple[int, str]:
@@ -103,9 +89,7 @@ def _layer_ops(args: argparse.Namespace, document: Document, tensors: Tensors | 
 
 def _layer_1_9(document: Document) -> CellNode | None:
     """A layer of the model in 1.9, by table; all tables are of models without experts."""
-    node = document.get("model")
-    data = to_data(node) if node is not None else {}
-    trees = load_layer_trees(data, 1) if isinstance(data, dict) else None
+    trees = table_trees(document, 1)
     return trees.layers[0] if trees is not None else None
 
 
@@ -128,11 +112,13 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     layer, known = _layer_1_9(document), dense_layer()
     names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
     ops, told = _layer_ops(args, document, tensors)
-    before = tensors.of_policy(policy) if tensors is not None else None
-    if tensors is not None and before is not None and policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
-        tensors.refuse_nothing(before)
-    chosen = partial(tensors.choose_2x, before.moved) if tensors is not None and before is not None else None
-    converted = to_2x(policy, num_layers, stages, ops, names, chosen, told)
+    choose = before = None
+    if tensors is not None:
+        before = tensors.of_policy(policy)
+        if policy.is_swap_enabled and (policy.layer_swap or policy.op_swap):
+            tensors.refuse_nothing(before)
+        choose = partial(choose_2x, tensors.trace, before.moved, tensors.model.layers[0])
+    converted = to_2x(policy, num_layers, stages, ops, names, choose, told)
     # What the file does not speak of, the result leaves alone.
     has = {"swap": "swap_config", "recompute": "recompute_config"}
     sections = {k: v for k, v in converted.sections.items() if document.get(has.get(k, "recompute_config")) is not None}
@@ -140,7 +126,7 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     if tensors is None or before is None:
         return converted
     effect = check_pynative(_sections_alone(converted), num_layers, tensors.model).effect
-    return tensors.compared(converted, before, tensors.of_effect(effect), args.to)
+    return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), args.to)
 
 
 def _sections_alone(converted: Converted) -> Document:
@@ -157,11 +143,13 @@ def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tenso
     ops, told = _layer_ops(args, document, tensors)
     if tensors is None:
         return to_1_9(checked.effect, ops, use_legacy, source=told)
-    before = tensors.of_effect(checked.effect)
+    before = fate_in_2x(tensors.trace, checked.effect)
     if checked.effect.swaps_anything:
         tensors.refuse_nothing(before)
     use_legacy = any(child.name == "attention" for child in tensors.layers[0].children)
-    converted = to_1_9(checked.effect, ops, use_legacy, tensors.choose_1_9(before.moved), told)
+    named = {".".join(path) for layer in tensors.layers for path, _ in layer.walk()}
+    chosen = choose_1_9(tensors.trace, before.moved, named.__contains__)
+    converted = to_1_9(checked.effect, ops, use_legacy, chosen, told)
     policy = check_shape(_sections_alone(converted), num_layers).policy
     return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), args.to)
 
@@ -180,12 +168,10 @@ def _losses(document: Document, source: tuple[str, ...], converted: Converted, v
     return found
 
 
-def _read_back(
-    args: argparse.Namespace, text: str, target: str | None, converted: Converted, num_layers: int
-) -> tuple[Problem, ...]:
+def _read_back(args: argparse.Namespace, text: str, converted: Converted, num_layers: int) -> tuple[Problem, ...]:
     """What the rules of the other version say of the result; of 1.9 the sections alone are looked at, for errors."""
-    name = target or "the result"
+    name = target_of(args) or "the result"
     if args.to == "2.x":
         return check_pynative(parse_document(text.encode("utf-8", "surrogatepass"), name), num_layers).problems
     problems = check_document(_sections_alone(converted), num_layers).errors
-    return tuple(Problem(Location(name), p.rule, p.level, p.message, p.allowed, p.fix) for p in problems)
+    return tuple(replace(problem, location=Location(name)) for problem in problems)

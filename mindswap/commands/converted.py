@@ -1,47 +1,84 @@
-"""What every `mindswap convert` does with its result: write it, show it, and the problems it has."""
+"""What all sides of `mindswap convert` share: what is asked for, what comes out, what both look up in a model."""
 
 import argparse
-import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from mindswap.document.problem import Level, Problem
-from mindswap.files import write_new
-from mindswap.report.answer import answer_text
-from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.check.check import CheckResult, model_section
+from mindswap.commands.options import number_from
+from mindswap.document.nodes import Document
+from mindswap.document.problem import Problem
+from mindswap.errors import LaunchError
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.families import load_layer_trees
+from mindswap.policy.read_parts import is_empty
+from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.stage.applied import EXCLUDE
 
-__all__ = ["hand_over", "target_of"]
+__all__ = ["Request", "Rewritten", "known_trees", "num_layers_of", "table_trees", "target_of"]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be converted.
+
+    Attributes:
+        text: the file as it is; empty without CONFIG.
+        document: the same, read; without a root without CONFIG.
+        file: its name.
+    """
+
+    text: str
+    document: Document
+    file: str
+
+
+@dataclass(frozen=True)
+class Rewritten:
+    """What came out.
+
+    Attributes:
+        text: the whole configuration.
+        problems: of the conversion and of its result.
+        data: what `--json` says besides.
+    """
+
+    text: str
+    problems: Sequence[Problem]
+    data: Mapping[str, object]
 
 
 def target_of(args: argparse.Namespace) -> str | None:
     """Where the result goes; None for the terminal."""
-    target: str | None = args.output or (args.config if args.in_place else None)
-    return target
+    target = args.output or (args.config if args.in_place else None)
+    return str(target) if target else None
 
 
-def hand_over(args: argparse.Namespace, text: str, problems: Sequence[Problem], data: Mapping[str, object]) -> int:
-    """Write or print a converted configuration.
+def num_layers_of(args: argparse.Namespace, document: Document, stated: int | None) -> int:
+    """Layers of the model: what `--num-layers` says, or what is `stated` in the file.
 
-    Args:
-        args: options of `mindswap convert`.
-        text: the configuration.
-        problems: of the conversion and of its result.
-        data: what `--json` says besides.
-
-    Returns:
-        0, or 1 if there is an error; it is written all the same.
+    Raises:
+        LaunchError: neither says it, or both and not the same.
     """
-    target = target_of(args)
-    if target:
-        write_new(target, text, overwrite=args.overwrite or args.in_place)
-    has_errors = any(problem.level is Level.ERROR for problem in problems)
-    if args.json:
-        answer = {"written": target, "text": text, **data, **problems_to_data(problems)}
-        print(answer_text("convert", answer, not has_errors))
-        return int(has_errors)
-    if not target:
-        print(text, end="" if text.endswith(("\n", "\r")) else "\n")
-    if problems:
-        print(format_problems(problems), file=sys.stderr)
-    if target:
-        print(f"written: {target}; next: mindswap check {target}")
-    return int(has_errors)
+    try:
+        given = number_from(1)(args.num_layers) if args.num_layers else None
+    except argparse.ArgumentTypeError as error:
+        raise LaunchError(f"--num-layers: {error}") from None
+    if stated is not None and given not in (None, stated):
+        raise LaunchError(f"--num-layers {given}: {document.file} has {stated} layers")
+    if (found := given or stated) is None:
+        raise LaunchError("the number of layers is not known\n    fix:     --num-layers N")
+    return found
+
+
+def table_trees(document: Document, num_layers: int) -> LayerTrees | None:
+    """The layers of the model of a file as a table has them; None if none has it."""
+    return load_layer_trees(model_section(document), num_layers)
+
+
+def known_trees(path: str, document: Document, checked: CheckResult) -> LayerTrees | None:
+    """The layers from a table, else, where something is excluded from recomputation, from the real network."""
+    exclude = document.get("recompute_config", EXCLUDE)
+    if checked.trees is not None or checked.num_layers is None or is_empty(exclude) or not has_mindformers():
+        return checked.trees
+    return read_real_trees(path, checked.num_layers)

@@ -2,18 +2,29 @@
 
 import argparse
 import os
+import sys
+from typing import Any
 
 from mindswap.check.check import CheckResult, check_document, require_num_layers
-from mindswap.commands.options import add_common, positive_int
-from mindswap.commands.pynative_text import explain_2x
+from mindswap.commands.options import add_common, number_from
 from mindswap.document.model_folder import FOLDER_RULE
+from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
+from mindswap.mindformers_2x.check import check_pynative
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.report.answer import answer_text
-from mindswap.report.explain import explain, explanation_to_json, format_explanation, format_paths, paths_to_json
+from mindswap.report.explain import (
+    explain,
+    explanation_to_json,
+    format_explanation,
+    format_paths,
+    list_paths,
+    list_paths_2x,
+)
 from mindswap.report.problems import format_problems, problems_to_data
+from mindswap.report.pynative import effect_to_json, format_effect
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.expand import expand_stage_recompute
 
@@ -32,20 +43,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
-    parser.add_argument("--num-layers", type=positive_int, metavar="N", help="layers, if not as in model.model_config")
+    parser.add_argument(
+        "--num-layers", type=number_from(1), metavar="N", help="layers, if not as in model.model_config"
+    )
     add_common(parser, "--json")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one configuration."""
+    """Explain one configuration.
+
+    Returns:
+        0, or 1 if there is an error, which only a file of MindFormers 2.x is explained with.
+    """
     document = load_document(args.config)
     if find_form(document) is Form.PYNATIVE:
-        return explain_2x(args, document)
+        return _explain_2x(args, document)
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
-        trees = _find_trees(args.config, checked)
-        print(answer_text("explain", {"paths": paths_to_json(trees)}, True) if args.json else format_paths(trees))
-        return 0
+        return _print_paths(args, list_paths(_find_trees(args.config, checked)))
     if checked.policy is None:
         raise PolicyError(checked.problems)
     if checked.is_swap_enabled:
@@ -59,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
                 "    fix: mindswap explain --num-layers N"
             )
         stages = expand_stage_recompute(document, checked.num_layers)
-        explanation = explain(stages.policy, checked.num_layers, checked.trees, stages.formative_lines, stages.layout)
+        explanation = explain(stages.policy, checked.num_layers, checked.trees, stages)
     if args.json:
         data = {**problems_to_data(checked.problems), **explanation_to_json(explanation)}
         print(answer_text("explain", data, True))
@@ -67,6 +82,32 @@ def run(args: argparse.Namespace) -> int:
     if checked.problems:
         print(format_problems(checked.problems), end="\n\n")
     print(format_explanation(explanation))
+    return 0
+
+
+def _explain_2x(args: argparse.Namespace, document: Document) -> int:
+    """What each layer swaps and recomputes, and what upstream drops; also where there are errors."""
+    checked = check_pynative(document, args.num_layers)
+    if document.root is None:
+        raise PolicyError(checked.problems)
+    model = checked.effect.model
+    if args.paths:
+        if model is None:
+            raise GraphError("no table has this model in PyNative mode, so the names of its cells are not known")
+        return _print_paths(args, list_paths_2x(model))
+    has_errors = bool(checked.errors)
+    if args.json:
+        data = {**problems_to_data(checked.problems), **effect_to_json(checked.effect, checked.problems)}
+        print(answer_text("explain", data, not has_errors))
+        return int(has_errors)
+    if checked.problems:
+        print(format_problems(checked.problems), end="\n\n", file=sys.stderr if has_errors else sys.stdout)
+    print(format_effect(checked.effect, has_errors))
+    return int(has_errors)
+
+
+def _print_paths(args: argparse.Namespace, paths: list[dict[str, Any]]) -> int:
+    print(answer_text("explain", {"paths": paths}, True) if args.json else format_paths(paths))
     return 0
 
 

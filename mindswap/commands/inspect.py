@@ -5,7 +5,7 @@ import argparse
 from mindswap.commands.options import CONFIG_OR_STEP, add_common
 from mindswap.errors import GraphError
 from mindswap.report.answer import answer_text
-from mindswap.report.memory import MemoryReport, format_memory, memory_to_json
+from mindswap.report.memory import format_memory, memory_to_json
 from mindswap.report.tables import format_layers
 from mindswap.session.inspect import inspect_memory
 
@@ -37,20 +37,16 @@ def run(args: argparse.Namespace) -> int:
     found = inspect_memory(args.config, args.rank, not args.no_cache)
     report = found.report
     if args.layers is not None:
-        report = _only_layers(report, args.layers)
+        there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
+        if beyond := sorted(args.layers.difference(there)):
+            raise GraphError(f"--layers: there are {format_layers(there)}, not {beyond}")
+        report = report.only(args.layers)
     if args.plot:
         from mindswap.report.plots import plot_memory
 
         plot_memory(report, args.plot, title=found.title, by=args.by)
     print(answer_text("inspect", memory_to_json(report), True) if args.json else format_memory(report, args.by))
     return 0
-
-
-def _only_layers(report: MemoryReport, wanted: frozenset[int]) -> MemoryReport:
-    there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
-    if beyond := sorted(wanted.difference(there)):
-        raise GraphError(f"--layers: there are {format_layers(there)}, not {beyond}")
-    return report.only(wanted)
 
 
 def parse_layers(text: str) -> frozenset[int]:

@@ -42,44 +42,35 @@ def main(words: list[str] | None = None) -> int:
     if words in (["-h"], ["--help"]):
         print(USAGE)
         return 0
-    if ADAPTIVE_FLAG in words:
-        return _run_adaptive(words)
+    usage = ""
     try:
+        if ADAPTIVE_FLAG in words:
+            return _run_adaptive(words)
+        usage = f"{USAGE}\n\n"  # for a call that cannot be read
         job, command = _read(words)
-    except LaunchError as error:
-        print(f"{USAGE}\n\n{_as_error(error)}", file=sys.stderr)
-        return 1
-    try:
+        usage = ""
         check_configuration(command)
-    except PolicyError as error:
-        print(format_problems(error.problems), file=sys.stderr)
-        return 1
-    try:
         with signals_raise():
             return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
     except LaunchError as error:
-        print(_as_error(error), file=sys.stderr)
-        return 1
+        print(f"{usage}{_as_error(error)}", file=sys.stderr)
+    except PolicyError as error:
+        print(format_problems(error.problems), file=sys.stderr)
     except Stopped as stop:
         return 128 + stop.number
+    return 1
 
 
 def _run_adaptive(words: list[str]) -> int:
     """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
     from mindswap.commands.adaptive import run_adaptive, split_words
 
-    try:
-        own, rest = split_words(words)
-        job, command = _read(rest)
-        python = [find_python(), *command]
-        msrun = ["msrun", *msrun_arguments(job, str(log_folder(job, os.environ)), python, bind_core=has_cards())]
-        folder = [] if "--run-dir" in own else ["--run-dir", str(log_folder(job, os.environ))]
-        return run_adaptive([*own, *folder, "--", *(python if job.num_workers == 1 else msrun)])
-    except LaunchError as error:
-        print(_as_error(error), file=sys.stderr)
-    except PolicyError as error:
-        print(format_problems(error.problems), file=sys.stderr)
-    return 1
+    own, rest = split_words(words)
+    job, command = _read(rest)
+    python, logs = [find_python(), *command], str(log_folder(job, os.environ))
+    msrun = ["msrun", *msrun_arguments(job, logs, python, bind_core=has_cards())]
+    folder = [] if "--run-dir" in own else ["--run-dir", logs]
+    return run_adaptive([*own, *folder, "--", *(python if job.num_workers == 1 else msrun)])
 
 
 def _read(words: list[str]) -> tuple[Job, list[str]]:

@@ -1,19 +1,22 @@
 """Options that several commands have, each defined once."""
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import EXAMPLES, OPTIONS
+from mindswap.cost.figures import OPTIONS, UNITS_OF
+from mindswap.errors import DataError
 
 __all__ = [
     "CONFIG_OR_STEP",
     "add_common",
     "add_device_arguments",
-    "add_skew_argument",
+    "add_target_arguments",
     "device_overrides",
-    "positive_int",
+    "number_from",
+    "refuse_lone_overwrite",
 ]
 
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
@@ -29,9 +32,14 @@ COMMON_OPTIONS = (
     "memory_bandwidth_fraction",
 )
 FIGURE_PREFIX = "figure_"
+MOST = 10_000  # of anything that is counted
 
 _SWITCH = {"action": "store_true"}
 _COMMON: dict[str, dict[str, Any]] = {
+    "--expert-skew": {
+        "metavar": "N",
+        "help": "tokens that the busiest rank of experts gets; 1, the default, is balanced",
+    },
     "--html": {"metavar": "FILE", "type": Path, "help": "write a page that opens offline in a browser"},
     "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
     "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
@@ -41,14 +49,27 @@ _COMMON: dict[str, dict[str, Any]] = {
 
 
 def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Options that mean the same everywhere.
-
-    Args:
-        parser: of a command.
-        names: of the options, in the order of `--help`.
-    """
+    """Options that mean the same everywhere, in the order of `--help`."""
     for name in names:
         parser.add_argument(name, **_COMMON[name])
+
+
+def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """`-o`, `--in-place` and `--overwrite` of a command that changes CONFIG; `help_text`: what -o does."""
+    place = parser.add_mutually_exclusive_group()
+    place.add_argument("-o", "--output", metavar="FILE", type=Path, help=help_text)
+    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
+
+
+def refuse_lone_overwrite(args: argparse.Namespace) -> None:
+    """Refuse `--overwrite` without `-o`.
+
+    Raises:
+        DataError: it is there.
+    """
+    if args.overwrite and not args.output:
+        raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
 
 
 def add_device_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,7 +85,7 @@ def add_device_arguments(parser: argparse.ArgumentParser) -> None:
         group.add_argument(
             f"--{name.replace('_', '-')}",
             dest=f"{FIGURE_PREFIX}{name}",
-            metavar=EXAMPLES[figure.kind],
+            metavar=UNITS_OF[figure.kind][1],
             help=meaning if name in COMMON_OPTIONS else argparse.SUPPRESS,
         )
 
@@ -75,17 +96,12 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def positive_int(text: str) -> int:
-    """A number of layers, for argparse."""
-    if not text.isdecimal() or not 1 <= int(text) <= 10_000:
-        raise argparse.ArgumentTypeError(f"{text!r} must be a number from 1 to 10000")
-    return int(text)
+def number_from(least: int) -> Callable[[str], int]:
+    """A type for argparse: a number of steps, layers, workers, ..."""
 
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= MOST:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {MOST}")
+        return int(text)
 
-def add_skew_argument(parser: argparse.ArgumentParser) -> None:
-    """`--expert-skew`."""
-    parser.add_argument(
-        "--expert-skew",
-        metavar="N",
-        help="tokens that the busiest rank of experts gets; 1, the default, is balanced",
-    )
+    return parse

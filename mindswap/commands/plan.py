@@ -6,6 +6,7 @@ import signal
 import stat
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NoReturn
 
@@ -15,8 +16,9 @@ from mindswap.commands.options import (
     CONFIG_OR_STEP,
     add_common,
     add_device_arguments,
-    add_skew_argument,
+    add_target_arguments,
     device_overrides,
+    refuse_lone_overwrite,
 )
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
@@ -57,11 +59,8 @@ WRITABLE = stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", type=Path, help="write the configuration with the plan here")
-    place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
+    add_target_arguments(parser, "write the configuration with the plan here")
     parser.add_argument("--trace", metavar="FILE", help="step of the network, for a CONFIG of MindFormers 2.x")
-    parser.add_argument("--overwrite", action="store_true", help="replace FILE")
     parser.add_argument(
         "--allow",
         metavar="swap,recompute,coupled",
@@ -85,8 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--html")
     parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
-    add_common(parser, "--no-cache", "--json")
-    add_skew_argument(parser)
+    add_common(parser, "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 
@@ -108,9 +106,9 @@ def run(args: argparse.Namespace) -> int:
     plan = found.plan
     # The plan first, whatever becomes of the files and the sentences: it took long to find.
     if not args.json:
-        outside = outside_line(step.model, step.device)
-        notes = [note for note in (budget_doubt(step, found.problem.budget_bytes), *step.model.doubts) if note]
-        beside = [line for line in (outside, *(f"note: {note}" for note in notes)) if line]
+        notes = [budget_doubt(step, found.problem.budget_bytes), *step.model.doubts]
+        beside = [outside_line(step.model, step.device), *(f"note: {note}" for note in notes if note)]
+        beside = [line for line in beside if line]
         print("\n".join([str(found), *([""] if beside else []), *beside]), flush=True)
     if plan.fits and target:
         found.save(target, overwrite=args.overwrite or args.in_place)
@@ -133,24 +131,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_early(args: argparse.Namespace) -> None:
-    """What can be known to fail before anything is compiled.
-
-    Raises:
-        PlanError: options that do not go together, or a configuration that must not be changed.
-        DataError: a file that cannot be written, or is there already.
-    """
-    single = {
-        "-o": args.output,
-        "--in-place": args.in_place,
-        "--html": args.html,
-        "--explain": args.explain,
-        "--objective memory": args.objective != "time",
-    }
-    for option, is_there in single.items():
-        if args.sweep and is_there:
-            raise PlanError(f"--sweep makes many plans: choose one with --memory for {option}")
-    if args.overwrite and not args.output:
-        raise PlanError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
+    """What can be known to fail before anything is compiled."""
+    if args.sweep:
+        of_one_plan = {"-o": args.output, "--in-place": args.in_place, "--html": args.html, "--explain": args.explain}
+        of_one_plan["--objective memory"] = args.objective != "time"
+        _refuse("--sweep makes many plans: choose one with --memory for {}", of_one_plan)
+    refuse_lone_overwrite(args)
     if args.in_place and Path(args.config).exists() and not Path(args.config).stat().st_mode & WRITABLE:
         raise PlanError(f"--in-place: {args.config} is read-only\n    fix:     chmod u+w {args.config}, or -o FILE")
     require_folders(args.output, args.html, args.plot)
@@ -158,23 +144,20 @@ def _refuse_early(args: argparse.Namespace) -> None:
         refuse_existing([args.output])
 
 
-def _load(args: argparse.Namespace, is_written: bool) -> Step:
-    """The step of the configuration; of a file of MindFormers 2.x that of its trace.
+def _refuse(message: str, options: Mapping[str, object]) -> None:
+    """Raise with the first of the options that is there in place of `{}`."""
+    for option, is_there in options.items():
+        if is_there:
+            raise PlanError(message.format(option))
 
-    Raises:
-        PlanError: options that do not go with the form of the file.
-    """
+
+def _load(args: argparse.Namespace, is_written: bool) -> Step:
+    """The step of the configuration; of a file of MindFormers 2.x that of its trace."""
     document = None if is_trace_path(args.config) else load_document(args.config)
     if document is not None and is_2x(document):
-        single = {
-            "--sweep": args.sweep,
-            "--explain": args.explain,
-            "--objective memory": args.objective != "time",
-            "--expert-skew": args.expert_skew is not None,
-        }
-        for option, is_there in single.items():
-            if is_there:
-                raise PlanError(f"{option}: not for files of MindFormers 2.x\n    fix:     leave it out")
+        of_1_9 = {"--sweep": args.sweep, "--explain": args.explain, "--objective memory": args.objective != "time"}
+        of_1_9["--expert-skew"] = args.expert_skew is not None
+        _refuse("{}: not for files of MindFormers 2.x\n    fix:     leave it out", of_1_9)
         return load_step_2x(document, args.trace, args.device, device_overrides(args))
     if args.trace is not None:
         raise PlanError(f"--trace: is for files of MindFormers 2.x\n    fix:     mindswap plan {args.trace}")
@@ -183,14 +166,11 @@ def _load(args: argparse.Namespace, is_written: bool) -> Step:
     return load_step(args.config, args.device, device_overrides(args), not args.no_cache, expert_skew=args.expert_skew)
 
 
-def _allowed(text: str, is_safe: bool = False) -> Allow:
+def _allowed(text: str, is_safe: bool) -> Allow:
     """What the plan may do.
 
     A swap without effect frees nothing where the rule holds, so a plan that fits there fits without it, too, and its
     copies only cost time where they are made: of all plans for both readings the best has none.
-
-    Raises:
-        PlanError: the text names something else, nothing, or `coupled` without both of the others.
     """
     names = {name.strip() for name in text.split(",") if name.strip()}
     both = {"swap", "recompute"}
@@ -207,17 +187,15 @@ def _sweep(args: argparse.Namespace, step: Step, allowed: Allow, objective: Obje
     planner = Planner(step.model, allowed, step.known_layers)
     plans = [compact(step, plan) for plan in sweep_budgets(planner, problem, progress)]
     if args.plot:
-        from mindswap.report.tradeoff_plots import TradeOff, plot_pareto
+        from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
 
-        curve = [TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans]
-        points = [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared]
-        plot_pareto(
-            curve,
-            points,
+        plot_tradeoffs(
+            [TradeOff(one.name, one.step_time_ns, one.peak_bytes) for one in plans[0].compared],
             args.plot,
             title=f"{step.title}, step time against peak memory",
             caption=step.device.title,
             budget_bytes=step.device.usable_memory_bytes,
+            curve=[TradeOff("plan", plan.step_time_ns, plan.peak_bytes) for plan in plans],
             bound=[TradeOff("", bound_ns, size) for size, bound_ns in bound_curve(planner, problem, plans)],
         )
     if args.json:

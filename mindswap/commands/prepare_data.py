@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.commands.options import add_common
 from mindswap.datasets.load_tokenizer import load_tokenizer
-from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, Counts, four_columns, read_samples
+from mindswap.datasets.samples import NEWER_COLUMNS, Counts, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
@@ -75,15 +75,14 @@ def run(args: argparse.Namespace) -> int:
     """Run the command; see `mindswap.cli`."""
     if args.eos_token is not None and args.tokenizer is None:
         raise DataError("--eos-token names a token of --tokenizer FILE; byte tokens have eos 2")
-    check_seq_length(args.seq_length)
-    check_output(args.output, overwrite=args.overwrite)
+    if not 1 <= args.seq_length < MAX_SAMPLE_LENGTH:
+        raise DataError(f"--seq-length {args.seq_length}\n    allowed: 1 to {MAX_SAMPLE_LENGTH - 1}")
+    _check_output(args.output, args.overwrite)
     sources = find_text_sources(args.text)
     tokenizer = ByteTokenizer() if args.tokenizer is None else load_tokenizer(args.tokenizer, args.eos_token)
     require_mindspore()
     with _terminate_like_ctrl_c():
-        counts = write_mindrecord(
-            sources, tokenizer, args.seq_length, args.output, overwrite=args.overwrite, is_legacy=not args.newer_model
-        )
+        counts = _write_mindrecord(args, sources, tokenizer)
     result = {
         "output": str(args.output),
         "seq_length": args.seq_length,
@@ -100,22 +99,8 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def check_seq_length(seq_length: int) -> None:
-    """Refuse what no model trains on or MindRecord cannot hold.
-
-    Raises:
-        DataError: with the range.
-    """
-    if not 1 <= seq_length < MAX_SAMPLE_LENGTH:
-        raise DataError(f"--seq-length {seq_length}\n    allowed: 1 to {MAX_SAMPLE_LENGTH - 1}")
-
-
-def check_output(output: Path, *, overwrite: bool) -> None:
-    """Refuse names that MindFormers or MindSpore would, and files that are there.
-
-    Raises:
-        DataError: with a name that works.
-    """
+def _check_output(output: Path, overwrite: bool) -> None:
+    """Refuse names that MindFormers or MindSpore would, and files that are there."""
     name = output.name
     if forbidden := sorted(_FORBIDDEN & set(name)):
         raise DataError(f"--output {output}: MindRecord names have no {' '.join(forbidden)}")
@@ -131,27 +116,15 @@ def check_output(output: Path, *, overwrite: bool) -> None:
         refuse_existing(_files(output))
 
 
-def write_mindrecord(
-    sources: list[TextSource],
-    tokenizer: Tokenizer,
-    seq_length: int,
-    output: Path,
-    *,
-    overwrite: bool,
-    is_legacy: bool = True,
-) -> Counts:
-    """Read, tokenise and write everything; the output appears at the end, complete.
-
-    Raises:
-        DataError: a text cannot be read, the text does not fill one sample, the output cannot be written.
-    """
-    counts = Counts()
+def _write_mindrecord(args: argparse.Namespace, sources: list[TextSource], tokenizer: Tokenizer) -> Counts:
+    """Read, tokenise and write everything; the output appears at the end, complete."""
+    counts, seq_length = Counts(), args.seq_length
     sizes = [source.size_bytes for source in sources if source.size_bytes is not None]
     with tqdm(
         total=sum(sizes) if len(sizes) == len(sources) else None,
         unit="B",
         unit_scale=True,
-        desc=output.name,
+        desc=args.output.name,
         disable=not sys.stderr.isatty(),
     ) as progress:
         samples = read_samples(sources, tokenizer, seq_length + 1, counts, progress.update)
@@ -159,22 +132,12 @@ def write_mindrecord(
         if first is None:
             raise _too_little(counts, seq_length)
         with (
-            staged(output, (INDEX_SUFFIX,), overwrite=overwrite) as path,
-            _writer(path, seq_length, is_legacy=is_legacy) as writer,
+            staged(args.output, (INDEX_SUFFIX,), overwrite=args.overwrite) as path,
+            MindRecordWriter(path, seq_length, not args.newer_model) as writer,
         ):
             for some in chain([first], samples):
-                if is_legacy:
-                    writer.write(some)
-                    continue
-                for start in range(0, len(some), seq_length + 1):
-                    writer.write(four_columns(some[start : start + seq_length + 1]))
+                writer.write(some)
     return counts
-
-
-def _writer(path: Path, seq_length: int, *, is_legacy: bool) -> MindRecordWriter:
-    if is_legacy:
-        return MindRecordWriter(path, seq_length + 1, LEGACY_COLUMNS)
-    return MindRecordWriter(path, len(NEWER_COLUMNS) * seq_length, NEWER_COLUMNS)
 
 
 def _too_little(counts: Counts, seq_length: int) -> DataError:

@@ -70,18 +70,19 @@ def ask(words: Sequence[str]) -> Answer:
 
 
 def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
-    """Run the workers to their end, with their logs in `folder`/logs; says how far they are.
+    """Run the workers to their end, and say how far they are.
 
     Args:
         config: what they read.
-        folder: where they run, and leave all that they write.
+        folder: where they run, and leave all that they write; their logs are in `logs`.
         num_workers: 1 runs without msrun.
         say: takes a line for the user.
 
     Returns:
         The exit code of the launcher.
     """
-    place, logs = folder.absolute(), folder.absolute() / "logs"
+    place = folder.absolute()
+    logs = place / "logs"
     order = [
         "--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_workers > 1),
         "--output_dir", str(place / "output"), "--profile_output", str(place),

@@ -8,7 +8,6 @@ from typing import Any
 
 from mindswap.adapters.mindrecord import MindRecordWriter, require_mindspore
 from mindswap.config.step import StepSettings
-from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.prove.derive import SyntheticData
 
 __all__ = ["has_own_data", "with_absolute_paths", "write_synthetic_data"]
@@ -52,25 +51,14 @@ def _absolute(value: Any) -> Any:
 def write_synthetic_data(
     folder: Path, settings: StepSettings, num_steps: int, vocab_size: int, *, is_legacy: bool
 ) -> SyntheticData:
-    """Enough samples of random tokens, the same ones each time.
-
-    Args:
-        folder: to write to.
-        settings: of the training step.
-        num_steps: that are trained.
-        vocab_size: of the model.
-        is_legacy: the model reads one column of seq_length + 1 tokens; else four of seq_length numbers.
-    """
+    """Enough samples of random tokens for a number of steps, the same ones each time, in a file in `folder`."""
     require_mindspore()
-    columns = LEGACY_COLUMNS if is_legacy else NEWER_COLUMNS
-    length = settings.seq_length + 1
     numbers = random.Random(SEED)
     choices = range(min(3, vocab_size - 1), min(NUM_TOKENS, vocab_size))
     # One step more than needed: what is read ahead of the last one.
     num_samples = (num_steps + 1) * settings.num_tokens // settings.seq_length
     path = (folder / FILE_NAME).absolute()
-    with MindRecordWriter(path, length if is_legacy else len(columns) * settings.seq_length, columns) as writer:
+    with MindRecordWriter(path, settings.seq_length, is_legacy) as writer:
         for _ in range(num_samples):
-            tokens = array("i", numbers.choices(choices, k=length))
-            writer.write(tokens if is_legacy else four_columns(tokens))
-    return SyntheticData(str(path), columns)
+            writer.write(array("i", numbers.choices(choices, k=settings.seq_length + 1)))
+    return SyntheticData(str(path), writer.columns)

@@ -10,7 +10,7 @@ from mindswap.logs.read import read_worker_logs
 from mindswap.logs.step_report import ReportedStep, parse_steps
 from mindswap.prove.model import Effect, Fit, Measured, Simulated, Worker
 from mindswap.prove.overlap import Overlap
-from mindswap.prove.trace import read_trace, trace_overlap
+from mindswap.prove.trace import trace_overlap
 
 __all__ = ["read_effect", "read_fits", "read_measured", "read_simulated"]
 
@@ -51,27 +51,19 @@ def read_effect(answer: Answer) -> Effect:
 
 def read_fits(data: Mapping[str, Any]) -> tuple[Fit, ...]:
     """From `mindswap calibrate --json`."""
-    if "figures" in data:
-        return tuple(
-            Fit(
-                one["name"],
-                one["before"],
-                one["fitted"] if one["is_accepted"] else None,
-                one["objection"] or f"{one['num_samples']} samples",
-            )
-            for one in data["figures"]
+    return tuple(
+        Fit(
+            one["name"],
+            one["before"],
+            one["fitted"] if one["is_accepted"] else None,
+            one["objection"] or f"{one['num_samples']} samples",
         )
-    return tuple(Fit(one["name"], one["before"], one["after"], one["basis"]) for one in data["changes"])
+        for one in data["figures"]
+    )
 
 
 def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:
-    """The logs and the profile of a run.
-
-    Args:
-        folder: of the run.
-        exit_code: of the launcher.
-        wall_s: how long it took.
-    """
+    """The logs and the profile that a run left in its folder."""
     logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
     workers = tuple(
         Worker(
@@ -104,4 +96,4 @@ def _read_profile(folder: Path) -> tuple[str | None, Overlap | None]:
     except (OSError, ValueError, RecursionError):
         return str(place), None
     events = data.get("traceEvents", []) if isinstance(data, dict) else data
-    return str(place), trace_overlap(read_trace(events if isinstance(events, list) else []))
+    return str(place), trace_overlap(events if isinstance(events, list) else [])

@@ -2,7 +2,7 @@
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,8 +13,8 @@ from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.source import load_document
 from mindswap.files import write_new
-from mindswap.prove.model import Proof, Variant, typical_ns
-from mindswap.units import format_time
+from mindswap.prove.model import Measured, Proof, Variant, typical_ns
+from mindswap.units import format_count, format_time
 
 __all__ = ["calibrated", "run_variants"]
 
@@ -23,66 +23,52 @@ def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
     """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""
     yield proof
     for index, variant in enumerate(proof.variants):
-        if not variant.skipped:
-            for state in _run_variant(bench, proof, variant):
-                proof = _with_variant(proof, index, state)
-                yield proof
-            first = proof.variants[index].measured
-            if first is not None and first.exit_code and not first.is_out_of_memory:
-                # What keeps one run from training keeps the others, too: do not wait for it again.
-                rest = [replace(v, skipped=f"{variant.name} failed") for v in proof.variants[index + 1 :]]
-                yield replace(proof, variants=(*proof.variants[: index + 1], *rest))
-                return
+        if variant.skipped:
+            continue
+        before, behind = proof.variants[:index], proof.variants[index + 1 :]
+        measured = _run(bench, proof, variant)
+        variant = replace(variant, measured=measured)
+        proof = replace(proof, variants=(*before, variant, *behind))
+        yield proof
+        if variant.name != "off":
+            bench.say(f"{variant.name}: compiled graph and log lines")
+            words = ["verify", "--json", variant.config, "--log", str(bench.folder / variant.name / "logs")]
+            variant = replace(variant, effect=read_effect(ask(words)))
+            proof = replace(proof, variants=(*before, variant, *behind))
+            yield proof
+        if measured.exit_code and not measured.is_out_of_memory:
+            # What keeps one run from training keeps the others, too: do not wait for it again.
+            rest = (replace(other, skipped=f"{variant.name} failed") for other in behind)
+            yield replace(proof, variants=(*before, variant, *rest))
+            return
     yield calibrated(bench, proof)
 
 
-def _with_variant(proof: Proof, index: int, variant: Variant) -> Proof:
-    return replace(proof, variants=(*proof.variants[:index], variant, *proof.variants[index + 1 :]))
-
-
-def _run_variant(bench: Bench, proof: Proof, variant: Variant) -> Iterator[Variant]:
-    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
+def _run(bench: Bench, proof: Proof, variant: Variant) -> Measured:
+    workers = format_count(proof.num_workers, "worker")
     bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
     folder = bench.folder / variant.name
     folder.mkdir()
-    code, wall_s = _timed(lambda: train(Path(variant.config), folder, proof.num_workers, bench.say))
-    variant = replace(variant, measured=read_measured(folder, code, wall_s))
-    bench.say(f"    {_outcome(variant, proof)}")
-    yield variant
-    if variant.name != "off":
-        bench.say(f"{variant.name}: compiled graph and log lines")
-        words = ["verify", "--json", variant.config, "--log", str(folder / "logs")]
-        yield replace(variant, effect=read_effect(ask(words)))
-    else:
-        yield variant
-
-
-def _timed(work: Callable[[], int]) -> tuple[int, float]:
     begin_s = time.monotonic()
-    return work(), time.monotonic() - begin_s
-
-
-def _outcome(variant: Variant, proof: Proof) -> str:
-    measured = variant.measured
-    assert measured is not None
-    if measured.is_out_of_memory:
-        return "out of device memory"
-    if measured.exit_code:
-        return f"failed, exit code {measured.exit_code}: {measured.last_error or 'see ' + variant.name + '/logs'}"
+    code = train(Path(variant.config), folder, proof.num_workers, bench.say)
+    measured = read_measured(folder, code, time.monotonic() - begin_s)
     step = typical_ns(measured, proof.is_profiled)
     losses = [entry.loss for entry in measured.workers[-1].steps] if measured.workers else []
-    spread = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-    return f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}{spread}"
+    if measured.is_out_of_memory:
+        outcome = "out of device memory"
+    elif code:
+        outcome = f"failed, exit code {code}: {measured.last_error or f'see {variant.name}/logs'}"
+    else:
+        outcome = f"{measured.wall_s:.0f} s; step {format_time(step) if step else 'not timed'}"
+        outcome += f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+    bench.say(f"    {outcome}")
+    return measured
 
 
 def calibrated(bench: Bench, proof: Proof) -> Proof:
     """The simulations again, with the figures that the profile of a run gives; most of all of one that copies."""
-    found: Mapping[str, str] = {
-        variant.name: variant.measured.profile
-        for variant in proof.variants
-        if variant.measured is not None and variant.measured.profile is not None
-    }
-    profile = next((found[name] for name in ("plan", "yaml", "off") if name in found), None)
+    found = {variant.name: variant.measured.profile for variant in proof.variants if variant.measured is not None}
+    profile = next((found[name] for name in ("plan", "yaml", "off") if found.get(name) is not None), None)
     if profile is None:
         reason = "no profile" if not proof.is_profiled else "no profile of a device: a CPU has no kernels to fit"
         return replace(proof, calibration_problem=reason)

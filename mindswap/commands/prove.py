@@ -1,31 +1,28 @@
 """`mindswap prove`: run a configuration for real, and put measured beside simulated."""
 
 import argparse
-import json
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TextIO
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.commands.options import add_device_arguments, device_overrides
+from mindswap.commands.options import add_device_arguments, device_overrides, number_from
 from mindswap.commands.proof_runs import run_variants
 from mindswap.commands.proving import Bench, prepare
-from mindswap.commands.run import cards_missing
+from mindswap.commands.run import cards_missing, load_trainable
 from mindswap.commands.send_back import pack
+from mindswap.config.mode import is_on_cpu
 from mindswap.cost.device_file import load_device
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level
-from mindswap.document.source import load_document
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.launch.msrun import count_cards
 from mindswap.launch.processes import adopt_orphans, stop_descendants
 from mindswap.launch.signals import Stopped, signals_raise
-from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.prove.checks import make_checks
+from mindswap.prove.derive import Wanted
 from mindswap.prove.model import Proof
 from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
@@ -52,10 +49,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("-o", "--output", metavar="FOLDER", type=Path, default=DEFAULT_FOLDER, help="default is proof")
     parser.add_argument("--overwrite", action="store_true", help="put an earlier FOLDER aside as FOLDER.old1")
-    parser.add_argument("--layers", metavar="N", type=_number(1), help="cut the model to N layers; default is all")
-    parser.add_argument("--steps", metavar="N", type=_number(3), default=5, help="steps of each run (5)")
+    parser.add_argument("--layers", metavar="N", type=number_from(1), help="cut the model to N layers; default is all")
+    parser.add_argument("--steps", metavar="N", type=number_from(3), default=5, help="steps of each run (5)")
     parser.add_argument(
-        "--worker-num", metavar="N", type=_number(1), help="workers, one per card; default: CONFIG's, 8 at most"
+        "--worker-num", metavar="N", type=number_from(1), help="workers, one per card; default: CONFIG's, 8 at most"
     )
     parser.add_argument(
         "--variants", metavar=",".join(VARIANTS), type=_variants, default=VARIANTS, help="default is all"
@@ -69,18 +66,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_device_arguments(parser)
 
 
-def _number(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 6 or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least}")
-        return int(text)
-
-    return parse
-
-
 def _variants(text: str) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",")]
-    if not names or any(name not in VARIANTS for name in names):
+    if any(name not in VARIANTS for name in names):
         raise argparse.ArgumentTypeError(f"{text!r}: write one or more of {','.join(VARIANTS)}")
     return tuple(name for name in VARIANTS if name in names)
 
@@ -91,34 +79,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if no check failed, 1 if one did, 130 after Ctrl-C.
     """
-    document = load_document(args.config)
-    if any(problem.level is Level.ERROR for problem in document.problems):
-        raise PolicyError(document.problems)
-    refuse_pynative(document)
-    require_mindformers()
     begin_s = time.monotonic()
+    document = load_trainable(Path(args.config))
+    require_mindformers()
     _require_cards(document, args.worker_num)
-    if args.device:
-        load_device(args.device)  # a wrong name stops here, before anything is made
-    overrides = device_overrides(args)
-    memory = overrides.pop("memory", None)
-    bench = Bench(
-        folder=args.output,
-        config=Path(args.config),
-        variants=args.variants,
-        num_steps=args.steps,
-        num_layers=args.layers,
-        num_workers=args.worker_num,
-        budget_bytes=_budget(memory),
-        is_profiled=args.profile,
-        is_deterministic=args.deterministic,
-        wants_synthetic_data=args.synthetic_data,
-        device_words=tuple(
-            [*(["--device", args.device] if args.device else [])]
-            + [word for name, text in overrides.items() for word in (f"--{name.replace('_', '-')}", text)]
-        ),
-        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
-    )
+    bench = _bench(args, begin_s)
     _make_fresh(bench.folder, args.overwrite)
     adopt_orphans()
     stopped: Stopped | None = None
@@ -142,14 +107,38 @@ def run(args: argparse.Namespace) -> int:
     return 128 + stopped.number if stopped else 0 if proof.is_ok else 1
 
 
+def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
+    if args.device:
+        load_device(args.device)  # a wrong name stops here, before anything is made
+    overrides = device_overrides(args)
+    memory = overrides.pop("memory", None)
+    try:
+        budget_bytes = parse_bytes(memory) if memory is not None else None
+    except ValueError as error:
+        raise LaunchError(f"--memory: {error}") from None
+    device_words = ["--device", args.device] if args.device else []
+    for name, text in overrides.items():
+        device_words += [f"--{name.replace('_', '-')}", text]
+    return Bench(
+        folder=args.output,
+        config=Path(args.config),
+        variants=args.variants,
+        wanted=Wanted(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
+        budget_bytes=budget_bytes,
+        wants_synthetic_data=args.synthetic_data,
+        device_words=tuple(device_words),
+        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
+    )
+
+
 def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
     """Write what there is, and say where."""
-    data = proof_to_json(proof)
-    write_new(bench.folder / "report.json", json.dumps(data, indent=1) + "\n", overwrite=True)
+    answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
+    write_new(bench.folder / "report.json", answer + "\n", overwrite=True)
     write_new(bench.folder / "report.html", format_proof_html(proof), overwrite=True)
     archive = pack(bench.folder)
     if args.json:
-        print(answer_text("prove", data, proof.is_ok))
+        print(answer)
     else:
         print("\n" + format_proof(proof))
         print(f"\nreport:       {bench.folder / 'report.html'}, {bench.folder / 'report.json'}")
@@ -157,32 +146,16 @@ def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
 
 
 def _require_cards(document: Document, num_workers: int | None) -> None:
-    """Stop before minutes of simulating where the runs cannot start.
-
-    Raises:
-        LaunchError: there is no card, or there are more workers than cards.
-    """
+    """Stop before minutes of simulating where the runs cannot start."""
     if missing := cards_missing(document, []):
         raise LaunchError(missing)
-    target = document.get("context", "device_target")
-    cards = count_cards() if target is None or target.value == "Ascend" else 0
+    cards = 0 if is_on_cpu(document) else count_cards()
     if num_workers and 0 < cards < num_workers:
         raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
 
 
-def _budget(text: str | None) -> int | None:
-    try:
-        return parse_bytes(text) if text is not None else None
-    except ValueError as error:
-        raise LaunchError(f"--memory: {error}") from None
-
-
 def _make_fresh(folder: Path, is_put_aside: bool) -> None:
-    """Make the folder; what an earlier proof left in it must not be taken for this one.
-
-    Raises:
-        LaunchError: it is there and not empty, or cannot be made.
-    """
+    """Make the folder; what an earlier proof left in it must not be taken for this one."""
     try:
         if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             if not is_put_aside:

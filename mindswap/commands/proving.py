@@ -18,7 +18,6 @@ from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.launch.msrun import count_cards
-from mindswap.policy.model import Policy
 from mindswap.prove.cut import cut_policy, kept_layers
 from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, switched_off
 from mindswap.prove.model import Proof, Simulated, Variant
@@ -45,11 +44,9 @@ class Bench:
         folder: for all that a proof writes.
         config: the user's file.
         variants: runs to make.
-        num_steps: of each.
-        num_layers: to cut the model to; None leaves it.
-        num_workers: None takes what the configuration has, 8 at most.
+        wanted: what each is to be.
         budget_bytes: for the plan; None takes a share of what the step needs.
-        is_profiled, is_deterministic, wants_synthetic_data: options.
+        wants_synthetic_data: also where the configuration has data.
         device_words: options of the simulated device.
         say: takes a line for the user.
     """
@@ -57,12 +54,8 @@ class Bench:
     folder: Path
     config: Path
     variants: tuple[str, ...]
-    num_steps: int
-    num_layers: int | None
-    num_workers: int | None
+    wanted: Wanted
     budget_bytes: int | None
-    is_profiled: bool
-    is_deterministic: bool
     wants_synthetic_data: bool
     device_words: tuple[str, ...]
     say: Callable[[str], None]
@@ -80,23 +73,26 @@ def prepare(bench: Bench, document: Document) -> Proof:
     """
     policy = policy_of(document, checked := check_document(document))
     assert checked.num_layers is not None and document.root is not None
-    num_layers = bench.num_layers or checked.num_layers
+    wanted = bench.wanted
+    num_layers = wanted.num_layers or checked.num_layers
     if num_layers > checked.num_layers:
         raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
-    most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS)
-    num_workers = bench.num_workers or min(read_step_settings(document).num_cards, most)
-    wanted = Wanted(bench.num_steps, num_workers, bench.num_layers, None, bench.is_profiled, bench.is_deterministic)
+    if not wanted.num_workers:
+        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS)
+        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, most))
     own = with_absolute_paths(_own_data(document))
     config, _ = derive(own, wanted)
     notes = []
     if bench.wants_synthetic_data or not has_own_data(own):
-        bench.say(f"making data: {bench.num_steps} steps of random tokens")
+        bench.say(f"making data: {wanted.num_steps} steps of random tokens")
         notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
         wanted = replace(wanted, data=_make_data(bench, document_from_data(config, str(bench.config))))
     config, changes = derive(own, wanted)
-    if bench.num_layers is not None and num_layers < checked.num_layers:
+    if num_layers < checked.num_layers:
         kept = kept_layers(checked.num_layers, num_layers)
-        config |= policy_sections(_as_enabled(cut_policy(policy, kept)), config, num_layers)
+        # In layer indices, which need `swap: True` also where only recompute is asked for.
+        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
+        config |= policy_sections(cut, config, num_layers)
         notes.append(
             f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
             f"{', '.join(map(str, kept))} of the whole model, in this order."
@@ -109,10 +105,10 @@ def prepare(bench: Bench, document: Document) -> Proof:
         config=str(bench.config),
         target=str(target.value) if target is not None else "Ascend",
         device="",
-        num_workers=num_workers,
-        num_steps=bench.num_steps,
-        is_profiled=bench.is_profiled,
-        is_deterministic=bench.is_deterministic,
+        num_workers=wanted.num_workers,
+        num_steps=wanted.num_steps,
+        is_profiled=wanted.is_profiled,
+        is_deterministic=wanted.is_deterministic,
         num_layers=num_layers,
         changes=changes,
         notes=tuple(notes),
@@ -133,35 +129,30 @@ def _own_data(document: Document) -> dict[str, Any]:
     return data
 
 
-def _as_enabled(policy: Policy) -> Policy:
-    """In layer indices, which need `swap: True` also where only recompute is asked for."""
-    return replace(policy, is_swap_enabled=True)
-
-
 def _make_data(bench: Bench, document: Document) -> SyntheticData:
     vocabulary = document.get("model", "model_config", "vocab_size")
     size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)
-    return write_synthetic_data(bench.folder, settings, bench.num_steps, size, is_legacy=document.is_legacy)
+    return write_synthetic_data(bench.folder, settings, bench.wanted.num_steps, size, is_legacy=document.is_legacy)
 
 
 def _simulate_all(bench: Bench, proof: Proof) -> Proof:
     """The runs with their simulations, and the plan."""
     bench.say("simulating: swap off")
     title, off = simulate(bench, "off")
-    proof = replace(proof, device=title)
+    variants = []
     for name in bench.variants:
-        if name == "off":
-            variant = Variant(name, TITLES[name], str(bench.file(name)), off)
-        elif name == "yaml":
+        if name == "plan":
+            variants.append(_plan(bench, off))
+            continue
+        simulated = off
+        if name == "yaml":
             bench.say("simulating: as the configuration asks")
-            variant = Variant(name, TITLES[name], str(bench.file(name)), simulate(bench, name)[1])
-        else:
-            variant = _plan(bench, off)
-        proof = replace(proof, variants=(*proof.variants, variant))
-    return proof
+            simulated = simulate(bench, name)[1]
+        variants.append(Variant(name, TITLES[name], str(bench.file(name)), simulated))
+    return replace(proof, device=title, variants=tuple(variants))
 
 
 def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
+from mindswap.config.mode import is_on_cpu
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
@@ -51,10 +52,7 @@ def run(args: argparse.Namespace) -> int:
     training = parse_training(words)
     script, options = training.script, training.options
     _refuse_true_in_options(options)
-    document = load_document(str(training.config_path))
-    if any(problem.level is Level.ERROR for problem in document.problems):
-        raise PolicyError(document.problems)
-    refuse_pynative(document)
+    document = load_trainable(training.config_path)
     require_mindformers()
     _quiet_cpu(document)
     gc.disable()  # a quarter of the time of importing MindFormers, as in `adapters.quiet`
@@ -81,6 +79,19 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def load_trainable(path: Path) -> Document:
+    """A configuration of a form that `mindswap run` takes, read.
+
+    Raises:
+        PolicyError: it cannot be read, or is for MindFormers 2.x.
+    """
+    document = load_document(str(path))
+    if any(problem.level is Level.ERROR for problem in document.problems):
+        raise PolicyError(document.problems)
+    refuse_pynative(document)
+    return document
+
+
 # What a Llama needs to train on a CPU; configs/llama2_7b/cpu says why.
 ON_CPU = {
     ("mindswap", "cpu_stand_ins"): True,
@@ -99,8 +110,7 @@ def _refuse_true_in_options(options: list[str]) -> None:
 
 def _quiet_cpu(document: Document) -> None:
     """On CPU the compiler warns of every operator that it does not offload; mindswap says it once."""
-    target = document.get("context", "device_target")
-    if target is not None and target.value == "CPU":
+    if is_on_cpu(document):
         os.environ.setdefault("MS_SUBMODULE_LOG_v", "{PARALLEL:3}")
 
 

@@ -7,10 +7,10 @@ import shutil
 import subprocess
 import tarfile
 from collections.abc import Iterator
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mindswap.version import __version__
+from mindswap.doctor.gather import gather_software
+from mindswap.units import format_bytes
 
 __all__ = ["describe_machine", "pack"]
 
@@ -20,41 +20,23 @@ PROFILE_FILES = ("*.csv", "trace_view.json", "communication.json", "profiler_*.j
 TELLING = ("mindswap", "Set ", "emory", "lazy_inline", "step:[", "ERROR", "CRITICAL", "Error", "Training Over")
 MAX_LOG_BYTES = 1 << 20
 MAX_FILE_BYTES = 256 << 20
-CANN_FILES = ("latest/version.cfg", "latest/compiler/version.info", "latest/runtime/version.info")
 TIMEOUT_S = 20
 
 
 def describe_machine() -> dict[str, str]:
     """Versions and devices, in words."""
-    found = {
-        "mindswap": __version__,
+    software = gather_software(os.environ)
+    return {
+        "mindswap": software.own_version,
         "python": platform.python_version(),
-        **{name: _version(name) for name in ("mindspore", "mindformers", "numpy")},
+        **{name: software.version(name) or "not installed" for name in ("mindspore", "mindformers", "numpy")},
         "system": platform.platform(),
         "processor": f"{platform.machine()}, {os.cpu_count()} cores",
-        "memory": _memory(),
+        "memory": format_bytes(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+        "CANN": f"{software.cann} in {software.cann_folder}" if software.cann else "not found",
+        "driver": software.driver or "not found",
+        "npu-smi": _npu_smi(),
     }
-    home = Path(os.environ.get("ASCEND_HOME_PATH", "/usr/local/Ascend/ascend-toolkit/latest")).parent
-    cann = [
-        f"{name}: {(home / name).read_text(errors='replace').strip()}" for name in CANN_FILES if (home / name).is_file()
-    ]
-    found["CANN"] = "; ".join(cann).replace("\n", ", ") or "not found"
-    found["npu-smi"] = _npu_smi()
-    return found
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "not installed"
-
-
-def _memory() -> str:
-    try:
-        return Path("/proc/meminfo").read_text("ascii").splitlines()[0].partition(":")[2].strip()
-    except (OSError, IndexError):
-        return "not known"
 
 
 def _npu_smi() -> str:
@@ -76,14 +58,7 @@ def _npu_smi() -> str:
 
 
 def pack(folder: Path) -> Path:
-    """Make the archive of a proof.
-
-    Args:
-        folder: of the proof.
-
-    Returns:
-        The archive.
-    """
+    """Make the archive of the proof in a folder."""
     target = folder / ARCHIVE
     with tarfile.open(target, "w:gz") as archive:
         for path in _whole_files(folder):

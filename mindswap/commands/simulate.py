@@ -7,7 +7,6 @@ from mindswap.commands.options import (
     CONFIG_OR_STEP,
     add_common,
     add_device_arguments,
-    add_skew_argument,
     device_overrides,
 )
 from mindswap.errors import DataError
@@ -34,8 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
     parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace (.json) for Perfetto")
-    add_common(parser, "--plot", "--html", "--no-cache", "--json")
-    add_skew_argument(parser)
+    add_common(parser, "--plot", "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 
 
@@ -65,11 +63,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_recorded(target: Path | None) -> None:
-    """`--trace` of other commands reads a recorded step; here it would write over it.
-
-    Raises:
-        DataError: it is one.
-    """
+    """`--trace` of other commands reads a recorded step; here it would write over it."""
     if target is not None and target.is_file():
         with target.open("rb") as file:
             if is_recorded_step(file.read(200)):

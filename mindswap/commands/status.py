@@ -1,14 +1,11 @@
 """`mindswap status`: how an adaptive run stands, also while it trains."""
 
 import argparse
-import fcntl
-import os
-from dataclasses import replace
 from pathlib import Path
 
 from mindswap.adaptive.attempt_files import attempt_folder
-from mindswap.adaptive.model import Outcome, State
-from mindswap.adaptive.state import StateFile, StateProblem, state_path
+from mindswap.adaptive.model import State
+from mindswap.adaptive.state import StateFile, StateProblem, is_locked, state_path
 from mindswap.adaptive.summary import format_summary, summary_to_json
 from mindswap.adaptive.watch import RunWatch
 from mindswap.commands.options import add_common
@@ -39,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
         raise LogError(f"{state_path(folder)} {problem}") from None
     if state is None:
         raise LogError(f"{folder}: no adaptive run here\n    fix:     give its run directory, the --log_dir of msrun")
-    is_at_work = _is_locked(state_path(folder).with_name("lock"))
+    is_at_work = is_locked(folder)
     state = _with_logs(state, folder)
     if args.json:
         print(answer_text("status", summary_to_json(state, is_at_work), True))
@@ -52,35 +49,18 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _is_locked(path: Path) -> bool:
-    try:
-        descriptor = os.open(path, os.O_RDONLY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return True
-    else:
-        return False
-    finally:
-        os.close(descriptor)
-
-
 def _with_logs(state: State, folder: Path) -> State:
     """The state with what the logs of a running attempt say by now."""
-    current = state.current
-    if current is None or current.outcome is not Outcome.RUNNING:
+    current = state.running
+    if current is None:
         return state
     logs = attempt_folder(folder, current.number).glob("worker_*.log")
     watch = RunWatch(dict(enumerate(sorted(logs))))
     seen = watch.poll()
     watch.close()
-    current = replace(
-        current,
+    return state.with_current(
         last_step=max(current.last_step, seen.step),
         num_steps=seen.num_steps or current.num_steps,
         measured_peak_bytes=seen.peak_bytes if seen.peak_bytes is not None else current.measured_peak_bytes,
         measured_step_ns=seen.step_time_ns or current.measured_step_ns,
     )
-    return replace(state, attempts=(*state.attempts[:-1], current))

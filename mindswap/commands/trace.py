@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
-from mindswap.pynative.trace_file import RecordedStep, dump_trace
+from mindswap.pynative.trace_file import dump_trace
 from mindswap.report.answer import answer_text
 from mindswap.session.recorded import is_trace_path, record_step
 from mindswap.units import format_bytes
@@ -38,16 +38,10 @@ def run(args: argparse.Namespace) -> int:
         raise DataError(f"-o {args.output}: the name of a trace ends in .json: by it other commands know it")
     step = record_step(args.config)
     write_new(args.output, dump_trace(step), overwrite=args.overwrite)
-    result = _result(step, args.output)
-    print(answer_text("trace", result, True) if args.json else _format(result))
-    return 0
-
-
-def _result(step: RecordedStep, output: Path) -> dict[str, Any]:
     trace = step.trace
     num_forward = sum(operator.is_forward for operator in trace.operators)
-    return {
-        "output": str(output),
+    result: dict[str, Any] = {
+        "output": str(args.output),
         "device": trace.device,
         "num_layers": trace.num_layers,
         "num_forward_operators": num_forward,
@@ -56,6 +50,8 @@ def _result(step: RecordedStep, output: Path) -> dict[str, Any]:
         "num_storages": len(trace.storages),
         "saved_bytes": sum(storage.size_bytes for storage in trace.storages if not storage.protection),
     }
+    print(answer_text("trace", result, True) if args.json else _format(result))
+    return 0
 
 
 def _format(result: dict[str, Any]) -> str:

@@ -1,30 +1,20 @@
 """Warnings that a configuration does not want to hear: `mindswap: {ignore: [overlap]}`. Errors stay."""
 
+import itertools
 from collections.abc import Collection, Iterable, Iterator
 
 from mindswap.document.nodes import Document, show
 from mindswap.document.problem import Level, Problem, sort_problems
 
-__all__ = ["RULE", "ignored_rules", "misused_ignore", "split_ignored"]
+__all__ = ["RULE", "misused_ignore", "split_ignored"]
 
 RULE = "bad-ignore"
 PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"
 
 
-def ignored_rules(document: Document) -> frozenset[str]:
-    """The rules whose warnings a configuration ignores."""
-    node = document.get("mindswap", "ignore")
-    return frozenset(str(item.value) for item in node.items or ()) if node is not None else frozenset()
-
-
 def misused_ignore(document: Document, known: Collection[str]) -> Iterator[Problem]:
-    """What is no list, and names that no rule has.
-
-    Args:
-        document: the configuration.
-        known: rules that there are.
-    """
+    """What is no list, and names that no rule (of those known) has."""
     node = document.get("mindswap", "ignore")
     if node is None or node.is_null:
         return
@@ -38,9 +28,21 @@ def misused_ignore(document: Document, known: Collection[str]) -> Iterator[Probl
 
 
 def split_ignored(
-    problems: Iterable[Problem], rules: Collection[str]
+    document: Document, problems: Iterable[Problem], ignore: Collection[str], silence: Collection[str]
 ) -> tuple[tuple[Problem, ...], tuple[Problem, ...]]:
-    """The problems that are to be shown, and the warnings of ignored rules, both in file order."""
-    found = sort_problems(problems)
-    ignored = tuple(p for p in found if p.level is Level.WARNING and p.rule in rules)
-    return tuple(p for p in found if p.level is not Level.WARNING or p.rule not in rules), ignored
+    """The problems that are to be shown, and the warnings that nobody wants to hear, both in file order.
+
+    Args:
+        document: may name rules whose warnings it ignores.
+        problems: all that was found.
+        ignore: rules whose problems are in neither part.
+        silence: rules whose warnings are ignored besides.
+    """
+    node = document.get("mindswap", "ignore")
+    named = {item.value for item in (node.items if node is not None else None) or ()}
+    found = [problem for problem in sort_problems(problems) if problem.rule not in ignore]
+
+    def is_unwanted(problem: Problem) -> bool:
+        return problem.level is Level.WARNING and (problem.rule in named or problem.rule in silence)
+
+    return tuple(itertools.filterfalse(is_unwanted, found)), tuple(filter(is_unwanted, found))

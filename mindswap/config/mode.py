@@ -11,11 +11,10 @@ PYNATIVE = (1, "PYNATIVE_MODE")
 
 def is_pynative(document: Document) -> bool:
     """Operators run one by one: mindswap itself moves the memory."""
-    node = document.get("context", "mode")
-    return node is not None and not isinstance(node.value, bool) and node.value in PYNATIVE
+    mode = document.value("context", "mode")
+    return not isinstance(mode, bool) and mode in PYNATIVE
 
 
 def is_on_cpu(document: Document) -> bool:
     """The device target is CPU."""
-    node = document.get("context", "device_target")
-    return node is not None and node.value == "CPU"
+    return document.value("context", "device_target") == "CPU"

@@ -81,11 +81,7 @@ class Layout:
                 first += size
 
     def first_layers(self, counts: Sequence[Sequence[int]]) -> tuple[int, ...]:
-        """The layers that counts per chunk and position stand for: the first ones of each cell.
-
-        Args:
-            counts: as `sizes`; a cell without layers may be missing, a negative count is none.
-        """
+        """The first layers of each cell, by counts in the form of `sizes`; a cell without layers may be missing."""
         return tuple(
             index
             for cell in self.cells()
@@ -222,12 +218,10 @@ def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> b
     """
     if not node.items:
         return False
-    if any(item.items is not None for item in node.items):
-        return all(item.items is not None or isinstance(item.value, (bool, int)) for item in node.items)
-    values = [item.value for item in node.items]
+    values = [item.value for item in node.items if item.items is None]
     if not all(isinstance(value, int) for value in values):
         return False
-    if any(isinstance(value, bool) for value in values):
+    if len(values) < len(node.items) or any(isinstance(value, bool) for value in values):
         return True
     if pipeline.num_stages == 1 or len(values) != pipeline.num_stages or min(values) < 0:
         return False
@@ -240,7 +234,7 @@ def _shape(sizes: Sequence[object]) -> str:
 
 def _positive(node: Node | None) -> int:
     value = node.value if node is not None else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= 100_000 else 1
+    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CELLS else 1
 
 
 def _offset_data(node: Node | None) -> object:

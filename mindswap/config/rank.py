@@ -61,15 +61,7 @@ class RankPlacement:
 
 
 def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permille: int = 1000) -> RankPlacement:
-    """The place of a rank.
-
-    MindSpore numbers the ranks stage by stage.
-
-    Args:
-        document: configuration of MindFormers.
-        rank: number of the rank, from 0.
-        num_layers: layers of the model.
-        expert_skew_permille: as in `RankPlacement`.
+    """The place of a rank, counted from 0; MindSpore numbers the ranks stage by stage.
 
     Raises:
         GraphError: if there is no such rank, or the layers cannot be spread over the stages as asked.
@@ -94,9 +86,6 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
         )
     if not layers:
         raise GraphError(f"stage {stage}, where rank {rank} is, has no layers")
-    mode = document.get("parallel", "parallel_mode")
-    has_strategies = mode is not None and mode.value in STRATEGY_MODES
-    sequence = document.get("parallel_config", "use_seq_parallel")
     return RankPlacement(
         rank=rank,
         num_ranks=num_ranks,
@@ -104,8 +93,8 @@ def place_rank(document: Document, rank: int, num_layers: int, expert_skew_permi
         model_parallel=model,
         context_parallel=context,
         num_stages=pipeline.num_stages,
-        has_seq_parallel=sequence is not None and sequence.value is True,
-        has_strategies=has_strategies,
+        has_seq_parallel=document.value("parallel_config", "use_seq_parallel") is True,
+        has_strategies=document.value("parallel", "parallel_mode") in STRATEGY_MODES,
         stage=stage,
         layers=layers,
         expert_parallel=document.count("parallel_config", "expert_parallel"),

@@ -6,11 +6,11 @@ in two more (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from mindswap.document.nodes import Document, Node
+from mindswap.document.rules import Finding
 
-__all__ = ["SEQUENCE_KEY", "SequenceFault", "find_ring_faults", "find_sequence_faults"]
+__all__ = ["SEQUENCE_KEY", "find_sequence_faults"]
 
 SEQUENCE_KEY = "seq_split_num"
 PATH = f"parallel_config.{SEQUENCE_KEY}"
@@ -23,29 +23,17 @@ EXCLUDED = (
 )
 
 
-@dataclass(frozen=True)
-class SequenceFault:
-    """Why a configuration with cut sequences does not train.
-
-    Attributes:
-        node: what to change.
-        message: what is wrong.
-        allowed: what may stand there.
-        fix: what to write.
-    """
-
-    node: Node
-    message: str
-    allowed: str
-    fix: str
-
-
-def find_sequence_faults(document: Document) -> Iterator[SequenceFault]:
-    """All of them; none where sequences are whole.
+def find_sequence_faults(document: Document) -> Iterator[Finding]:
+    """Why a configuration with sequences in pieces, or with `use_ring_attention` over several ranks, does not train.
 
     `recompute` counts with swap on, too: a layer that runs again would read keys and values that later pieces have
     changed. mindswap turns the check of MindFormers off there.
     """
+    yield from _faults_of_pieces(document)
+    yield from _faults_of_rings(document)
+
+
+def _faults_of_pieces(document: Document) -> Iterator[Finding]:
     node = document.get("parallel_config", SEQUENCE_KEY)
     num_pieces = document.count("parallel_config", SEQUENCE_KEY)
     if node is None or num_pieces == 1:
@@ -53,34 +41,33 @@ def find_sequence_faults(document: Document) -> Iterator[SequenceFault]:
     whole = f"{SEQUENCE_KEY}: 1"
     if not document.is_legacy:
         message = f"{PATH}: MindFormers 1.9 cuts no sequences of newer models (use_legacy: False; base_trainer.py)"
-        yield SequenceFault(node, message, "1", whole)
+        yield Finding(node.location, message, "1", whole)
         return
     if document.count("parallel_config", "pipeline_stage") == 1:
-        yield SequenceFault(node, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", whole)
+        yield Finding(node.location, f"{PATH}: sequences are cut for a pipeline only", "pipeline_stage above 1", whole)
     length = document.count("model", "model_config", "seq_length")
     if length > 1 and length % num_pieces:
         message = f"{PATH}: {length} tokens of a sequence are no {num_pieces} equal pieces"
-        yield SequenceFault(node, message, f"a divisor of {length}", whole)
+        yield Finding(node.location, message, f"a divisor of {length}", whole)
     flash = document.get("model", "model_config", "use_flash_attention")
     if flash is not None and flash.value is False:
         message = f"{PATH}: pieces of sequences take flash attention (models/llama/llama_transformer.py)"
-        yield SequenceFault(flash, message, "use_flash_attention: True", "use_flash_attention: True")
+        yield Finding(flash.location, message, "use_flash_attention: True", "use_flash_attention: True")
     for path, source in EXCLUDED:
         excluded = document.get(*path)
         if excluded is not None and _is_on(excluded):
             message = f"{'.'.join(path)}: MindFormers refuses it beside {SEQUENCE_KEY} {num_pieces} ({source})"
-            yield SequenceFault(excluded, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
+            yield Finding(excluded.location, message, f"{path[-1]}: False", f"{path[-1]}: False, or {whole}")
 
 
-def find_ring_faults(document: Document) -> Iterator[SequenceFault]:
-    """Why a configuration with `use_ring_attention` over several ranks does not train."""
-    ring = document.get("model", "model_config", "use_ring_attention")
+def _faults_of_rings(document: Document) -> Iterator[Finding]:
     halves = document.get("model", "model_config", "fine_grain_interleave")
-    if ring is None or ring.value is not True or document.count("parallel_config", "context_parallel") == 1:
+    is_ring = document.value("model", "model_config", "use_ring_attention") is True
+    if not is_ring or halves is None or document.count("parallel_config", "context_parallel") == 1:
         return
-    if halves is not None and document.count("model", "model_config", "fine_grain_interleave") > 1:
+    if document.count("model", "model_config", "fine_grain_interleave") > 1:
         message = "model.model_config.use_ring_attention: MindSpore refuses it beside halves of layers (flash_sp.cc)"
-        yield SequenceFault(halves, message, "fine_grain_interleave: 1", "fine_grain_interleave: 1")
+        yield Finding(halves.location, message, "fine_grain_interleave: 1", "fine_grain_interleave: 1")
 
 
 def _is_on(node: Node) -> bool:

@@ -99,17 +99,17 @@ def read_step_settings(document: Document) -> StepSettings:
         num_micro_batches = document.count("runner_config", "gradient_accumulation_steps")
     is_accumulating = num_micro_batches > 1
     num_micro_batches *= document.count("micro_batch_interleave_num")
-    is_parallel = _value(document, "use_parallel") is not False
+    is_parallel = document.value("use_parallel") is not False
     data_parallel = document.count("parallel_config", "data_parallel") if is_parallel else 1
     sharding = read_weight_sharding(document)
-    optimizer = _value(document, "optimizer", "type")
+    optimizer = document.value("optimizer", "type")
     # MindFormers takes the class of one kernel then (core/optim/build_optim.py, get_actual_adamw_cls).
-    if optimizer in ("AdamW", "PmaAdamW") and _value(document, "optimizer", "use_fused") is True:
+    if optimizer in ("AdamW", "PmaAdamW") and document.value("optimizer", "use_fused") is True:
         optimizer = f"Fused{optimizer}"
-    swap = _value(document, "optimizer", "swap")
-    level = _value(document, *OPTIMIZER_CONFIG, "optimizer_level")
-    shard_sum = _value(document, *OPTIMIZER_CONFIG, "gradient_accumulation_shard")
-    dtype = _value(document, "model", "model_config", "compute_dtype")
+    level = document.value(*OPTIMIZER_CONFIG, "optimizer_level")
+    shard_sum = document.value(*OPTIMIZER_CONFIG, "gradient_accumulation_shard")
+    dtype = document.value("model", "model_config", "compute_dtype")
+    is_clipping = document.value("runner_wrapper", "use_clip_grad")
     return StepSettings(
         batch_size=document.count("runner_config", "batch_size"),
         seq_length=read_seq_length(document),
@@ -123,13 +123,14 @@ def read_step_settings(document: Document) -> StepSettings:
         optimizer=optimizer if isinstance(optimizer, str) else DEFAULT_OPTIMIZER,
         sharding=sharding,
         is_accumulator_sharded=shard_sum is True or level in ("level2", "level3"),
-        is_state_offloaded=swap is True,
+        is_state_offloaded=document.value("optimizer", "swap") is True,
         compute_dtype=dtype.lower() if isinstance(dtype, str) else "float16",
-        is_fused=_value(document, "context", "jit_config", "jit_level") == "O1",
-        is_clipping=_is_clipping(document, is_accumulating),
+        is_fused=document.value("context", "jit_config", "jit_level") == "O1",
+        # The cell for several micro-batches clips by default, the other does not.
+        is_clipping=is_clipping if isinstance(is_clipping, bool) else is_accumulating,
         is_accumulating=is_accumulating,
         shares_casts=is_parallel
-        and _value(document, "parallel", "enable_parallel_optimizer") is True
+        and document.value("parallel", "enable_parallel_optimizer") is True
         and num_micro_batches > 1
         and level != "level3",
     )
@@ -137,18 +138,7 @@ def read_step_settings(document: Document) -> StepSettings:
 
 def read_seq_length(document: Document) -> int:
     """Tokens of a sample: `seq_length` of the model, else what the class of its configuration has."""
-    stated = _value(document, "model", "model_config", "seq_length")
+    stated = document.value("model", "model_config", "seq_length")
     if isinstance(stated, int) and not isinstance(stated, bool) and stated >= 1:
         return stated
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]
-
-
-def _is_clipping(document: Document, is_accumulating: bool) -> bool:
-    """Whether gradients are clipped: the cell for several micro-batches does it by default, the other does not."""
-    given = _value(document, "runner_wrapper", "use_clip_grad")
-    return given if isinstance(given, bool) else is_accumulating
-
-
-def _value(document: Document, *path: str) -> object:
-    node = document.get(*path)
-    return node.value if node is not None else None

@@ -18,6 +18,7 @@ OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
 WHOLE_WEIGHTS = (".bias", ".gamma", ".beta")
 KIB = 1024
+DEFAULT_THRESHOLD_KIB = 64
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class WeightSharding:
     """
 
     num_ranks: int = 1
-    threshold_bytes: int = 64 * KIB
+    threshold_bytes: int = DEFAULT_THRESHOLD_KIB * KIB
     is_released: bool = False
     stride: int = 1
     num_expert_copies: int = 1
@@ -61,20 +62,17 @@ def read_weight_sharding(document: Document) -> WeightSharding:
     It cuts nothing where the strategies of the model are not in force: in the data parallel mode it hands out whole
     weights (MindSpore's nn/optim/optimizer.py, `_use_parallel_optimizer`).
     """
-    mode = _value(document, "parallel", "parallel_mode")
-    is_parallel = _value(document, "use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
-    if not is_parallel or _value(document, "parallel", "enable_parallel_optimizer") is not True:
+    mode = document.value("parallel", "parallel_mode")
+    is_parallel = document.value("use_parallel") is not False and (mode is None or mode in STRATEGY_MODES)
+    if not is_parallel or document.value("parallel", "enable_parallel_optimizer") is not True:
         return WeightSharding(num_expert_copies=num_expert_copies(document))
     ranks = num_sharing_ranks(document)
-    size = _value(document, *OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
-    threshold = _value(document, *OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
-    is_usable = is_whole_number(size) and size > 1 and ranks % size == 0
+    size = document.value(*OPTIMIZER_CONFIG, "optimizer_weight_shard_size")
+    threshold = document.value(*OPTIMIZER_CONFIG, "parallel_optimizer_threshold")
     return WeightSharding(
-        num_ranks=size if is_whole_number(size) and is_usable else ranks,
-        threshold_bytes=threshold * KIB
-        if is_whole_number(threshold) and threshold >= 0
-        else WeightSharding.threshold_bytes,
-        is_released=_value(document, *OPTIMIZER_CONFIG, "optimizer_level") == "level3",
+        num_ranks=size if is_whole_number(size) and size > 1 and ranks % size == 0 else ranks,
+        threshold_bytes=(threshold if is_whole_number(threshold) and threshold >= 0 else DEFAULT_THRESHOLD_KIB) * KIB,
+        is_released=document.value(*OPTIMIZER_CONFIG, "optimizer_level") == "level3",
         stride=document.count("parallel_config", "model_parallel"),
         num_expert_copies=num_expert_copies(document),
     )
@@ -108,8 +106,3 @@ def num_sharing_ranks(document: Document) -> int:
 def is_whole_number(value: object) -> TypeGuard[int]:
     """An integer; a bool is none."""
     return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _value(document: Document, *path: str) -> object:
-    node = document.get(*path)
-    return node.value if node is not None else None

@@ -1,13 +1,16 @@
 """Two policies layer by layer, operator by operator: the judge of every conversion."""
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from operator import attrgetter
+from typing import Any
 
 from mindswap.policy.cell_tree import LayerTrees
-from mindswap.policy.model import Layers, OpRecompute, Policy
-from mindswap.policy.schema import RECOMPUTE_FLAGS
+from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.stage.applied import recomputed_operators
 
-__all__ = ["first_difference", "resolve_policy"]
+__all__ = ["change_layers", "first_difference", "resolve_policy"]
 
 MAX_SHOWN = 3
 
@@ -40,23 +43,19 @@ def first_difference(before: Policy, after: Policy, num_layers: int, trees: Laye
     return ""
 
 
+def change_layers(policy: Policy, change: Callable[[Layers], Layers], options: Iterable[str] = ENTRY_FIELDS) -> Policy:
+    """The policy with every set of layers changed: of recompute, and of the entries of some options."""
+    entries: dict[str, Any] = {
+        option: tuple(replace(entry, layers=change(entry.layers)) for entry in getattr(policy, option))
+        for option in options
+    }
+    whole, output = change(policy.layer_recompute), change(policy.output_recompute)
+    return replace(policy, layer_recompute=whole, output_recompute=output, **entries)
+
+
 def resolve_policy(policy: Policy, num_layers: int) -> Policy:
     """The policy with every set of layers written out and the operators sorted: equal ones do the same."""
-
-    def resolve(layers: Layers) -> Layers:
-        return Layers(layers.resolve(num_layers))
-
-    def resolve_all(entries: tuple[OpRecompute, ...]) -> tuple[OpRecompute, ...]:
-        return tuple(OpRecompute(e.pattern, resolve(e.layers)) for e in sorted(entries, key=lambda e: e.pattern))
-
-    return replace(
-        policy,
-        layer_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.layer_swap),
-        op_swap=tuple(replace(entry, layers=resolve(entry.layers)) for entry in policy.op_swap),
-        layer_recompute=resolve(policy.layer_recompute),
-        select_recompute=resolve_all(policy.select_recompute),
-        select_comm_recompute=resolve_all(policy.select_comm_recompute),
-        select_recompute_exclude=resolve_all(policy.select_recompute_exclude),
-        select_comm_recompute_exclude=resolve_all(policy.select_comm_recompute_exclude),
-        output_recompute=resolve(policy.output_recompute),
-    )
+    written = change_layers(policy, lambda layers: Layers(layers.resolve(num_layers)))
+    by_name = attrgetter("pattern")
+    entries: dict[str, Any] = {option: sorted(getattr(written, option), key=by_name) for option in SELECT_OPTIONS}
+    return replace(written, **entries)

@@ -1,10 +1,10 @@
 """A policy -> the sections of a configuration that say it."""
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from mindswap.policy.model import Layers, Policy
+from mindswap.convert.compare import change_layers
+from mindswap.policy.model import ALL_LAYERS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
 __all__ = ["policy_sections"]
@@ -20,7 +20,9 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
         data: the configuration it is written into.
         num_layers: layers of the model; a list of all of them becomes True.
     """
-    config = _with_true(policy, num_layers).to_config()
+    whole = Layers(range(num_layers))
+    short = change_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)
+    config = short.to_config()
     sections = {"swap_config": config["swap_config"]}
     present = data.get("recompute_config") or {}
     defaults = {"recompute": None, **dict.fromkeys(SELECT_OPTIONS, False), **RECOMPUTE_FLAGS}
@@ -32,18 +34,3 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
     if own or data.get("mindswap"):
         sections["mindswap"] = own
     return sections
-
-
-def _with_true(policy: Policy, num_layers: int) -> Policy:
-    """Every set of all layers as True."""
-
-    def short(layers: Layers) -> Layers:
-        return Layers(None) if layers.resolve(num_layers) == tuple(range(num_layers)) else layers
-
-    selects = {
-        option: tuple(replace(entry, layers=short(entry.layers)) for entry in getattr(policy, option))
-        for option in SELECT_OPTIONS
-    }
-    output = short(policy.output_recompute)
-    whole = short(policy.layer_recompute)
-    return replace(policy, layer_recompute=whole, output_recompute=output, **selects)  # type: ignore[arg-type]

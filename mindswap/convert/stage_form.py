@@ -12,7 +12,7 @@ from mindswap.check.check import check_document, check_shape
 from mindswap.config.pipeline import Layout, LayoutError, read_pipeline
 from mindswap.convert.compare import first_difference, resolve_policy
 from mindswap.convert.sections import policy_sections
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import LayerTrees
@@ -28,6 +28,7 @@ __all__ = ["Converted", "to_index_form", "to_stage_form"]
 
 RULE = "convert"
 ONLY_OPERATORS = "MindFormers excludes operators only"
+DIFFERENCE = "recompute_config: the other form would not mean the same: "
 
 
 @dataclass(frozen=True)
@@ -48,15 +49,12 @@ class Converted:
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
 
-    Args:
-        document: a configuration with swap off.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
         message = "swap_config.swap: swap is on, so recompute_config is in layer indices already"
-        return Converted(None, (Problem(swap.location, RULE, Level.ERROR, message),))
+        return Converted(None, (_error(swap.location, message),))
     expansion = expand_stage_recompute(document, num_layers)
     errors = [p for p in check_document(document, num_layers, trees).errors if p.rule == STAGE_RULE]
     if errors:
@@ -64,84 +62,62 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     unknown = list(_unknown_excludes(expansion.statements, trees))
     if unknown:
         return Converted(None, sort_problems(unknown))
-    data = _data(document)
-    dropped = tuple(_ineffective_flags(document))
-    flags = {name: RECOMPUTE_FLAGS[name] for name, _ in dropped}
-    policy = replace(as_applied(expansion.policy, trees), **flags)  # type: ignore[arg-type]
-    problems = [problem for _, problem in dropped]
+    dropped = dict(_ineffective_flags(document))
+    flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
+    policy = replace(as_applied(expansion.policy, trees), **flags)
+    problems = list(dropped.values())
     for named in cells_excluded(expansion.statements, trees) if trees is not None else ():
         rest = "only the operators it names beside are written" if named.has_operators else "so it is left out"
         message = f"{named.statement.path}: had no effect on '{named.cell}', a cell: {ONLY_OPERATORS}; {rest}"
-        fix = "write it again, to exclude all of the cell"
-        problems.append(Problem(named.location, RULE, Level.WARNING, message, fix=fix))
+        problems.append(_warning(named.location, message, "write it again, to exclude all of the cell"))
     problems += [p for p in expansion.problems if p.location not in {q.location for q in problems}]
     section = document.get("swap_config")
     for entry in section.unique_entries() if section is not None else ():
         if entry.key in ("layer_swap", "op_swap") and (entry.value.items or entry.value.entries):
             message = f"swap_config.{entry.key}: had no effect with swap off, so it is left out"
-            problems.append(Problem(entry.location, RULE, Level.WARNING, message, fix="write it again to swap"))
+            problems.append(_warning(entry.location, message, "write it again to swap"))
     problems += _attention_problem(document, policy, "the index form has only what is written")
-    sections = policy_sections(policy, data, num_layers)
-    changed = _changed(document, sections, num_layers, trees, policy)
-    return Converted(None, changed) if changed else Converted(sections, sort_problems(problems), policy)
-
-
-def _changed(
-    document: Document, sections: dict[str, dict[str, Any]], num_layers: int, trees: LayerTrees | None, meant: Policy
-) -> tuple[Problem, ...]:
-    """The first layer in which the index form, read back, does not recompute what was meant."""
-    result = check_shape(document_from_data({**_data(document), **sections}, document.file), num_layers)
-    if result.policy is None:
-        return result.problems
-    difference = first_difference(meant, result.policy, num_layers, trees)
-    return (_difference_problem(document, difference),) if difference else ()
-
-
-def _difference_problem(document: Document, difference: str) -> Problem:
-    section = document.get("recompute_config")
-    place = section.location if section is not None else Location(document.file)
-    message = f"recompute_config: the other form would not mean the same: {difference}"
-    return Problem(place, RULE, Level.ERROR, message)
+    sections = policy_sections(policy, document.data(), num_layers)
+    read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
+    if read_back.policy is None:
+        return Converted(None, read_back.problems)
+    difference = first_difference(policy, read_back.policy, num_layers, trees)
+    if difference:
+        return Converted(None, (_error(_place(document, "recompute_config"), DIFFERENCE + difference),))
+    return Converted(sections, sort_problems(problems), policy)
 
 
 def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
-    """Layer indices (swap on) as counts per pipeline stage (swap off), where that says the same.
+    """Layer indices (swap on, no errors) as counts per pipeline stage (swap off), where that says the same.
 
-    Args:
-        document: a configuration with swap on and without errors.
-        num_layers: layers of the model.
-        trees: the layers; None where the model is not known: then what is excluded cannot be converted.
+    Without `trees` what is excluded cannot be converted.
     """
     result = check_shape(document, num_layers)
     policy, settings = result.policy, result.settings
     if policy is None or settings is None:
         return Converted(None, result.problems)
     if not policy.is_swap_enabled:
-        node = document.get("swap_config", "swap")
-        location = node.location if node is not None else Location(document.file)
         message = "swap_config.swap: swap is off, so recompute_config is in counts per stage already"
-        return Converted(None, (Problem(location, RULE, Level.ERROR, message),))
+        return Converted(None, (_error(_place(document, "swap_config", "swap"), message),))
     try:
         layout = read_pipeline(document).layout(num_layers)
     except LayoutError as error:
-        place = Location(document.file)
-        return Converted(None, (Problem(place, RULE, Level.ERROR, f"parallel_config.pipeline_stage: {error}"),))
+        return Converted(None, (_error(Location(document.file), f"parallel_config.pipeline_stage: {error}"),))
     problems = [*_lost_swaps(settings), *_obstacles(policy, settings, layout)]
     problems += _unknown_excludes(settings.recompute, trees)
     for named in cells_excluded(settings.recompute, trees) if trees is not None else ():
         message = f"{named.statement.path}: '{named.cell}' is a cell, and with swap off {ONLY_OPERATORS}"
         fix = f"name its operators: mindswap explain --paths {document.file}"
-        problems.append(Problem(named.location, RULE, Level.ERROR, message, fix=fix))
+        problems.append(_error(named.location, message, fix))
     if problems:
         return Converted(None, sort_problems(problems))
     recompute: dict[str, Any] = {"recompute": _counts(policy.layer_recompute, layout)}
-    present = document.get("recompute_config")
     for option in SELECT_OPTIONS:
         counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
-        if counts or (present is not None and present.entry(option) is not None):
+        if counts or document.entry("recompute_config", option) is not None:
             recompute[option] = counts or False
     for flag in RECOMPUTE_FLAGS:
-        if present is not None and present.entry(flag) is not None:
+        if document.entry("recompute_config", flag) is not None:
             recompute[flag] = getattr(policy, flag)
     sections = {"swap_config": {"swap": False}, "recompute_config": recompute}
     return _judged(document, policy, sections, num_layers, trees)
@@ -151,20 +127,18 @@ def _judged(
     document: Document, policy: Policy, sections: dict[str, dict[str, Any]], num_layers: int, trees: LayerTrees | None
 ) -> Converted:
     """Whether MindFormers makes the same of the counts."""
-    converted = document_from_data({**_data(document), **sections}, document.file)
+    converted = document_from_data({**document.data(), **sections}, document.file)
     read_back = expand_stage_recompute(converted, num_layers)
-    section = document.get("recompute_config")
-    place = section.location if section is not None else Location(document.file)
     reasons = [problem.message for problem in read_back.problems]
     meant = replace(resolve_policy(policy, num_layers), is_swap_enabled=False)
     if resolve_policy(read_back.policy, num_layers) != meant:
         reasons.append("recompute_config: the exclude options do not mean the same with swap off")
-    problems = [Problem(place, RULE, Level.ERROR, reason) for reason in dict.fromkeys(reasons)]
-    if not problems:
+    if not reasons:
         difference = first_difference(policy, as_applied(read_back.policy, trees), num_layers, trees)
-        problems += [_difference_problem(document, difference)] if difference else []
-    if problems:
-        return Converted(None, tuple(problems))
+        reasons = [DIFFERENCE + difference] if difference else []
+    if reasons:
+        place = _place(document, "recompute_config")
+        return Converted(None, tuple(_error(place, reason) for reason in dict.fromkeys(reasons)))
     other = "the index form has only what it says"
     return Converted(sections, tuple(_attention_problem(document, policy, other)), policy)
 
@@ -178,17 +152,17 @@ def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | Non
                 f"{ONLY_OPERATORS}, and whether '{statement.pattern}' is one is not known"
             )
             fix = "run this where MindFormers is installed, or delete it first"
-            yield Problem(statement.pattern_location, RULE, Level.ERROR, message, fix=fix)
+            yield _error(statement.pattern_location, message, fix)
 
 
 def _lost_swaps(settings: Settings) -> Iterator[Problem]:
     for statement in settings.swap:
         message = f"{statement.path}: would be lost, because with swap off nothing is swapped"
-        yield Problem(statement.location, RULE, Level.ERROR, message, fix="delete it first, if that is meant")
+        yield _error(statement.location, message, "delete it first, if that is meant")
     for statement in settings.of("output_recompute"):
         if statement.layers:
             message = f"{statement.path}: has no counterpart in MindFormers"
-            yield Problem(statement.location, RULE, Level.ERROR, message, fix="delete it first, if that is meant")
+            yield _error(statement.location, message, "delete it first, if that is meant")
 
 
 def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[Problem]:
@@ -205,12 +179,12 @@ def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[P
             statement = next(s for s in settings.of(option) if s.pattern == pattern and s.layers)
             chunk = f"chunk {cell.chunk} of " if len(layout.sizes) > 1 else ""
             message = (
-                f"{statement.path}: {format_layers(Layers(tuple(stray)))} cannot be counted: {chunk}stage {cell.stage} "
-                f"has {format_layers(Layers(tuple(cell.layers)))}, and a count takes the first ones"
+                f"{statement.path}: {format_layers(Layers(stray))} cannot be counted: {chunk}stage {cell.stage} "
+                f"has {format_layers(Layers(cell.layers))}, and a count takes the first ones"
             )
-            first = format_layers(Layers(tuple(cell.layers[: len(inside)])))
-            fix = f"{first} instead of {format_layers(Layers(tuple(inside)))}, or keep the index form"
-            yield Problem(statement.location, RULE, Level.ERROR, message, fix=fix)
+            first = format_layers(Layers(cell.layers[: len(inside)]))
+            fix = f"{first} instead of {format_layers(Layers(inside))}, or keep the index form"
+            yield _error(statement.location, message, fix)
 
 
 def _counts(layers: Layers, layout: Layout) -> bool | list[Any]:
@@ -232,20 +206,18 @@ def _ineffective_flags(document: Document) -> Iterator[tuple[str, Problem]]:
     """Flags that MindFormers does not pass on with swap off; with swap on they would act."""
     for name, default in RECOMPUTE_FLAGS.items():
         node = document.get("recompute_config", name)
-        recompute = document.get("recompute_config", "recompute")
-        acts = name == "recompute_slice_activation" and recompute is not None and recompute.value is True
+        acts = name == "recompute_slice_activation" and document.value("recompute_config", "recompute") is True
         if node is not None and node.value != default and not acts:
             message = f"recompute_config.{name}: had no effect with swap off, so {default} is written"
-            yield name, Problem(node.location, RULE, Level.WARNING, message, fix=f"{name}: {node.value}, to have it")
+            yield name, _warning(node.location, message, f"{name}: {node.value}, to have it")
 
 
 def _attention_problem(document: Document, policy: Policy, other: str) -> list[Problem]:
     """The legacy Llama recomputes more than what is selected, without saying so."""
-    arch = document.get("model", "arch", "type")
-    flash = document.get("model", "model_config", "use_flash_attention")
+    is_llama = document.value("model", "arch", "type") == "LlamaForCausalLM"
+    has_flash = document.value("model", "model_config", "use_flash_attention") is True
     node = document.get("recompute_config", "select_recompute")
-    is_llama = arch is not None and arch.value == "LlamaForCausalLM" and (flash is None or flash.value is not True)
-    if not is_llama or node is None or not policy.select_recompute:
+    if not is_llama or has_flash or node is None or not policy.select_recompute:
         return []
     message = (
         "recompute_config.select_recompute: with swap off and without flash attention MindFormers also recomputes the "
@@ -253,10 +225,17 @@ def _attention_problem(document: Document, policy: Policy, other: str) -> list[P
     )
     names = "apply_rotary_emb|tile_kv|batch_matmul_q_k|mul|add|cast_attn|softmax|batch_matmul"
     fix = rf"to have it: 'attention\.(?:{names})': True"
-    return [Problem(node.location, RULE, Level.WARNING, message, fix=fix)]
+    return [_warning(node.location, message, fix)]
 
 
-def _data(document: Document) -> dict[str, Any]:
-    data = to_data(document.root) if document.root is not None else {}
-    assert isinstance(data, dict)
-    return data
+def _place(document: Document, *keys: str) -> Location:
+    node = document.get(*keys)
+    return node.location if node is not None else Location(document.file)
+
+
+def _error(location: Location, message: str, fix: str = "") -> Problem:
+    return Problem(location, RULE, Level.ERROR, message, fix=fix)
+
+
+def _warning(location: Location, message: str, fix: str) -> Problem:
+    return Problem(location, RULE, Level.WARNING, message, fix=fix)

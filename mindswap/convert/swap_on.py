@@ -1,7 +1,7 @@
 """What else has to change in a configuration in which swap gets enabled."""
 
 from mindswap.config.mode import is_pynative
-from mindswap.document.nodes import Document, show, to_data
+from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.sections import rewrite_section
 
@@ -11,18 +11,17 @@ LEVEL_KEY = "memory_optimize_level"
 
 
 def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
-    """The text with `context.memory_optimize_level` as swap needs it, and a comment that says so.
+    """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
 
     Args:
         text: the file.
         own: what it says itself.
-        whole: with what it is based on.
+        whole: what it says with what it is based on.
     """
     node = whole.get("context", LEVEL_KEY)
     if not _is_in_the_way(whole) or node is None:
         return text
-    section = own.get("context")
-    context = to_data(section) if section is not None else {}
+    context = own.data().get("context") or {}
     if not isinstance(context, dict):
         return text
     comment = f"swap needs {LEVEL_KEY} O0; it was {show(node)}"
@@ -31,8 +30,7 @@ def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
 
 def with_swap_enabled(document: Document) -> Document:
     """The configuration with nothing but swap enabled, values at their places: to see whether a plan can be written."""
-    data = to_data(document.root) if document.root is not None else {}
-    assert isinstance(data, dict)
+    data = document.data()
     changed = {**data, "swap_config": {"swap": True, "op_swap": []}, "recompute_config": {}}
     if _is_in_the_way(document):
         changed["context"] = {**data["context"], LEVEL_KEY: "O0"}

@@ -3,10 +3,9 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from mindswap.cost.device_file import figure_values, with_figures
 from mindswap.cost.explained import Explained, explain
 from mindswap.cost.fit import LARGE_BYTES, MIN_COPIES, LinkFit, fit_contention, fit_link, fit_share
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
 from mindswap.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
 from mindswap.cost.measured import Measurement
@@ -90,26 +89,25 @@ def _links(profile: Profile, device: Device) -> dict[str, LinkFit | None]:
 def _link_figures(profile: Profile, device: Device, fits: Mapping[str, LinkFit | None]) -> Iterable[FigureFit]:
     values = figure_values(device)
     for name, is_out in (("d2h", True), ("h2d", False)):
-        fit = fits[name]
-        count = sum(copy.is_out is is_out for copy in profile.copies)
-        for key in (name, f"{name}_latency"):
-            if fit is None:
-                objection = _why_no_link(profile, count)
-                yield FigureFit(key, values[key], None, count, None, objection)
-            else:
-                fitted = fit.bandwidth_bytes_per_s if key == name else fit.latency_ns
-                objection = ""
-                if fit.num_large < MIN_COPIES:
-                    large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
-                    objection = f"{large}; {MIN_COPIES} are needed"
-                yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
+        fit, latency = fits[name], f"{name}_latency"
+        if fit is None:
+            count = sum(copy.is_out is is_out for copy in profile.copies)
+            why = _why_no_link(profile, count)
+            yield from (FigureFit(key, values[key], num_samples=count, objection=why) for key in (name, latency))
+            continue
+        objection = ""
+        if fit.num_large < MIN_COPIES:
+            large = f"too few copies of {format_bytes(LARGE_BYTES)} or more ({fit.num_large})"
+            objection = f"{large}; {MIN_COPIES} are needed"
+        for key, fitted in ((name, fit.bandwidth_bytes_per_s), (latency, fit.latency_ns)):
+            yield FigureFit(key, values[key], fitted, fit.num_copies, fit.middle_error_permille, objection)
+    before = values["contended_fraction"]
     contention = fit_contention(profile.copies, fits["d2h"], fits["h2d"])
-    name = "contended_fraction"
     if contention is None:
         why = "fewer than three copies ran beside the other direction"
-        yield FigureFit(name, values[name], None, 0, None, why)
+        yield FigureFit("contended_fraction", before, objection=why)
     else:
-        yield FigureFit(name, values[name], contention[0], contention[1], None, "")
+        yield FigureFit("contended_fraction", before, *contention)
 
 
 def _why_no_link(profile: Profile, count: int) -> str:
@@ -128,9 +126,8 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
     ):
         fit = fit_share(profile.transfers, link, bandwidth, device.op_latency_ns["communication"])
         if fit is None:
-            yield FigureFit(
-                name, values[name], None, 0, None, f"no large {link} transfers in communication.json that did not wait"
-            )
+            why = f"no large {link} transfers in communication.json that did not wait"
+            yield FigureFit(name, values[name], objection=why)
             continue
         objection = ""
         if fit.num_transfers < MIN_COPIES:

@@ -9,9 +9,9 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
-from mindswap.cost.device_file import EFFICIENCIES, figure_values, find_device_file
+from mindswap.cost.device_file import find_device_file
 from mindswap.cost.figures import FIGURES, Figure, Kind, unit_keys
-from mindswap.cost.hardware import Device, Link
+from mindswap.cost.hardware import EFFICIENCIES, Device, Link, figure_values
 from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
 from mindswap.document.nodes import Node
 from mindswap.document.parse import parse_file

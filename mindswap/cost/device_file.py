@@ -2,27 +2,21 @@
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
 
 from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
-from mindswap.cost.hardware import SET_BY_USER, Device, Link, Network
+from mindswap.cost.hardware import EFFICIENCIES, SET_BY_USER, Device, make_device
 from mindswap.document.nodes import Document, Entry, Node, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
 from mindswap.units import format_bytes, parse_bytes
 
-__all__ = ["DEFAULT_DEVICE", "MEASURED_KEYS", "figure_values", "find_device_file", "list_devices", "load_device",
-           "with_figures"]  # fmt: skip
+__all__ = ["DEFAULT_DEVICE", "find_device_file", "list_devices", "load_device"]
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"
-DTYPES = ("float16", "bfloat16", "float32")
-OP_KINDS = ("matrix", "vector", "communication")
-RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
-EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
 # What `mindswap calibrate` adds; read by `cost.measured`.
 MEASURED_KEYS = ("calibration", "measured")
 
@@ -70,7 +64,7 @@ def load_device(
     reader.judge()
     if reader.wrong:
         raise CostError("\n".join(reader.wrong))
-    return _build(path.stem, reader)
+    return make_device(path.stem, reader.title or path.stem, reader.values, reader.efficiencies, reader.sources)
 
 
 class _Reader:
@@ -191,105 +185,3 @@ class _Reader:
 
     def _complain(self, where: Node | Entry, text: str) -> None:
         self.wrong.append(f"{where.location}: {text}")
-
-
-@dataclass(frozen=True)
-class _Replaced:
-    """What `_build` takes, of a device with other figures."""
-
-    title: str
-    values: Mapping[str, int]
-    efficiencies: Mapping[str, tuple[tuple[int, int], ...]]
-    sources: dict[str, str]
-
-
-def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
-    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
-    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
-    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
-    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
-    return _build(
-        device.name,
-        _Replaced(device.title, {**figure_values(device), **values}, efficiencies, {**kept, **(sources or {})}),
-    )
-
-
-def _build(name: str, reader: _Reader | _Replaced) -> Device:
-    value = reader.values
-    return Device(
-        name=name,
-        title=reader.title or name,
-        peak_flops={dtype: value[f"matrix_{dtype}"] for dtype in DTYPES},
-        vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
-        compute_permille=value["compute_fraction"],
-        weight_gradient_permille=value["weight_gradient_fraction"],
-        num_matrix_cores=value["num_matrix_cores"],
-        attention_permille=value["attention_fraction"],
-        attention_grad_permille=value["attention_grad_fraction"],
-        memory_bandwidth_bytes_per_s=value["memory_bandwidth"],
-        memory_permille=value["memory_bandwidth_fraction"],
-        cache_bytes=value["cache_size"],
-        cache_bandwidth_bytes_per_s=value["cache_bandwidth"],
-        vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
-        op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
-        memory_bytes=value["device_memory"],
-        usable_memory_bytes=value["usable_memory"],
-        margin_permille=value["margin"],
-        hccl_buffer_bytes=value["hccl_buffer"],
-        kernel_workspace_bytes=value["kernel_workspace"],
-        pool_alignment_bytes=value["pool_alignment"],
-        offload=Link(value["d2h"], value["d2h_latency"], reader.efficiencies["d2h_efficiency"]),
-        prefetch=Link(value["h2d"], value["h2d_latency"], reader.efficiencies["h2d_efficiency"]),
-        contended_permille=value["contended_fraction"],
-        num_cards_per_node=value["num_cards_per_node"],
-        host_memory_bytes=value["host_memory"],
-        host_bandwidth_bytes_per_s=value["host_bandwidth"],
-        intranode=Network(
-            value["intranode_bandwidth"],
-            value["intranode_latency"],
-            value["collective_fraction"],
-            value["num_mesh_cards"],
-        ),
-        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["internode_fraction"]),
-        sources=reader.sources,
-    )
-
-
-def figure_values(device: Device) -> dict[str, int]:
-    """Every figure of a device by its name in `FIGURES`, each in its smallest unit: what `_build` takes."""
-    return {
-        **{f"matrix_{dtype}": device.peak_flops[dtype] for dtype in DTYPES},
-        **{f"vector_{dtype}": device.vector_flops[dtype] for dtype in DTYPES},
-        "compute_fraction": device.compute_permille,
-        "weight_gradient_fraction": device.weight_gradient_permille,
-        "num_matrix_cores": device.num_matrix_cores,
-        "attention_fraction": device.attention_permille,
-        "attention_grad_fraction": device.attention_grad_permille,
-        "memory_bandwidth": device.memory_bandwidth_bytes_per_s,
-        "memory_bandwidth_fraction": device.memory_permille,
-        "cache_size": device.cache_bytes,
-        "cache_bandwidth": device.cache_bandwidth_bytes_per_s,
-        **{f"{kind}_rate": device.vector_rates[kind] for kind in RATES},
-        **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
-        "device_memory": device.memory_bytes,
-        "usable_memory": device.usable_memory_bytes,
-        "margin": device.margin_permille,
-        "hccl_buffer": device.hccl_buffer_bytes,
-        "kernel_workspace": device.kernel_workspace_bytes,
-        "pool_alignment": device.pool_alignment_bytes,
-        "d2h": device.offload.bandwidth_bytes_per_s,
-        "d2h_latency": device.offload.latency_ns,
-        "h2d": device.prefetch.bandwidth_bytes_per_s,
-        "h2d_latency": device.prefetch.latency_ns,
-        "contended_fraction": device.contended_permille,
-        "num_cards_per_node": device.num_cards_per_node,
-        "host_memory": device.host_memory_bytes,
-        "host_bandwidth": device.host_bandwidth_bytes_per_s,
-        "intranode_bandwidth": device.intranode.bandwidth_bytes_per_s,
-        "intranode_latency": device.intranode.latency_ns,
-        "num_mesh_cards": device.intranode.num_mesh_cards,
-        "internode_bandwidth": device.internode.bandwidth_bytes_per_s,
-        "internode_latency": device.internode.latency_ns,
-        "collective_fraction": device.intranode.efficiency_permille,
-        "internode_fraction": device.internode.efficiency_permille,
-    }

@@ -6,7 +6,7 @@ from enum import Enum
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
-__all__ = ["FIGURES", "OPTIONS", "Figure", "Kind", "parse_option", "unit_keys"]
+__all__ = ["FIGURES", "OPTIONS", "UNITS_OF", "Figure", "Kind", "parse_option", "unit_keys"]
 
 
 class Kind(Enum):
@@ -21,21 +21,15 @@ class Kind(Enum):
     COUNT = "count"
 
 
-UNITS_OF = {
-    Kind.SIZE: SIZE_UNITS,
-    Kind.BANDWIDTH: BANDWIDTH_UNITS,
-    Kind.TIME: TIME_UNITS,
-    Kind.FLOPS: FLOPS_UNITS,
-    Kind.RATE: RATE_UNITS,
-}
-EXAMPLES = {
-    Kind.SIZE: "54GiB",
-    Kind.BANDWIDTH: "20GB/s",
-    Kind.TIME: "20us",
-    Kind.FLOPS: "313TFLOPS",
-    Kind.RATE: "180Gelements/s",
-    Kind.FRACTION: "0.7",
-    Kind.COUNT: "8",
+# Units of each kind, none for bare numbers, and what somebody may write.
+UNITS_OF: dict[Kind, tuple[dict[str, int], str]] = {
+    Kind.SIZE: (SIZE_UNITS, "54GiB"),
+    Kind.BANDWIDTH: (BANDWIDTH_UNITS, "20GB/s"),
+    Kind.TIME: (TIME_UNITS, "20us"),
+    Kind.FLOPS: (FLOPS_UNITS, "313TFLOPS"),
+    Kind.RATE: (RATE_UNITS, "180Gelements/s"),
+    Kind.FRACTION: ({}, "0.7"),
+    Kind.COUNT: ({}, "8"),
 }
 
 
@@ -113,9 +107,9 @@ OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
 
 def unit_keys(figure: Figure) -> dict[str, int]:
     """Keys that a device file may use for a figure -> the size of their unit: `d2h_gb_per_s`, ..."""
-    if figure.kind not in UNITS_OF:
+    units, _ = UNITS_OF[figure.kind]
+    if not units:
         return {figure.name: 1000 if figure.kind is Kind.FRACTION else 1}
-    units = UNITS_OF[figure.kind]
     return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in units.items()}
 
 
@@ -125,9 +119,9 @@ def parse_option(figure: Figure, text: str) -> int:
     Raises:
         ValueError: if it does not fit; the text says what may be written.
     """
-    example = EXAMPLES[figure.kind]
-    if figure.kind in UNITS_OF:
-        value = parse_quantity(text, UNITS_OF[figure.kind], example)
+    units, example = UNITS_OF[figure.kind]
+    if units:
+        value = parse_quantity(text, units, example)
     else:
         try:
             value = to_integer(figure, Decimal(text), unit_keys(figure)[figure.name])

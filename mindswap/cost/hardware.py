@@ -2,11 +2,53 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 
-__all__ = ["SET_BY_USER", "Device", "Link", "Network"]
+from mindswap.cost.figures import FIGURES
+
+__all__ = [
+    "EFFICIENCIES", "SET_BY_USER", "Device", "Link", "Network", "figure_values", "make_device", "with_figures",
+]  # fmt: skip
 
 # Source of a figure that an option or a configuration replaces.
 SET_BY_USER = "set by the user"
+DTYPES = ("float16", "bfloat16", "float32")
+OP_KINDS = ("matrix", "vector", "communication")
+RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
+EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
+# Figures that are an attribute of a device, or of a link or network of it.
+ATTRIBUTES = {
+    "compute_fraction": "compute_permille",
+    "weight_gradient_fraction": "weight_gradient_permille",
+    "num_matrix_cores": "num_matrix_cores",
+    "attention_fraction": "attention_permille",
+    "attention_grad_fraction": "attention_grad_permille",
+    "memory_bandwidth": "memory_bandwidth_bytes_per_s",
+    "memory_bandwidth_fraction": "memory_permille",
+    "cache_size": "cache_bytes",
+    "cache_bandwidth": "cache_bandwidth_bytes_per_s",
+    "device_memory": "memory_bytes",
+    "usable_memory": "usable_memory_bytes",
+    "margin": "margin_permille",
+    "hccl_buffer": "hccl_buffer_bytes",
+    "kernel_workspace": "kernel_workspace_bytes",
+    "pool_alignment": "pool_alignment_bytes",
+    "d2h": "offload.bandwidth_bytes_per_s",
+    "d2h_latency": "offload.latency_ns",
+    "h2d": "prefetch.bandwidth_bytes_per_s",
+    "h2d_latency": "prefetch.latency_ns",
+    "contended_fraction": "contended_permille",
+    "num_cards_per_node": "num_cards_per_node",
+    "host_memory": "host_memory_bytes",
+    "host_bandwidth": "host_bandwidth_bytes_per_s",
+    "intranode_bandwidth": "intranode.bandwidth_bytes_per_s",
+    "intranode_latency": "intranode.latency_ns",
+    "num_mesh_cards": "intranode.num_mesh_cards",
+    "internode_bandwidth": "internode.bandwidth_bytes_per_s",
+    "internode_latency": "internode.latency_ns",
+    "collective_fraction": "intranode.efficiency_permille",
+    "internode_fraction": "internode.efficiency_permille",
+}
 
 
 @dataclass(frozen=True)
@@ -105,3 +147,53 @@ class Device:
     intranode: Network
     internode: Network
     sources: Mapping[str, str]
+
+
+def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
+    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
+    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
+    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
+    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
+    figures = {**figure_values(device), **values}
+    return make_device(device.name, device.title, figures, efficiencies, {**kept, **(sources or {})})
+
+
+def make_device(
+    name: str,
+    title: str,
+    value: Mapping[str, int],
+    efficiencies: Mapping[str, tuple[tuple[int, int], ...]],
+    sources: dict[str, str],
+) -> Device:
+    """A device of figures by their names in `FIGURES`, and the efficiencies of its links by key."""
+    return Device(
+        name=name,
+        title=title,
+        peak_flops={dtype: value[f"matrix_{dtype}"] for dtype in DTYPES},
+        vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
+        vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
+        op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
+        offload=Link(value["d2h"], value["d2h_latency"], efficiencies["d2h_efficiency"]),
+        prefetch=Link(value["h2d"], value["h2d_latency"], efficiencies["h2d_efficiency"]),
+        intranode=Network(
+            value["intranode_bandwidth"],
+            value["intranode_latency"],
+            value["collective_fraction"],
+            value["num_mesh_cards"],
+        ),
+        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["internode_fraction"]),
+        sources=sources,
+        **{attribute: value[figure] for figure, attribute in ATTRIBUTES.items() if "." not in attribute},
+    )
+
+
+def figure_values(device: Device) -> dict[str, int]:
+    """Every figure of a device by its name in `FIGURES`, each in its smallest unit."""
+    values = {
+        **{f"matrix_{dtype}": device.peak_flops[dtype] for dtype in DTYPES},
+        **{f"vector_{dtype}": device.vector_flops[dtype] for dtype in DTYPES},
+        **{f"{kind}_rate": device.vector_rates[kind] for kind in RATES},
+        **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
+        **{figure: attrgetter(attribute)(device) for figure, attribute in ATTRIBUTES.items()},
+    }
+    return {name: values[name] for name in FIGURES}

@@ -9,41 +9,26 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindswap.cost.device_file import figure_values, with_figures
 from mindswap.cost.figures import FIGURES, Kind
-from mindswap.cost.hardware import Device
+from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_samples import Sample
 from mindswap.cost.roofline import operator_ns
 
 __all__ = ["FigureFit", "fit_kernels"]
 
 
-@dataclass(frozen=True)
-class KernelFigure:
-    """A figure that profiles show.
-
-    Attributes:
-        name: of the figure.
-        is_matrix: it is about the matrix units; the bandwidth of memory is fitted to vector kernels only.
-    """
-
-    name: str
-    is_matrix: bool
-
-
-# An operator counts for the first that decides its time: a kernel that computes says nothing of the memory.
+# Figures that profiles show. The first are about the matrix units; the bandwidth of memory is fitted to vector kernels
+# only. An operator counts for the first that decides its time: a kernel that computes says nothing of the memory.
+MATRIX_FIGURES = ("weight_gradient_fraction", "compute_fraction", "attention_fraction", "attention_grad_fraction")
 KERNEL_FIGURES = (
-    KernelFigure("weight_gradient_fraction", True),
-    KernelFigure("compute_fraction", True),
-    KernelFigure("attention_fraction", True),
-    KernelFigure("attention_grad_fraction", True),
-    KernelFigure("norm_rate", False),
-    KernelFigure("norm_grad_rate", False),
-    KernelFigure("softmax_rate", False),
-    KernelFigure("activation_rate", False),
-    KernelFigure("activation_grad_rate", False),
-    KernelFigure("cache_bandwidth", False),
-    KernelFigure("memory_bandwidth_fraction", False),
+    *MATRIX_FIGURES,
+    "norm_rate",
+    "norm_grad_rate",
+    "softmax_rate",
+    "activation_rate",
+    "activation_grad_rate",
+    "cache_bandwidth",
+    "memory_bandwidth_fraction",
 )
 MIN_KERNELS = 3
 # No kernel of a real card was seen above: it is another card, or a kernel that works in the cache.
@@ -71,10 +56,10 @@ class FigureFit:
 
     name: str
     before: int
-    fitted: int | None
-    num_samples: int
-    residual_permille: int | None
-    objection: str
+    fitted: int | None = None
+    num_samples: int = 0
+    residual_permille: int | None = None
+    objection: str = ""
 
     @property
     def is_accepted(self) -> bool:
@@ -85,26 +70,26 @@ class FigureFit:
 def fit_kernels(samples: Iterable[Sample], device: Device) -> tuple[FigureFit, ...]:
     """Every figure of kernels that the device has."""
     values = figure_values(device)
-    ideal = {figure.name: _ideal(figure.name) for figure in KERNEL_FIGURES}
+    ideal = {name: _ideal(name) for name in KERNEL_FIGURES}
     left = [sample for sample in samples if sample.measurement.duration_ns >= 2 * _latency_ns(sample, device)]
     fits = []
-    for figure in KERNEL_FIGURES:
-        mine, left = _split(left, figure, device, ideal)
-        fits.append(_fit(figure.name, values[figure.name], mine, device))
+    for name in KERNEL_FIGURES:
+        mine, left = _split(left, name, device, ideal)
+        fits.append(_fit(name, values[name], mine, device))
     return tuple(fits)
 
 
 def _split(
-    samples: Sequence[Sample], figure: KernelFigure, device: Device, ideal: Mapping[str, int]
+    samples: Sequence[Sample], name: str, device: Device, ideal: Mapping[str, int]
 ) -> tuple[list[tuple[Sample, int]], list[Sample]]:
     """The samples that the figure decides with reference value x ns, and the others."""
-    reference = _reference(figure.name, device)
-    whole, half = (with_figures(device, {**ideal, figure.name: value}) for value in (reference, reference // 2))
+    reference = _reference(name, device)
+    whole, half = (with_figures(device, {**ideal, name: value}) for value in (reference, reference // 2))
     mine, others = [], []
     for sample in samples:
         latency = _latency_ns(sample, device)
         time, slower = (operator_ns(sample.node, sample.work, known) - latency for known in (whole, half))
-        if sample.is_matrix is figure.is_matrix and time >= MIN_NS and abs(slower - 2 * time) <= 2:
+        if sample.is_matrix is (name in MATRIX_FIGURES) and time >= MIN_NS and abs(slower - 2 * time) <= 2:
             mine.append((sample, time))
         else:
             others.append(sample)
@@ -114,7 +99,7 @@ def _split(
 def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: Device) -> FigureFit:
     count = sum(sample.measurement.count for sample, _ in samples)
     if not samples:
-        return FigureFit(name, before, None, 0, None, "no kernels of this kind")
+        return FigureFit(name, before, objection="no kernels of this kind")
     reference = _reference(name, device)
     times = [(sample.measurement.count, time, _net_ns(sample, device)) for sample, time in samples]
     time, net = _middle(times)

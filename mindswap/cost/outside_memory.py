@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 
+from mindswap.config.step import StepSettings
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
 from mindswap.graph.ops import Unit, classify
@@ -32,14 +33,8 @@ def _workspace_of(node: Node, device: Device) -> int:
     return device.kernel_workspace_bytes + sums
 
 
-def list_communicators(
-    data_parallel: int, model_parallel: int, context_parallel: int, num_stages: int, is_gathering: bool
-) -> tuple[str, ...]:
+def list_communicators(settings: StepSettings) -> tuple[str, ...]:
     """What the communicators of one rank are for: each is a group of MindSpore with more than one card.
-
-    Args:
-        data_parallel, model_parallel, context_parallel, num_stages: of the configuration.
-        is_gathering: the parallel optimizer gathers weights.
 
     Source:
         MindSpore's `hccl_world_group`; groups of the splits of operators; in a pipeline forward and backward to the
@@ -47,17 +42,17 @@ def list_communicators(
         of its own for weights (`overlap_opt_shard_in_pipeline.cc`, `_parallel_optimizer`).
     """
     names = []
-    if data_parallel * model_parallel * context_parallel * num_stages > 1:
+    if settings.num_cards > 1:
         names.append("world")
-    if model_parallel > 1:
+    if settings.model_parallel > 1:
         names.append("tensor parallel")
-    if context_parallel > 1:
+    if settings.context_parallel > 1:
         names.append("context parallel")
-    if data_parallel > 1:
+    if settings.data_parallel > 1:
         names.append("data parallel")
-    if num_stages > 1:
+    if settings.pipeline.num_stages > 1:
         names += ["pipeline forward", "pipeline backward", "pipeline loss"]
-        if is_gathering and data_parallel * context_parallel > 1:
+        if settings.num_optimizer_shards > 1 and settings.data_parallel * settings.context_parallel > 1:
             names.append("weights")
     return tuple(names)
 

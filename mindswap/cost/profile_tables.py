@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -102,14 +103,7 @@ def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Kerne
             f"{path}: no columns {', '.join(missing)}\n    fix:     profile with profiler_level Level2: Level0 leaves "
             "out shapes, and Level1 the sizes of copies"
         )
-    known: dict[tuple[str, str], tuple[TensorType, ...] | None] = {}
-
-    def tensors(shapes: str, dtypes: str) -> tuple[TensorType, ...] | None:
-        key = (shapes, dtypes)
-        if key not in known:
-            known[key] = _tensors(*key)
-        return known[key]
-
+    tensors = cache(_tensors)  # few are different
     columns = (core_column, *SHAPE_COLUMNS, *FORMAT_COLUMNS, *BLOCK_COLUMNS)
     for line, row in _rows(path, (type_column, time_column), columns, progress):
         inputs, outputs = (tensors(row[SHAPE_COLUMNS[i]], row[SHAPE_COLUMNS[i + 1]]) for i in (0, 2))

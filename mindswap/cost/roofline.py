@@ -16,9 +16,9 @@ import math
 
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
-from mindswap.graph.ops import OpClass, Unit, classify, vector_rate
+from mindswap.graph.ops import OpClass, Unit, classify, line_of
 from mindswap.graph.work import Work
-from mindswap.units import NS_PER_S
+from mindswap.units import NS_PER_S, ceil_div
 
 __all__ = ["moving_ns", "operator_ns"]
 
@@ -51,13 +51,13 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
         else:
             is_forward = node.op == "FlashAttentionScore"
             permille = device.attention_permille if is_forward else device.attention_grad_permille
-            compute = _ceil_div(work.flops * NS_PER_S * 1000, peak * permille)
+            compute = ceil_div(work.flops * NS_PER_S * 1000, peak * permille)
         memory = _memory_ns(work.read_bytes + work.written_bytes, device)
         return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["matrix"])
-    bound = vector_rate(node.op)
+    bound = line_of(node.op).rate
     rate = device.vector_rates[bound] if bound else 0
     # One operation per element otherwise: memory bounds such a kernel until it does some 50.
-    compute = _ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))
+    compute = ceil_div(work.flops * NS_PER_S, rate or device.vector_flops.get(dtype, device.vector_flops["float32"]))
     memory = moving_ns(work.read_bytes + work.written_bytes, device)
     return max(compute, memory) + (0 if work.is_fused else device.op_latency_ns["vector"])
 
@@ -65,12 +65,12 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
 def moving_ns(size_bytes: int, device: Device) -> int:
     """Time in which the vector units read and write so many bytes in one kernel, in ns, rounded up."""
     if 0 < size_bytes <= device.cache_bytes:
-        return _ceil_div(size_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s)
+        return ceil_div(size_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s)
     return _memory_ns(size_bytes, device)
 
 
 def _memory_ns(size_bytes: int, device: Device) -> int:
-    return _ceil_div(size_bytes * NS_PER_S * 1000, device.memory_bandwidth_bytes_per_s * device.memory_permille)
+    return ceil_div(size_bytes * NS_PER_S * 1000, device.memory_bandwidth_bytes_per_s * device.memory_permille)
 
 
 def _product_ns(node: Node, work: Work, peak: int, device: Device) -> int:
@@ -79,12 +79,8 @@ def _product_ns(node: Node, work: Work, peak: int, device: Device) -> int:
     num_tiles = num_slots = 1
     if device.num_matrix_cores and node.outputs and len(node.outputs[0].shape) >= len(TILE):
         *batch, num_rows, num_columns = node.outputs[0].shape
-        num_tiles = math.prod(batch) * _ceil_div(num_rows, TILE[0]) * _ceil_div(num_columns, TILE[1])
-        num_slots = _ceil_div(num_tiles, device.num_matrix_cores) * device.num_matrix_cores
+        num_tiles = math.prod(batch) * ceil_div(num_rows, TILE[0]) * ceil_div(num_columns, TILE[1])
+        num_slots = ceil_div(num_tiles, device.num_matrix_cores) * device.num_matrix_cores
     if not num_tiles:
         return 0
-    return _ceil_div(work.flops * NS_PER_S * 1000 * num_slots, peak * permille * num_tiles)
-
-
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)
+    return ceil_div(work.flops * NS_PER_S * 1000 * num_slots, peak * permille * num_tiles)

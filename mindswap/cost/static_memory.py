@@ -7,15 +7,16 @@ Follows MindFormers 1.9.0: `core/optim/` for the optimizers, `wrapper/wrapper.py
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from mindswap.config.step import StepSettings
 from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
+from mindswap.units import ceil_div
 
 __all__ = [
     "OPTIMIZERS",
     "Optimizer",
     "Parameter",
     "StaticMemory",
-    "cut",
     "estimate_static_memory",
     "find_optimizer",
     "num_parameter_shards",
@@ -80,7 +81,7 @@ class StaticMemory:
             themselves come and go with backward: the simulator has them over time.
         optimizer_bytes: optimizer state.
         workspace_bytes: the largest that an operator needs while it runs.
-    constant_bytes: constants and inputs of the graph, such as a causal mask without compression.
+        constant_bytes: constants and inputs of the graph, such as a causal mask without compression.
     """
 
     parameter_bytes: int
@@ -109,49 +110,31 @@ def find_optimizer(name: str) -> Optimizer:
 
 
 def estimate_static_memory(
-    parameters: Iterable[Parameter],
-    optimizer: Optimizer,
-    num_shards: int = 1,
-    is_accumulating: bool = False,
-    is_accumulator_sharded: bool = False,
-    is_state_offloaded: bool = False,
-    workspace_bytes: int = 0,
+    parameters: Iterable[Parameter], settings: StepSettings, workspace_bytes: int = 0
 ) -> StaticMemory:
     """Static memory of one rank; gradients of a step of one micro-batch are not in it.
 
     Args:
         parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
-        optimizer: from `find_optimizer`.
-        num_shards: ranks over which `enable_parallel_optimizer` cuts weights, optimizer state and gradients (data
-            parallel ranks, or optimizer_weight_shard_size); 1 without it.
-        is_accumulating: gradients are summed up over micro-batches (pipeline, gradient accumulation): a tensor for
-            each weight, of its type.
-        is_accumulator_sharded: this sum is cut as well (optimizer_level level2, gradient_accumulation_shard).
-        is_state_offloaded: the state is in host memory (`swap: True` of the optimizer).
+        settings: optimizer, and what of weights, states and sums of gradients the parallel optimizer cuts.
         workspace_bytes: what operators need while they run.
 
     Raises:
-        ValueError: if num_shards is not positive.
+        CostError: if the optimizer is not known.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards is {num_shards}")
+    optimizer = find_optimizer(settings.optimizer)
     weights = gradients = states = 0
     for parameter in parameters:
-        shards = num_parameter_shards(parameter, num_shards)
-        own_bytes = cut(parameter.size_bytes, shards)
+        shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
+        own_bytes = ceil_div(parameter.size_bytes, shards)
         weights += own_bytes
-        states += optimizer.num_float32_states * cut(parameter.num_elements, shards) * FLOAT32_BYTES
+        states += optimizer.num_float32_states * ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES
         states += optimizer.num_like_states * own_bytes
-        if is_accumulating:  # clones of the weights (MFPipelineWithLossScaleCell)
-            gradients += own_bytes if is_accumulator_sharded else parameter.size_bytes
-    return StaticMemory(weights, gradients, 0 if is_state_offloaded else states, workspace_bytes)
+        if settings.num_turns > 1:  # clones of the weights (MFPipelineWithLossScaleCell)
+            gradients += own_bytes if settings.is_accumulator_sharded else parameter.size_bytes
+    return StaticMemory(weights, gradients, 0 if settings.is_state_offloaded else states, workspace_bytes)
 
 
 def num_parameter_shards(parameter: Parameter, num_shards: int) -> int:
     """Ranks over which this parameter is cut: `num_shards`, or 1 where the parallel optimizer leaves it whole."""
     return num_shards if parameter.is_cut else 1
-
-
-def cut(size: int, shards: int) -> int:
-    """The part of one rank, rounded up."""
-    return -(-size // shards)

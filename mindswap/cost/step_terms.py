@@ -9,13 +9,13 @@ neighbours are one kernel (`clusterable_ops_with_level_dvm` of graph_kernel_clus
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mindswap.config.step import StepSettings
 from mindswap.cost.hardware import Device
-from mindswap.cost.static_memory import FLOAT32_BYTES, Optimizer, Parameter, cut, num_parameter_shards
+from mindswap.cost.static_memory import FLOAT32_BYTES, Parameter, find_optimizer, num_parameter_shards
 from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
-from mindswap.units import NS_PER_S
+from mindswap.units import NS_PER_S, ceil_div
 
 __all__ = [
-    "Updates",
     "accumulate_ns",
     "clip_ns",
     "exchange_gradient_ns",
@@ -44,61 +44,37 @@ class Kernel:
     is_cast: bool = False
 
 
-@dataclass(frozen=True)
-class Updates:
-    """The part of a step that works on weights and gradients.
-
-    Attributes:
-        num_shards: ranks over which the parallel optimizer cuts weights, gradients and states; 1 without it.
-        num_micro_batches: passes whose gradients are summed up; 1 is no sum.
-        is_accumulating: the sums are tensors that live over steps (pipeline, gradient accumulation), with
-            MFPipelineWithLossScaleCell; else MFTrainOneStepCell.
-        is_accumulator_sharded: these are cut as well.
-        is_fused: neighbouring element-wise operators are one kernel (jit_level O1).
-    """
-
-    num_shards: int = 1
-    num_micro_batches: int = 1
-    is_accumulating: bool = False
-    is_accumulator_sharded: bool = False
-    is_fused: bool = False
-
-    @property
-    def num_sum_shards(self) -> int:
-        """Ranks over which the sums of gradients are cut."""
-        return self.num_shards if self.is_accumulator_sharded else 1
-
-
-def accumulate_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Adding up the gradients of all micro-batches, in ns; 0 for one.
 
     Source: accu_grads of MFPipelineWithLossScaleCell has the types of the weights; VirtualAssignAdd adds to it in
     the backward of each micro-batch. Without it (`micro_batch_interleave_num`) the passes add to each other.
     """
-    num_sums = updates.num_micro_batches - (0 if updates.is_accumulating else 1)
-    num_shards = updates.num_sum_shards if updates.is_accumulating else 1
+    num_sums = settings.num_turns - (0 if settings.is_accumulating else 1)
+    num_shards = _num_sum_shards(settings) if settings.is_accumulating else 1
     return num_sums * _kernels_ns((Kernel("WW", "W"),), parameters, num_shards, device) if num_sums else 0
 
 
-def scale_ns(parameters: Sequence[Parameter], updates: Updates, device: Device) -> int:
+def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
     """Dividing gradients by the loss scale, and setting the sums to zero, in ns.
 
     Source: mindformers/wrapper/wrapper.py, tensor_grad_scale, which gives float32, for one micro-batch;
     tensor_shard_grad_scale_pipeline for several.
     """
-    if not updates.is_accumulating:
-        once = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
-        return _kernels_ns((Kernel("W", "F"),) if updates.is_fused else once, parameters, updates.num_shards, device)
+    if not settings.is_accumulating:
+        kernels: tuple[Kernel, ...] = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
+        if settings.is_fused:
+            kernels = (Kernel("W", "F"),)
+        return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device)
     scale: tuple[Kernel, ...] = (Kernel("W", "w"), Kernel("w", "W"))
     clear: tuple[Kernel, ...] = (Kernel("W", "b"), Kernel("b", "w"), Kernel("w", "w"), Kernel("w", "W"))
-    if updates.is_fused:
+    if settings.is_fused:
         scale = clear = (Kernel("W", "W"),)
-    return _kernels_ns(scale, parameters, updates.num_shards, device) + _kernels_ns(
-        clear, parameters, updates.num_sum_shards, device
-    )
+    scale_ns = _kernels_ns(scale, parameters, settings.num_optimizer_shards, device)
+    return scale_ns + _kernels_ns(clear, parameters, _num_sum_shards(settings), device)
 
 
-def clip_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Clipping by the global norm (`use_clip_grad`), in ns.
 
     Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
@@ -110,35 +86,26 @@ def clip_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -
         Kernel("f", "f"),
         Kernel("f", "G", is_cast=True),
     )
-    if updates.is_fused:
+    if settings.is_fused:
         kernels = (Kernel("G", ""), Kernel("G", "G"))
-    return _kernels_ns(kernels, parameters, updates.num_shards, device, updates.is_accumulating)
+    return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
 
-def overflow_ns(parameters: Iterable[Parameter], updates: Updates, device: Device) -> int:
+def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Looking for infinite gradients, in ns.
 
     Source: mindspore/nn/wrap/loss_scale.py, get_overflow_status: AllFinite on Atlas A2; both wrapper cells of
     MindFormers call it in every step.
     """
-    return _kernels_ns((Kernel("G", ""),), parameters, updates.num_shards, device, updates.is_accumulating)
+    return _kernels_ns((Kernel("G", ""),), parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
 
-def optimize_ns(
-    parameters: Iterable[Parameter], name: str, optimizer: Optimizer, updates: Updates, device: Device
-) -> int:
-    """Time of the optimizer, in ns.
-
-    Args:
-        parameters: weights of a rank, whole.
-        name: `optimizer.type`, such as `AdamW`, or `FusedAdamW` where `use_fused: True` makes it that.
-        optimizer: what it keeps for each weight.
-        updates: how they are cut, and whether operators are fused.
-        device: where it runs.
-    """
+def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
+    """Time of the optimizer, in ns."""
+    optimizer = find_optimizer(settings.optimizer)
     states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
     kernels: tuple[Kernel, ...] = (Kernel("WG" + states, "W" + states),)
-    if name in UNFUSED_OPTIMIZERS and not updates.is_fused:
+    if settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused:
         kernels = (
             Kernel("W", "f", is_cast=True),
             Kernel("f", "f"),  # weight decay
@@ -159,44 +126,43 @@ def optimize_ns(
             Kernel("f", "w", is_cast=True),
             Kernel("w", "W"),
         )
-    return _kernels_ns(kernels, parameters, updates.num_shards, device, updates.is_accumulating)
+    return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
 
-def move_states_ns(parameters: Iterable[Parameter], optimizer: Optimizer, updates: Updates, device: Device) -> int:
+def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Bringing optimizer states from host memory and taking them back (`optimizer.swap: True`), in ns.
 
     Source: mindformers/core/optim/adamw.py, `device='CPU'` of the states. Assumed: one state after the other and
     beside nothing else, as gradients are complete only then.
     """
+    optimizer = find_optimizer(settings.optimizer)
     total = 0
     for parameter in parameters:
-        shards = num_parameter_shards(parameter, updates.num_shards)
-        sizes = [cut(parameter.num_elements, shards) * FLOAT32_BYTES] * optimizer.num_float32_states
-        sizes += [cut(parameter.size_bytes, shards)] * optimizer.num_like_states
+        shards = num_parameter_shards(parameter, settings.num_optimizer_shards)
+        sizes = [ceil_div(parameter.num_elements, shards) * FLOAT32_BYTES] * optimizer.num_float32_states
+        sizes += [ceil_div(parameter.size_bytes, shards)] * optimizer.num_like_states
         total += sum(copy_in_ns(size, device) + copy_out_ns(size, device) for size in sizes)
     return total
 
 
-def exchange_gradient_ns(
-    parameter: Parameter, num_ranks: int, device: Device, is_sharded: bool = False, stride: int = 1
-) -> int:
-    """Time of handing the gradient of a weight to the data parallel ranks, in ns, if nothing hides it.
+def exchange_gradient_ns(parameter: Parameter, settings: StepSettings, device: Device) -> int:
+    """Time of handing the gradient of a weight of this rank to the data parallel ranks, in ns, if nothing hides it.
 
-    Each gradient has a collective of its own: fusion of collectives is off unless `parallel.comm_fusion` switches it on
+    With the parallel optimizer it is a ReduceScatter instead of an AllReduce of the weights that it cuts. Each
+    gradient has a collective of its own: fusion of collectives is off unless `parallel.comm_fusion` switches it on
     (AllReduceFusion and ReduceScatterFusion in GEBackendOptimizeACL stand behind `enable_all_reduce_fusion` and
     `enable_reduce_scatter_fusion` of the context, which are False by default in 2.9.0).
-
-    Args:
-        parameter: weight of this rank; its gradient has its size.
-        num_ranks: data parallel ranks.
-        device: where it runs.
-        is_sharded: with the parallel optimizer, a ReduceScatter instead of an AllReduce of the weights that it cuts.
-        stride: ranks from one data parallel rank to the next.
     """
-    kind = "ReduceScatter" if is_sharded and parameter.is_cut else "AllReduce"
+    kind = "ReduceScatter" if settings.num_optimizer_shards > 1 and parameter.is_cut else "AllReduce"
+    num_ranks, stride = settings.data_parallel, settings.data_parallel_stride
     if parameter.num_copies is not None:  # of experts: their ranks are one after the other
         num_ranks, stride = parameter.num_copies, max(1, num_ranks * stride // parameter.num_copies)
     return collective_ns(kind, parameter.size_bytes, num_ranks, device, stride) if num_ranks > 1 else 0
+
+
+def _num_sum_shards(settings: StepSettings) -> int:
+    """Ranks over which the sums of gradients are cut."""
+    return settings.num_optimizer_shards if settings.is_accumulator_sharded else 1
 
 
 def _kernels_ns(
@@ -208,16 +174,12 @@ def _kernels_ns(
 ) -> int:
     """Time of kernels for every weight: tensors in memory at its rate, results before at that of the cache if it holds
     all that a kernel moves; rounded up once.
-
-    Raises:
-        ValueError: if num_shards is not positive.
     """
-    if num_shards < 1:
-        raise ValueError(f"num_shards is {num_shards}")
     far_bytes = near_bytes = num_kernels = 0
     for parameter in parameters:
         shards = num_parameter_shards(parameter, num_shards)
-        elements, width = cut(parameter.num_elements, shards), parameter.size_bytes // max(parameter.num_elements, 1)
+        elements = ceil_div(parameter.num_elements, shards)
+        width = parameter.size_bytes // max(parameter.num_elements, 1)
         widths = {"F": FLOAT32_BYTES, "W": width, "G": width if are_gradients_like_weights else FLOAT32_BYTES, "B": 1}
         for kernel in kernels:
             letters = kernel.reads + kernel.writes
@@ -230,6 +192,6 @@ def _kernels_ns(
             far_bytes += moved - (near if moved <= device.cache_bytes else 0)
             num_kernels += 1
     bandwidth = device.memory_bandwidth_bytes_per_s * device.memory_permille
-    far_ns = -(-far_bytes * NS_PER_S * 1000 // bandwidth)
-    near_ns = -(-near_bytes * NS_PER_S // device.cache_bandwidth_bytes_per_s) if near_bytes else 0
+    far_ns = ceil_div(far_bytes * NS_PER_S * 1000, bandwidth)
+    near_ns = ceil_div(near_bytes * NS_PER_S, device.cache_bandwidth_bytes_per_s) if near_bytes else 0
     return far_ns + near_ns + num_kernels * device.op_latency_ns["vector"]

@@ -3,7 +3,7 @@
 import math
 
 from mindswap.cost.hardware import Device, Link, Network
-from mindswap.units import NS_PER_S
+from mindswap.units import NS_PER_S, ceil_div
 
 __all__ = ["COLLECTIVES", "collective_ns", "copy_in_ns", "copy_out_ns", "send_ns"]
 
@@ -41,7 +41,7 @@ def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
     for least_bytes, reached in link.efficiency:
         if size_bytes >= least_bytes:
             permille = reached
-    return link.latency_ns + _ceil_div(size_bytes * NS_PER_S * 1000, bandwidth * permille)
+    return link.latency_ns + ceil_div(size_bytes * NS_PER_S * 1000, bandwidth * permille)
 
 
 def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, stride: int = 1) -> int:
@@ -80,11 +80,11 @@ def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, st
     if kind == "SendReceive":  # to the next rank of a ring, then from the one before: the slowest link counts
         return 2 * send_ns(size_bytes, num_ranks * stride <= device.num_cards_per_node, device)
     num_local = min(num_ranks, max(device.num_cards_per_node // stride, 1))
-    num_nodes = _ceil_div(num_ranks, num_local)
+    num_nodes = ceil_div(num_ranks, num_local)
     if kind == "AllToAll":
         crossing = size_bytes * (num_ranks - num_local) // num_ranks
         levels = [(device.intranode, num_local, size_bytes * num_local // num_ranks)]
-        between_ns = _ceil_div(crossing * NS_PER_S, _bandwidth(device.internode, num_nodes))
+        between_ns = ceil_div(crossing * NS_PER_S, _bandwidth(device.internode, num_nodes))
         between_ns += (num_ranks - num_local) * device.internode.latency_ns
     else:
         levels = [(device.intranode, num_local, size_bytes), (device.internode, num_nodes, size_bytes // num_local)]
@@ -100,7 +100,7 @@ def _level_ns(kind: str, size_bytes: int, num_ranks: int, network: Network) -> i
     rounds = COLLECTIVES[kind]
     num_steps = rounds * (num_ranks - 1 if kind == "AllToAll" else math.ceil(math.log2(num_ranks)))
     sent = rounds * size_bytes * (num_ranks - 1)
-    return num_steps * network.latency_ns + _ceil_div(sent * NS_PER_S, num_ranks * _bandwidth(network, num_ranks))
+    return num_steps * network.latency_ns + ceil_div(sent * NS_PER_S, num_ranks * _bandwidth(network, num_ranks))
 
 
 def send_ns(size_bytes: int, is_within_node: bool, device: Device) -> int:
@@ -112,7 +112,7 @@ def send_ns(size_bytes: int, is_within_node: bool, device: Device) -> int:
     if size_bytes < 0:
         raise ValueError(f"size_bytes is {size_bytes}")
     network = device.intranode if is_within_node else device.internode
-    time_ns = _ceil_div(size_bytes * NS_PER_S, _bandwidth(network, 2))
+    time_ns = ceil_div(size_bytes * NS_PER_S, _bandwidth(network, 2))
     return device.op_latency_ns["communication"] + network.latency_ns + time_ns
 
 
@@ -122,7 +122,3 @@ def _bandwidth(network: Network, num_ranks: int) -> int:
     if num_ranks <= network.num_mesh_cards:
         bandwidth = bandwidth * (num_ranks - 1) // (network.num_mesh_cards - 1)
     return bandwidth
-
-
-def _ceil_div(dividend: int, divisor: int) -> int:
-    return -(-dividend // divisor)

@@ -12,16 +12,14 @@ EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<
 
 
 def load_tokenizer(path: Path, eos_token: str | None = None) -> TextTokenizer:
-    """Load a tokenizer file.
+    """Load a tokenizer.json, or a sentencepiece .model.
 
     Args:
-        path: tokenizer.json, or a sentencepiece .model.
-        eos_token: the token that ends a document; None: the one that the file names, or for a
-            tokenizer.json the first of EOS_TOKENS that it has.
+        path: of the file.
+        eos_token: ends a document; None: what the file names, or for a tokenizer.json the first of EOS_TOKENS in it.
 
     Raises:
-        DataError: the file cannot be read, has another format, or has no such token; or the package
-            that reads it is not installed.
+        DataError: the file cannot be read or has no such token; or the package that reads it is not installed.
     """
     if path.is_dir():
         inner = [name for name in ("tokenizer.json", "tokenizer.model") if (path / name).is_file()]

@@ -43,8 +43,7 @@ def read_samples(
     Holds one block of text, and one sample, at a time.
 
     Args:
-        sources: the documents.
-        tokenizer: makes the tokens.
+        sources, tokenizer: the documents, and what makes tokens of them.
         sample_length: tokens per sample.
         counts: kept up to date.
         on_bytes: called with the size of every block read.
@@ -85,11 +84,7 @@ def read_samples(
 def four_columns(tokens: "array[int]") -> "array[int]":
     """One sample for the newer models: tokens, the tokens that follow them, a mask that takes all, positions.
 
-    Args:
-        tokens: type code 'i', shape (seq_length + 1,).
-
-    Returns:
-        Shape (4 * seq_length,).
+    From shape (seq_length + 1,) to (4 * seq_length,), type code 'i'.
     """
     length = len(tokens) - 1
     return tokens[:-1] + tokens[1:] + array("i", [1]) * length + array("i", range(length))

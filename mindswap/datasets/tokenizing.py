@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+import numpy as np
+
 from mindswap.errors import DataError
 
 __all__ = ["Tokenizer", "ByteTokenizer", "TextTokenizer"]
@@ -35,21 +37,15 @@ class ByteTokenizer:
     """
 
     name = "bytes"
-    pad_id, bos_id, eos_id = 0, 1, 2
-    vocab_size = 3 + 256
+    num_special, eos_id = 3, 2
+    vocab_size = num_special + 256
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
         """See `Tokenizer.tokens`."""
         for index, block in enumerate(blocks):
-            # bytes -> characters of the shifted number -> their 32-bit code points: two passes in C.
-            text, _ = codecs.charmap_decode(block.removeprefix(b"" if index else codecs.BOM_UTF8), "strict", _SHIFTED)
-            tokens = array("i")
-            tokens.frombytes(text.encode("utf-32-le" if _LITTLE_ENDIAN else "utf-32-be"))
-            yield tokens
-
-
-_SHIFTED = "".join(chr(byte + 3) for byte in range(256))
-_LITTLE_ENDIAN = array("i", [1]).tobytes()[0] == 1
+            data = block.removeprefix(b"" if index else codecs.BOM_UTF8)
+            tokens = np.frombuffer(data, np.uint8).astype(np.intc) + self.num_special
+            yield array("i", tokens.tobytes())
 
 
 class TextTokenizer:

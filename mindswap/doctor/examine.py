@@ -1,8 +1,9 @@
 """All findings of all checks."""
 
 from mindswap.doctor.machine import find_in_job, find_in_machine
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.doctor.model import Facts, Finding
 from mindswap.doctor.software import find_in_environment, find_in_software
+from mindswap.document.problem import Level
 
 __all__ = ["examine"]
 
@@ -12,4 +13,4 @@ _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 def examine(facts: Facts) -> tuple[Finding, ...]:
     """What is not as it should be, errors first."""
     found = [finding for check in _CHECKS for finding in check(facts)]
-    return tuple(sorted(found, key=lambda finding: finding.severity is not Severity.ERROR))
+    return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

@@ -19,31 +19,23 @@ from mindswap.version import __version__
 __all__ = ["gather_machine", "gather_software"]
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
-_VERSION = re.compile(r"^\s*[Vv]ersion\s*=\s*(\S+)", re.MULTILINE)
 _LISTENING = "0A"
 # Of the class that checks CANN in MindSpore's own run_check/_check_version.py.
-_CANN_LIST = re.compile(r"class AscendEnvChecker\b.*?self\.version\s*=\s*\[([^\]]*)\]", re.DOTALL)
+_CANN_LIST = r"(?s)class AscendEnvChecker\b.*?self\.version\s*=\s*\[([^\]]*)\]"
 
 
 def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Sequence[str] | None = None) -> Software:
-    """What is installed.
-
-    Args:
-        environ: environment variables.
-        root: of the file system.
-        path: folders that Python imports from.
-    """
-    folders = list(dict.fromkeys(sys.path if path is None else path))
+    """What is installed; `root`: of the file system, `path`: folders that Python imports from."""
     packages: dict[str, list[Package]] = {}
-    for folder in folders:
+    for folder in dict.fromkeys(sys.path if path is None else path):
         for found in importlib.metadata.distributions(path=[folder or "."]):
-            name = _plain(found.metadata["Name"] or "")
+            name = re.sub(r"[-_.]+", "-", found.metadata["Name"] or "").lower()
             packages.setdefault(name, []).append(Package(found.version, folder))
-    names = {"pyyaml": "PyYAML"}
+    packages["PyYAML"] = packages.pop("pyyaml", [])
     cann_folder, cann = _find_cann(environ, root)
     return Software(
         sys.version_info[:2],
-        {names.get(name, name): tuple(found) for name, found in packages.items()},
+        {name: tuple(found) for name, found in packages.items()},
         __version__,
         str(Path(__file__).parents[1]),
         _cann_of_mindspore(packages.get("mindspore", [])),
@@ -52,10 +44,6 @@ def gather_software(environ: Mapping[str, str], root: Path = Path("/"), path: Se
         _read_version(root / "usr/local/Ascend/driver/version.info"),
         count_cards(root / "dev"),
     )
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def _find_cann(environ: Mapping[str, str], root: Path) -> tuple[str, str]:
@@ -70,30 +58,24 @@ def _find_cann(environ: Mapping[str, str], root: Path) -> tuple[str, str]:
 
 
 def _read_version(path: Path) -> str:
-    found = _VERSION.search(_read(path))
-    return found[1].strip("[]") if found else ""
+    return _find(r"^\s*[Vv]ersion\s*=\s*(\S+)", path).strip("[]")
 
 
 def _cann_of_mindspore(copies: Sequence[Package]) -> tuple[str, ...]:
-    if not copies:
-        return ()
-    found = _CANN_LIST.search(_read(Path(copies[0].folder, "mindspore/run_check/_check_version.py")))
-    return tuple(re.findall(r"[\d.]+", found[1])) if found else ()
+    files = [Path(copy.folder, "mindspore/run_check/_check_version.py") for copy in copies[:1]]
+    return tuple(version for file in files for version in re.findall(r"[\d.]+", _find(_CANN_LIST, file)))
 
 
 def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machine:
-    """Limits and resources.
-
-    Args:
-        environ: environment variables.
-        root: of the file system.
-    """
+    """Limits and resources; `root`: of the file system."""
     proc = root / "proc"
-    nodes = [node for node in sorted((root / "sys/devices/system/node").glob("node[0-9]*")) if _has_memory(node)]
-    cpus = _read_ranges(_field(_read(proc / "self/status"), "Cpus_allowed_list"))
+    nodes = sorted((root / "sys/devices/system/node").glob("node[0-9]*"))
+    nodes = [node for node in nodes if _find(r"MemTotal:\s+(\d+)", node / "meminfo") != "0"]
+    cpus = _read_ranges(_find(r"^Cpus_allowed_list:\s*(.*)$", proc / "self/status"))
+    memlock = _find(r"^Max locked memory\s+(\S+)", proc / "self/limits")
     folder = cache_folder(environ)
     return Machine(
-        _read_memlock(_read(proc / "self/limits")),
+        int(memlock) if memlock.isdecimal() else None,
         _read_host_memory(proc, root / "sys/fs/cgroup"),
         _size(root / "dev/shm", is_free=False),
         max(len(nodes), 1),
@@ -116,27 +98,18 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _field(text: str, name: str) -> str:
-    found = re.search(rf"^{name}:\s*(.*)$", text, re.MULTILINE)
+def _find(pattern: str, path: Path) -> str:
+    """The group of a pattern in a file; "" where it is not there."""
+    found = re.search(pattern, _read(path), re.MULTILINE)
     return found[1] if found else ""
-
-
-def _has_memory(node: Path) -> bool:
-    found = re.search(r"MemTotal:\s+(\d+)", _read(node / "meminfo"))
-    return found is None or int(found[1]) > 0
-
-
-def _read_memlock(limits: str) -> int | None:
-    found = re.search(r"^Max locked memory\s+(\S+)", limits, re.MULTILINE)
-    return int(found[1]) if found and found[1].isdecimal() else None
 
 
 def _read_host_memory(proc: Path, cgroup: Path) -> int | None:
     """What is available, or what the container may still take where that is less."""
-    available = re.search(r"^MemAvailable:\s+(\d+) kB", _read(proc / "meminfo"), re.MULTILINE)
-    if available is None:
+    available = _find(r"^MemAvailable:\s+(\d+) kB", proc / "meminfo")
+    if not available:
         return None
-    size_bytes = int(available[1]) << 10
+    size_bytes = int(available) << 10
     for limit, used in (
         ("memory.max", "memory.current"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),

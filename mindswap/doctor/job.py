@@ -18,30 +18,22 @@ _CHECKPOINTS = (".ckpt", ".safetensors")
 
 
 def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> Job:
-    """What is known of a training before it runs.
-
-    Args:
-        document: its configuration.
-        environ: environment variables of the run.
-        num_cards: of this machine; without cards a machine is taken to have as many as usual.
-    """
+    """What is known of a training before it runs; a machine without cards is taken to have as many as usual."""
     if find_form(document) is Form.PYNATIVE:
         return Job(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})
     step = read_step_settings(document)
-    checkpoint = document.get("load_checkpoint")
-    transforms = document.get("auto_trans_ckpt")
-    lazy_inline_off = document.get("model", "model_config", "disable_lazy_inline")
-    is_loaded = checkpoint is not None and isinstance(checkpoint.value, str) and bool(checkpoint.value)
+    node = document.get("load_checkpoint")
+    checkpoint = node.value if node is not None and isinstance(node.value, str) else ""
     return Job(
         document.file,
         num_errors=len(checked.errors),
         swaps=checked.is_swap_enabled,
-        disables_lazy_inline=lazy_inline_off is not None and lazy_inline_off.value is True,
+        disables_lazy_inline=_is_on(document, "model", "model_config", "disable_lazy_inline"),
         num_local_workers=min(step.num_cards, num_cards or DEFAULT_NUM_WORKERS),
         swapped_bytes=_swapped_bytes(document, step, checked.policy, checked.num_layers),
-        loads_whole_checkpoint=is_loaded and transforms is not None and transforms.value is True,
-        checkpoint_bytes=_size_of(Path(str(checkpoint.value))) if is_loaded and checkpoint is not None else 0,
+        loads_whole_checkpoint=bool(checkpoint) and _is_on(document, "auto_trans_ckpt"),
+        checkpoint_bytes=_size_of(Path(checkpoint)) if checkpoint else 0,
     )
 
 
@@ -65,6 +57,11 @@ def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None
     held = min(step.num_micro_batches, num_stages)
     one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)
     return one * -(-len(named) // num_stages) * held
+
+
+def _is_on(document: Document, *path: str) -> bool:
+    node = document.get(*path)
+    return node is not None and node.value is True
 
 
 def _number(document: Document, *path: str) -> int:

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.doctor.model import Facts, Finding, error, warning
 from mindswap.units import format_bytes
 
 __all__ = ["find_in_job", "find_in_machine"]
@@ -22,51 +22,45 @@ def find_in_machine(facts: Facts) -> Iterator[Finding]:
     machine, job = facts.machine, facts.job
     needed = max(MIN_MEMLOCK_BYTES, job.swapped_bytes if job else 0)
     if machine.memlock_bytes is not None and machine.memlock_bytes < needed:
-        yield Finding(
+        yield warning(
             "memlock",
-            Severity.WARNING,
             f"a process may lock {format_bytes(machine.memlock_bytes)} of memory; up to {format_bytes(needed)} are "
             "wanted",
             "copies to host memory are quick from pinned pages only; where they cannot be pinned they fail or crawl",
             "ulimit -l unlimited; for a container: docker run --ulimit memlock=-1",
         )
     if machine.shm_bytes is not None and machine.shm_bytes < MIN_SHM_BYTES:
-        yield Finding(
+        yield warning(
             "shared-memory",
-            Severity.WARNING,
             f"/dev/shm has {format_bytes(machine.shm_bytes)}",
             "workers of a data set hand over their batches there, and die of SIGBUS when it is full",
             "docker run --shm-size=16g, or: mount -o remount,size=16g /dev/shm",
         )
     if machine.num_allowed_nodes < machine.num_numa_nodes:
-        yield Finding(
+        yield warning(
             "numa",
-            Severity.WARNING,
             f"this process may run on {machine.num_allowed_nodes} of {machine.num_numa_nodes} NUMA nodes",
             "all swapped activations go to the memory of these nodes, and cards at other nodes copy across",
             "start without taskset, numactl or cpuset; msrun --bind_core=True places each worker beside its card",
         )
     if machine.is_numa_balancing and facts.software.num_cards:
-        yield Finding(
+        yield warning(
             "numa-balancing",
-            Severity.WARNING,
             "the kernel moves pages between NUMA nodes (kernel.numa_balancing=1)",
             "workers stall while their pages move, each step as long as its slowest worker",
             "sysctl -w kernel.numa_balancing=0",
         )
     yield from _find_ports(facts)
     if machine.cache_problem:
-        yield Finding(
+        yield warning(
             "cache",
-            Severity.WARNING,
             f"{machine.cache_folder}: {machine.cache_problem}",
             "every command compiles its network anew, which takes seconds to minutes",
             "export MINDSWAP_CACHE=a folder that can be written",
         )
     if machine.tmp_free_bytes is not None and machine.tmp_free_bytes < MIN_TMP_BYTES:
-        yield Finding(
+        yield warning(
             "temporary-files",
-            Severity.WARNING,
             f"{format_bytes(machine.tmp_free_bytes)} are free for temporary files",
             "MindSpore writes graphs and kernels there while it compiles",
             "make room, or export TMPDIR=a folder with room",
@@ -77,9 +71,8 @@ def _find_ports(facts: Facts) -> Iterator[Finding]:
     machine = facts.machine
     port = facts.job.master_port if facts.job else DEFAULT_MASTER_PORT
     if port in machine.ports:
-        yield Finding(
+        yield warning(
             "master-port",
-            Severity.WARNING,
             f"something listens on port {port}, the master port of msrun if none is given",
             "a second scheduler cannot start there",
             f"give --master_port another one; ss -ltnp shows who has {port}",
@@ -89,9 +82,8 @@ def _find_ports(facts: Facts) -> Iterator[Finding]:
     wanted = range(first, first + NUM_HCCL_PORTS)
     taken = sorted(machine.ports.intersection(wanted))
     if taken:
-        yield Finding(
+        yield error(
             "hccl-ports",
-            Severity.ERROR,
             f"something listens on {', '.join(map(str, taken))}, of the ports {first} to {wanted[-1]} of HCCL",
             "workers that cannot listen there stop when communication starts",
             "end what listens there, or export HCCL_IF_BASE_PORT=the first of 16 free ports",
@@ -100,9 +92,8 @@ def _find_ports(facts: Facts) -> Iterator[Finding]:
         low, high = machine.ephemeral_ports
         open_ports = [number for number in wanted if low <= number <= high and number not in machine.reserved_ports]
         if open_ports and not taken:
-            yield Finding(
+            yield warning(
                 "hccl-ports-not-reserved",
-                Severity.WARNING,
                 f"the kernel may give ports {open_ports[0]} to {open_ports[-1]}, which HCCL wants, to any connection",
                 "now and then a start fails, and the next one does not",
                 f"sysctl -w net.ipv4.ip_local_reserved_ports={first}-{wanted[-1]}",
@@ -115,25 +106,22 @@ def find_in_job(facts: Facts) -> Iterator[Finding]:
     if job is None:
         return
     if job.is_pynative:
-        yield Finding(
+        yield error(
             "pynative",
-            Severity.ERROR,
             f"{job.file} is a configuration of MindFormers 2.x in PyNative mode",
             "`mindswap run` hooks into graph mode; in PyNative mode MindFormers 2.x swaps by itself",
             "train it with MindFormers 2.x; `mindswap convert` writes the same policy for 1.9",
         )
     if job.num_errors:
-        yield Finding(
+        yield error(
             "configuration",
-            Severity.ERROR,
             f"{job.file} has {job.num_errors} errors",
             "the training stops before it starts",
             f"mindswap check {job.file}",
         )
     if job.swaps and job.disables_lazy_inline:
-        yield Finding(
+        yield error(
             "lazy-inline-off",
-            Severity.ERROR,
             f"{job.file}: model.model_config.disable_lazy_inline is True",
             "outside of lazy_inline nothing is swapped, whatever the log says",
             "remove it; mindswap switches lazy_inline on",
@@ -147,9 +135,8 @@ def _find_host_memory(facts: Facts) -> Iterator[Finding]:
         return
     swapped = job.swapped_bytes * job.num_local_workers
     if swapped > available:
-        yield Finding(
+        yield warning(
             "host-memory-swap",
-            Severity.WARNING,
             f"{format_bytes(available)} of host memory are available; {job.num_local_workers} workers swap up to "
             f"{format_bytes(swapped)}, {format_bytes(job.swapped_bytes)} each",
             "a worker that finds no host memory stops, or the system kills it",
@@ -157,9 +144,8 @@ def _find_host_memory(facts: Facts) -> Iterator[Finding]:
         )
     loaded = job.checkpoint_bytes * job.num_local_workers if job.loads_whole_checkpoint else 0
     if loaded > available:
-        yield Finding(
+        yield warning(
             "host-memory-checkpoint",
-            Severity.WARNING,
             f"{format_bytes(available)} of host memory are available; with auto_trans_ckpt {job.num_local_workers} "
             f"workers load {format_bytes(job.checkpoint_bytes)} each, {format_bytes(loaded)} together",
             "the system kills workers while they load",

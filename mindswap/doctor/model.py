@@ -2,16 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
-__all__ = ["Facts", "Finding", "Job", "Machine", "Package", "Severity", "Software"]
+from mindswap.document.problem import Level
 
-
-class Severity(Enum):
-    """How bad it is."""
-
-    ERROR = "error"  # does not start, or does not swap
-    WARNING = "warning"  # works, or fails only with some models
+__all__ = ["Facts", "Finding", "Job", "Machine", "Package", "Software", "error", "warning"]
 
 
 @dataclass(frozen=True)
@@ -20,17 +14,27 @@ class Finding:
 
     Attributes:
         check: a stable name, for scripts.
-        severity: how bad it is.
+        severity: an error keeps a training from starting, or from swapping; a warning only some models.
         what: was found.
         why: it matters.
         fix: what to do.
     """
 
     check: str
-    severity: Severity
+    severity: Level
     what: str
     why: str
     fix: str
+
+
+def error(check: str, what: str, why: str, fix: str) -> Finding:
+    """What keeps a training from starting, or from swapping."""
+    return Finding(check, Level.ERROR, what, why, fix)
+
+
+def warning(check: str, what: str, why: str, fix: str) -> Finding:
+    """What works, or fails only with some models."""
+    return Finding(check, Level.WARNING, what, why, fix)
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 import re
 from collections.abc import Iterator
 
-from mindswap.adapters.pairs import describe_pair, is_known_pair
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.adapters.installed import describe_pair, is_known_pair
+from mindswap.doctor.model import Facts, Finding, error, warning
 
 __all__ = ["find_in_environment", "find_in_software"]
 
@@ -20,39 +20,35 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
     software = facts.software
     mindspore, mindformers = software.version("mindspore"), software.version("mindformers")
     if software.python not in _PYTHONS:
-        yield Finding(
+        yield (warning if mindspore else error)(
             "python",
-            Severity.ERROR if not mindspore else Severity.WARNING,
             f"Python {'.'.join(map(str, software.python))}",
             "MindSpore has wheels for Python 3.9 to 3.12, mindswap needs 3.11 or later, and is tested on 3.11",
             "an environment of Python 3.11",
         )
     missing = [name for name in _PACKAGES if not software.version(name)]
     if missing:
-        yield Finding(
+        yield error(
             "packages",
-            Severity.ERROR,
             f"not installed: {', '.join(missing)}",
             "mindswap cannot plan or simulate without them",
             f"pip install {' '.join(missing)}",
         )
     if not mindspore or not mindformers:
         absent = [name for name, found in (("mindspore", mindspore), ("mindformers", mindformers)) if not found]
-        yield Finding(
+        yield error(
             "not-installed",
-            Severity.ERROR,
             f"not installed: {', '.join(absent)}",
             "check, explain and convert work without; run, verify, inspect, simulate and plan do not",
             "pip install mindspore==2.9.0 mindformers==1.9.0; on Ascend the MindSpore that matches your CANN, then "
             "mindformers 1.9.0",
         )
     elif not is_known_pair(mindformers, mindspore):
-        yield Finding(
+        yield error(
             "version-pair",
-            Severity.ERROR,
             f"mindformers {mindformers} with mindspore {mindspore}",
             "this pair was never tried: hooks may meet other functions than they expect",
-            describe_pair(mindformers, mindspore),
+            describe_pair(mindformers),
         )
     yield from _find_cann(facts)
     yield from _find_stale(facts)
@@ -61,26 +57,23 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
 def _find_cann(facts: Facts) -> Iterator[Finding]:
     software = facts.software
     if software.cann and software.cann_of_mindspore and _minor(software.cann) not in software.cann_of_mindspore:
-        yield Finding(
+        yield error(
             "cann-version",
-            Severity.ERROR,
             f"CANN {software.cann} ({software.cann_folder}) with mindspore {software.version('mindspore')}",
             f"this MindSpore is made for CANN {', '.join(software.cann_of_mindspore)} (its own list); "
             "with another it stops, or operators are missing",
             "install the MindSpore that matches: https://www.mindspore.cn/install",
         )
     if software.num_cards and not software.cann:
-        yield Finding(
+        yield error(
             "cann-missing",
-            Severity.ERROR,
             f"{software.num_cards} cards, and no CANN in {software.cann_folder or 'ASCEND_HOME_PATH'}",
             "without it MindSpore knows the CPU only",
             "install CANN, and: source /usr/local/Ascend/ascend-toolkit/set_env.sh",
         )
     if software.cann and not software.driver:
-        yield Finding(
+        yield warning(
             "driver-missing",
-            Severity.WARNING,
             f"CANN {software.cann}, and no driver in /usr/local/Ascend/driver",
             "without the driver (in a container: its folder from the host) no card can be used",
             "install the driver, or start the container with -v /usr/local/Ascend/driver:/usr/local/Ascend/driver",
@@ -94,9 +87,8 @@ def _find_stale(facts: Facts) -> Iterator[Finding]:
     others = [copy for copy in copies if copy.version != software.own_version]
     if others:
         found = ", ".join(f"{copy.version} in {copy.folder}" for copy in others)
-        yield Finding(
+        yield error(
             "stale-plugin",
-            Severity.ERROR,
             f"mindswap {software.own_version} runs from {software.own_folder}, and there is also {found}",
             "workers may import the other one: what is checked here is not what trains",
             "pip uninstall mindswap, until it says that there is none; then install the one you want",
@@ -111,26 +103,23 @@ def find_in_environment(facts: Facts) -> Iterator[Finding]:
     """Variables that change what a training does, without a word in its log."""
     environ, machine = facts.environ, facts.machine
     if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":
-        yield Finding(
+        yield error(
             "lazy-inline-env",
-            Severity.ERROR,
             "ENABLE_LAZY_INLINE_NO_PIPELINE=0",
             "it forbids lazy_inline without pipeline stages, and outside of lazy_inline nothing is swapped",
             "unset ENABLE_LAZY_INLINE_NO_PIPELINE",
         )
     left = [name for name in _WORKER_VARIABLES if environ.get(name)]
     if left:
-        yield Finding(
+        yield error(
             "worker-variables",
-            Severity.ERROR,
             ", ".join(f"{name}={environ[name]}" for name in left),
             "they are of a worker of msrun: a process that starts with them waits for a scheduler that is not there",
             f"unset {' '.join(left)}",
         )
     if environ.get("MS_SIMULATION_LEVEL"):
-        yield Finding(
+        yield warning(
             "simulation-level",
-            Severity.WARNING,
             f"MS_SIMULATION_LEVEL={environ['MS_SIMULATION_LEVEL']}",
             "MindSpore then compiles and trains nothing: a dry run",
             "unset MS_SIMULATION_LEVEL",
@@ -140,18 +129,16 @@ def find_in_environment(facts: Facts) -> Iterator[Finding]:
         wanted = [part.lstrip("=") for part in environ.get(name, "").split(",") if part and not part.startswith("^")]
         missing = [part for part in wanted if not any(found.startswith(part) for found in machine.interfaces)]
         if wanted and len(missing) == len(wanted) and machine.interfaces:
-            yield Finding(
+            yield error(
                 "network-interface",
-                Severity.ERROR,
                 f"{name}={environ[name]}, and this machine has {', '.join(sorted(machine.interfaces))}",
                 "workers wait for each other until the time-out",
                 f"export {name}=one of these, or unset it",
             )
     timeout = environ.get("HCCL_CONNECT_TIMEOUT", "")
     if timeout and (not re.fullmatch(r"\d{1,6}", timeout) or not 120 <= int(timeout) <= 7200):
-        yield Finding(
+        yield error(
             "hccl-timeout",
-            Severity.ERROR,
             f"HCCL_CONNECT_TIMEOUT={timeout}",
             "HCCL takes 120 to 7200 seconds (CANN: environment variables of HCCL) and stops at anything else",
             "export HCCL_CONNECT_TIMEOUT=1200",

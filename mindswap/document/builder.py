@@ -39,9 +39,6 @@ class _Frame:
     first_places: dict[object, Location] = field(default_factory=dict)
     key: "_Key | None" = None
 
-    def awaits_key(self) -> bool:
-        return self.is_mapping and self.key is None
-
     def child_path(self) -> str:
         if not self.is_mapping:
             return f"{self.path}[{len(self.items)}]"
@@ -52,27 +49,22 @@ class _Frame:
 class _Key:
     value: object
     location: Location
+    span: Span
     is_merge: bool = False
     is_usable: bool = True
 
 
 class Builder:
-    """Puts the events of one file together; never raises on what the file says.
-
-    Args:
-        file: name for messages.
-        text: what the events are of.
-    """
+    """Puts the events of the text of one file together; never raises on what the file says."""
 
     def __init__(self, file: str, text: str):
         self.file = file
         self._text = text
         self.is_stopped = False
         self._stack: list[_Frame] = []
-        self._anchors: dict[str | None, Node | _Frame] = {}
+        self._anchors: dict[str | None, tuple[Node | _Frame, Span]] = {}
         self._root: Node | None = None
         self._span: Span | None = None
-        self._span_of_anchor: dict[str | None, Span] = {}
         self._num_documents = 0
         self._num_merged = 0
         self._problems: list[Problem] = []
@@ -121,36 +113,33 @@ class Builder:
             return
         if event.tag not in _COLLECTION_TAGS:
             self.report(location, "yaml-tag", f"the tag {event.tag} is not allowed", "plain YAML", "delete the tag")
-        span = self._add_span(event)
+        span = span_of(event, self._text)
         frame = _Frame(location, path, isinstance(event, yaml.MappingStartEvent), event.anchor, span)
-        if event.anchor is not None:
-            self._anchors[event.anchor] = frame
+        self._keep(event.anchor, frame, span)
         self._stack.append(frame)
 
     def _close(self, event: yaml.CollectionEndEvent) -> None:
         frame = self._stack.pop()
         if frame.span.is_flow and event.end_mark is not None:
             frame.span.end = event.end_mark.index
-        self._place_span(frame.span)
         if frame.is_mapping:
             node = Node(frame.location, entries=tuple(frame.entries) + tuple(self._merged_entries(frame)))
         else:
             node = Node(frame.location, items=tuple(frame.items))
-        if frame.anchor is not None and self._anchors.get(frame.anchor) is frame:
-            self._anchors[frame.anchor] = node
-        self._place(node, node.location)
+        if self._anchors.get(frame.anchor) == (frame, frame.span):  # the name was not given to something inside
+            self._keep(frame.anchor, node, frame.span)
+        self._place(node, frame.span, node.location)
 
     def _add_scalar(self, event: yaml.ScalarEvent, location: Location) -> None:
         tag = event.tag
         if tag is None or tag == "!":
             tag = self._scalars.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
-            if tag == _TAG + "value" and self._stack and self._stack[-1].awaits_key():
+            frame = self._stack[-1] if self._stack else None
+            if tag == _TAG + "value" and frame is not None and frame.is_mapping and frame.key is None:
                 tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
-        node = Node(location, self._construct(tag, event, location))
-        if event.anchor is not None:
-            self._anchors[event.anchor] = node
-        self._place(node, location, is_merge=tag == _TAG + "merge")
-        self._place_span(self._add_span(event))
+        node, span = Node(location, self._construct(tag, event, location)), span_of(event, self._text)
+        self._keep(event.anchor, node, span)
+        self._place(node, span, location, is_merge=tag == _TAG + "merge")
 
     def _construct(self, tag: str, event: yaml.ScalarEvent, location: Location) -> object:
         if tag in (_TAG + "str", _TAG + "merge"):
@@ -173,60 +162,52 @@ class Builder:
         return event.value
 
     def _add_alias(self, event: yaml.AliasEvent, location: Location) -> None:
-        span = self._add_span(event)
-        self._place_span(span)
-        target = self._anchors.get(event.anchor)
+        span = span_of(event, self._text)
+        target, span.alias_of = self._anchors.get(event.anchor, (None, None))
         if isinstance(target, Node):
-            self._place(target, location)
+            self._place(target, span, location)
             return
         if target is None:
             message, fix = f"the alias *{event.anchor} has no anchor", f"put &{event.anchor} before a value above"
         else:
             message, fix = f"the alias *{event.anchor} refers to what it stands in", "write the value out"
         self.report(location, "yaml-alias", message, fix=fix)
-        self._place(Node(location), location)
+        self._place(Node(location), span, location)
 
-    def _add_span(self, event: yaml.NodeEvent) -> Span:
-        span = span_of(event, self._text)
-        if isinstance(event, yaml.AliasEvent):
-            span.alias_of = self._span_of_anchor.get(event.anchor)
-        elif event.anchor is not None:
-            self._span_of_anchor[event.anchor] = span
-        return span
+    def _keep(self, anchor: str | None, value: Node | _Frame, span: Span) -> None:
+        if anchor is not None:
+            self._anchors[anchor] = (value, span)
 
-    def _place_span(self, span: Span) -> None:
-        if self._stack:
-            self._stack[-1].span.add(span)
-        else:
-            self._span = span
-
-    def _place(self, node: Node, location: Location, is_merge: bool = False) -> None:
+    def _place(self, node: Node, span: Span, location: Location, is_merge: bool = False) -> None:
         """Put a finished value where it belongs; `location` is where it (or its alias) stands."""
         if not self._stack:
-            self._root = node
+            self._root, self._span = node, span
             return
         frame = self._stack[-1]
+        frame.span.end = max(frame.span.end, span.end)
         if not frame.is_mapping:
             frame.items.append(node)
+            frame.span.items.append(span)
         elif frame.key is None:
-            frame.key = self._make_key(frame, node, location, is_merge)
+            frame.key = self._make_key(frame, node, span, location, is_merge)
         else:
             key, frame.key = frame.key, None
+            frame.span.entries.append((key.span, span))
             if key.is_merge:
                 frame.merged.append((location, node))
             elif key.is_usable:
                 frame.entries.append(Entry(key.value, key.location, node))
 
-    def _make_key(self, frame: _Frame, node: Node, location: Location, is_merge: bool) -> _Key:
+    def _make_key(self, frame: _Frame, node: Node, span: Span, location: Location, is_merge: bool) -> _Key:
         if is_merge:
-            return _Key("<<", location, is_merge=True)
+            return _Key("<<", location, span, is_merge=True)
         if node.items is not None or node.entries is not None:
             self.report(location, "yaml-key", f"{node.kind} cannot be a key", "a string", "quote it")
-            return _Key("?", location, is_usable=False)
+            return _Key("?", location, span, is_usable=False)
         first = frame.first_places.setdefault(node.value, location)
         if first is not location:
             self._duplicates.append(DuplicateKey(_join_path(frame.path, node.value), location, first))
-        return _Key(node.value, location)
+        return _Key(node.value, location, span)
 
     def _merged_entries(self, frame: _Frame) -> Iterator[Entry]:
         """What `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier list element."""

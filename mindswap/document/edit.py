@@ -1,7 +1,7 @@
 """Edits of one YAML text: a section set to a value, or a comment put above it."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mindswap.document.lines import after_line, line_above, line_end, line_start, newline_at
@@ -11,7 +11,7 @@ from mindswap.document.render import block_lines, inline_text, is_inline, key_te
 from mindswap.document.spans import Span
 from mindswap.errors import PolicyError
 
-__all__ = ["COMMENT_MARK", "Editor", "is_same", "refusal"]
+__all__ = ["COMMENT_MARK", "Editor", "above_own_comment", "apply_edits", "is_same", "refusal"]
 
 # Begins every comment line that mindswap writes; such lines are replaced the next time.
 COMMENT_MARK = "# mindswap:"
@@ -22,12 +22,7 @@ _DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
 
 
 class Editor:
-    """Collects edits of one text: (start, end, replacement), none inside another.
-
-    Args:
-        text: the text, without byte order mark.
-        document: the same, read without a problem.
-    """
+    """Collects edits of one text (without byte order mark) that was read without a problem; see `apply_edits`."""
 
     def __init__(self, text: str, document: Document):
         self.text = text
@@ -47,7 +42,7 @@ class Editor:
             if not self._update_keys(key, span, value):
                 assert self.root is not None
                 self._replace_value(self.root, key, span, value)
-        return self._result()
+        return apply_edits(self.text, self.edits)
 
     def with_comment(self, section: str, comment: str) -> str:
         """The text with the comment right above the section, and without what stood there with our mark."""
@@ -56,27 +51,16 @@ class Editor:
         assert self.root is not None
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
-        start = first = line_start(self.text, below.start)
-        while first > 0:
-            above = line_above(self.text, first)
-            if not self.text[above:first].lstrip().startswith(COMMENT_MARK):
-                break
-            first = above
+        start = line_start(self.text, below.start)
+        first = above_own_comment(self.text, start)
         margin = " " * below.column
         newline = newline_at(self.text, start)
         lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
         self.edits.append((first, start, "".join(lines)))
-        return self._result()
-
-    def _result(self) -> str:
-        parts, done = [], 0
-        for start, end, replacement in sorted(self.edits, key=lambda edit: edit[:2]):
-            parts += [self.text[done:start], replacement]
-            done = end
-        return "".join(parts) + self.text[done:]
+        return apply_edits(self.text, self.edits)
 
     def _find(self, section: str) -> tuple[Span, Span] | None:
-        entries = self.root.entries or () if self.root is not None else ()
+        entries = self.root.entries if self.root is not None else ()
         return next(((key, span) for key, span in entries if key.text == section), None)
 
     def _append_section(self, section: str, value: Mapping[Any, Any]) -> None:
@@ -98,7 +82,7 @@ class Editor:
         """Change only the keys that differ; False where no key can stay, or the keys are not all written here."""
         node = self.document.get(key.text)
         entries = node.unique_entries() if node is not None else ()
-        written = span.entries or []
+        written = span.entries
         if any(part.text == "<<" for part, _ in written) or len(entries) != len(written):
             return False
         rows = [(*spans, entry.key, to_data(entry.value)) for spans, entry in zip(written, entries, strict=True)]
@@ -181,7 +165,7 @@ class Editor:
 
     def _step(self) -> int:
         """By how much the file indents."""
-        for _, span in self.root.entries or () if self.root is not None else ():
+        for _, span in self.root.entries if self.root is not None else ():
             if span.entries and not span.is_flow and self.root is not None and span.column > self.root.column:
                 return span.entries[0][0].column - self.root.column
         return DEFAULT_STEP
@@ -189,6 +173,25 @@ class Editor:
     def _location(self, index: int) -> Location:
         before = self.text[:index]
         return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
+
+
+def above_own_comment(text: str, start: int) -> int:
+    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`."""
+    while start > 0:
+        above = line_above(text, start)
+        if not text[above:start].lstrip().startswith(COMMENT_MARK):
+            break
+        start = above
+    return start
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """The text with (start, end, replacement) done, none inside another."""
+    parts, done = [], 0
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[:2]):
+        parts += [text[done:start], replacement]
+        done = end
+    return "".join(parts) + text[done:]
 
 
 def is_same(left: object, right: object) -> bool:

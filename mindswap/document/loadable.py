@@ -8,6 +8,7 @@ from typing import cast
 
 import yaml
 
+from mindswap.document.nodes import children_first
 from mindswap.document.problem import Level, Location, Problem
 
 __all__ = ["LOADER", "MAX_MAPPING_DEPTH", "find_load_problem", "loader_for"]
@@ -24,12 +25,7 @@ def loader_for(text: str) -> type:
 
 
 def find_load_problem(text: str, file: str) -> Problem | None:
-    """Why MindFormers could not load a text; None if it can.
-
-    Args:
-        text: read without a problem by `parse_document`, so nesting and merging have their limits.
-        file: name for messages.
-    """
+    """Why MindFormers could not load a text that `parse_document` reads without a problem; None if it can."""
     loader = LOADER(text)  # its grammar is good: that was read before
     try:
         node = cast(yaml.Node, loader.get_single_node())  # None only for an empty document
@@ -59,23 +55,18 @@ def find_load_problem(text: str, file: str) -> Problem | None:
 def _deepest(node: yaml.Node) -> tuple[int, yaml.Mark] | None:
     """Depth and place of the innermost mapping where there are too many in each other; lists in between end a chain."""
     depth_of: dict[int, int] = {}
-    stack = [(node, False)]
-    while stack:
-        current, is_done = stack.pop()
-        below = [value for _, value in current.value if isinstance(value, yaml.MappingNode)]
-        if is_done:
-            depth_of[id(current)] = 1 + max((depth_of[id(value)] for value in below), default=0)
-        elif id(current) not in depth_of:
-            depth_of[id(current)] = 0
-            stack.append((current, True))
-            stack.extend((value, False) for value in below)
+    for current in children_first(node, _mappings_in):
+        depth_of[id(current)] = 1 + max((depth_of[id(value)] for value in _mappings_in(current)), default=0)
     depth = depth_of[id(node)]
     if depth <= MAX_MAPPING_DEPTH:
         return None
     for _ in range(depth - 1):
-        below = [value for _, value in node.value if isinstance(value, yaml.MappingNode)]
-        node = max(below, key=lambda value: depth_of[id(value)])
+        node = max(_mappings_in(node), key=lambda value: depth_of[id(value)])
     return depth, node.start_mark
+
+
+def _mappings_in(node: yaml.Node) -> list[yaml.Node]:
+    return [value for _, value in node.value if isinstance(value, yaml.MappingNode)]
 
 
 def _problem(file: str, mark: yaml.Mark | None, rule: str, message: str, allowed: str = "") -> Problem:

@@ -24,11 +24,7 @@ _given: contextvars.ContextVar[str | None] = contextvars.ContextVar("pretrained_
 
 @contextlib.contextmanager
 def use_folder(folder: str | None) -> Iterator[None]:
-    """While this lasts, every configuration takes its model from this folder (`--pretrained_model_dir`).
-
-    Args:
-        folder: goes before what a configuration says; None leaves that.
-    """
+    """While this lasts, every configuration takes its model from this folder; None leaves what it says itself."""
     token = _given.set(folder)
     try:
         yield
@@ -57,14 +53,9 @@ def with_model_of_folder(document: Document) -> Document:
     found = parse_file(path)
     if found.root is None or found.root.entries is None:
         reason = found.problems[0].message if found.problems else "is no mapping"
-        problem = Problem(
-            location,
-            FOLDER_RULE,
-            Level.WARNING,
-            f"{FOLDER_KEY}: the model is not known: {path}: {reason}",
-            fix="name a folder with the config.json of the model (weights are not needed), here or as "
-            "--pretrained_model_dir DIR",
-        )
+        message = f"{FOLDER_KEY}: the model is not known: {path}: {reason}"
+        fix = "name a folder with the config.json of the model (weights are not needed), here or as"
+        problem = Problem(location, FOLDER_RULE, Level.WARNING, message, fix=f"{fix} --pretrained_model_dir DIR")
         return replace(document, problems=(*document.problems, problem))
     model = root.get("model") or Node(location, entries=())
     own = model.get("model_config") or Node(location, entries=())

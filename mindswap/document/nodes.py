@@ -4,16 +4,18 @@
 document is a graph without cycles and is never expanded.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from mindswap.document.problem import Location, Problem
 from mindswap.document.spans import Span
 
-__all__ = ["Document", "DuplicateKey", "Entry", "Node", "expanded_size", "is_huge", "key_text", "show", "to_data"]
+__all__ = ["Document", "DuplicateKey", "Entry", "Node", "children_first", "expanded_size", "is_huge", "key_text",
+           "show", "to_data"]  # fmt: skip
 
 MAX_SHOWN_CHARS = 60
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -91,6 +93,16 @@ class DuplicateKey:
     location: Location
     first: Location
 
+    @property
+    def section(self) -> str:
+        """The top-level key that it is, or stands in."""
+        return self.path.partition(".")[0].partition("[")[0]
+
+    @property
+    def message(self) -> str:
+        """What is wrong, for a reader that takes the last one."""
+        return f"{self.path}: appears twice, first at {self.first}; this one is used"
+
 
 @dataclass(frozen=True, eq=False)
 class Document:
@@ -114,23 +126,37 @@ class Document:
         """The value below these keys; None if one of them is missing."""
         return self.root.get(*keys) if self.root is not None else None
 
+    def entry(self, *keys: str) -> Entry | None:
+        """The entry at these keys, with the place of the last one; None if one of them is missing."""
+        above = self.get(*keys[:-1])
+        return above.entry(keys[-1]) if above is not None else None
+
+    def value(self, *keys: str) -> Any:
+        """The scalar below these keys; None for null, a list or a mapping, and where a key is missing."""
+        node = self.get(*keys)
+        return node.value if node is not None else None
+
+    def data(self) -> dict[Any, Any]:
+        """All of it as plain lists, dicts and scalars; empty where it could not be read."""
+        data = to_data(self.root) if self.root is not None else {}
+        assert isinstance(data, dict)
+        return data
+
     def count(self, *path: str) -> int:
         """A positive whole number; 1 for what is missing or anything else, as MindFormers takes it."""
-        node = self.get(*path)
-        value = node.value if node is not None else None
+        value = self.value(*path)
         return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else 1
 
     @property
     def is_legacy(self) -> bool:
         """The model is of the legacy families: `use_legacy` is not False."""
-        node = self.get("use_legacy")
-        return node is None or node.value is not False
+        return self.value("use_legacy") is not False
 
 
 def expanded_size(node: Node) -> int:
     """How many values a node stands for when every alias is written out."""
     sizes: dict[int, int] = {}
-    for current in _children_first(node):
+    for current in children_first(node, _children):
         sizes[id(current)] = 1 + sum(sizes[id(child)] for child in _children(current))
     return sizes[id(node)]
 
@@ -138,7 +164,7 @@ def expanded_size(node: Node) -> int:
 def to_data(node: Node) -> object:
     """The node as plain lists, dicts and scalars; shared nodes stay shared."""
     data: dict[int, object] = {}
-    for current in _children_first(node):
+    for current in children_first(node, _children):
         if current.items is not None:
             data[id(current)] = [data[id(item)] for item in current.items]
         elif current.entries is not None:
@@ -201,8 +227,8 @@ def _children(node: Node) -> tuple[Node, ...]:
     return node.items if node.items is not None else tuple(entry.value for entry in node.entries or ())
 
 
-def _children_first(node: Node) -> Iterator[Node]:
-    """Every node once, children before their parents, without recursion."""
+def children_first(node: T, children: Callable[[T], Iterable[T]]) -> Iterator[T]:
+    """Every node of a graph without cycles once, children before their parents, without recursion."""
     done: set[int] = set()
     stack = [(node, False)]
     while stack:
@@ -214,4 +240,4 @@ def _children_first(node: Node) -> Iterator[Node]:
             yield current
         else:
             stack.append((current, True))
-            stack.extend((child, False) for child in _children(current) if id(child) not in done)
+            stack.extend((child, False) for child in children(current) if id(child) not in done)

@@ -39,12 +39,7 @@ def parse_file(path: str) -> Document:
 
 
 def parse_document(content: bytes | str, file: str) -> Document:
-    """Parse the text of one file.
-
-    Args:
-        content: the text; bytes must be UTF-8 (MindFormers reads nothing else).
-        file: name for messages.
-    """
+    """Parse the text of one file; bytes must be UTF-8 (MindFormers reads nothing else)."""
     if isinstance(content, bytes):
         if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
             fix = f"iconv -f UTF-16 -t UTF-8 {file}"
@@ -65,12 +60,10 @@ def parse_document(content: bytes | str, file: str) -> Document:
     except yaml.MarkedYAMLError as error:
         builder.report(mark_location(file, error.problem_mark), "yaml-syntax", *_syntax_message(error))
     except yaml.reader.ReaderError as error:
-        builder.report(
-            _reader_location(file, content),
-            "yaml-syntax",
-            f"the character {_character(error.character)} is not allowed in YAML",
-            fix="delete it",
-        )
+        code = error.character
+        character = f"U+{code:04X}" if isinstance(code, int) else repr(code)
+        message = f"the character {character} is not allowed in YAML"
+        builder.report(_reader_location(file, content), "yaml-syntax", message, fix="delete it")
     document = builder.document()
     problem = find_load_problem(content, file) if document.root is not None and not document.problems else None
     return document if problem is None else replace(document, problems=(problem,))
@@ -99,7 +92,3 @@ def _reader_location(file: str, text: str) -> Location:
 def _end_location(file: str, text: str) -> Location:
     """The place right behind a text."""
     return Location(file, text.count("\n") + 1, len(text) - text.rfind("\n"))
-
-
-def _character(code: int | str | bytes) -> str:
-    return f"U+{code:04X}" if isinstance(code, int) else repr(code)

@@ -52,9 +52,9 @@ class _Converter:
             return self._convert_mapping(value, base, depth)
         if isinstance(value, (list, tuple, range)):
             return self._convert_sequence(value, base, depth)
-        if base is not None and type(base.value) is type(value) and _is_equal(base.value, value):
-            return base
-        return Node(self.location, value)
+        if base is None or base.items is not None or base.entries is not None or type(base.value) is not type(value):
+            return Node(self.location, value)
+        return base if base.value is value or bool(base.value == value) else Node(self.location, value)
 
     def _convert_mapping(self, value: Mapping[Any, Any], base: Node | None, depth: int) -> Node:
         entries = []
@@ -89,7 +89,3 @@ def _plain(value: object) -> object:
         if callable(convert):
             return convert()
     return int(value) if isinstance(value, Integral) else value
-
-
-def _is_equal(left: object, right: object) -> bool:
-    return left is right or bool(left == right)

@@ -35,7 +35,7 @@ class Problem:
 
     Attributes:
         location: where the wrong value stands.
-        rule: id of the check, equal to its file name in `check/rules/` with dashes.
+        rule: id of the check, the name of its function in `check/rules/` with dashes.
         level: error or warning.
         message: what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`.
         allowed: what would be accepted; may be empty.

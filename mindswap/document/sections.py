@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from mindswap.document.edit import Editor, is_same, refusal
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
@@ -41,7 +41,7 @@ def rewrite_section(
     """
     if text.startswith(BYTE_ORDER_MARK):
         return BYTE_ORDER_MARK + rewrite_section(text.removeprefix(BYTE_ORDER_MARK), section, value, comment, file)
-    before = _data(_read(text, file))
+    before = _read(text, file).data()
     after = _ordered({**before, section: value}, section)
     result = text
     if not is_same(_ordered(before, section), after):
@@ -49,7 +49,7 @@ def rewrite_section(
     if comment is not None:
         result = Editor(result, _read(result, file)).with_comment(section, comment)
     written = parse_document(result.encode("utf-8", "surrogatepass"), file)
-    if written.problems or not is_same(_ordered(_data(written), section), after):
+    if written.problems or not is_same(_ordered(written.data(), section), after):
         raise refusal(Location(file), f"{section}: cannot be changed the way it is written", "one key to a line")
     return result
 
@@ -61,7 +61,8 @@ def _read(text: str, file: str) -> Document:
         PolicyError: with every problem of the text.
     """
     document = parse_document(text.encode("utf-8", "surrogatepass"), file)
-    if document.root is None and _is_blank(text):
+    is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
+    if document.root is None and is_blank:
         return Document(file, None)
     problems = list(document.problems)
     for duplicate in document.duplicates:
@@ -70,17 +71,6 @@ def _read(text: str, file: str) -> Document:
     if problems:
         raise PolicyError(problems)
     return document
-
-
-def _is_blank(text: str) -> bool:
-    """True for a text of blank lines and comments only."""
-    return not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
-
-
-def _data(document: Document) -> dict[Any, Any]:
-    data = to_data(document.root) if document.root is not None else {}
-    assert isinstance(data, dict)
-    return data
 
 
 def _ordered(data: dict[Any, Any], section: str) -> dict[Any, Any]:

@@ -6,10 +6,9 @@ from collections.abc import Iterable
 from mindswap.document.model_folder import with_model_of_folder
 from mindswap.document.nodes import Document, Entry, Node
 from mindswap.document.parse import parse_file
-from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level, Problem
 
-__all__ = ["Document", "document_from_data", "load_document"]
+__all__ = ["BASE_CONFIG", "load_document"]
 
 BASE_CONFIG = "base_config"
 MAX_FILES = 100
@@ -21,13 +20,8 @@ def load_document(path: str | os.PathLike[str]) -> Document:
     `base_config` names a file or a list of files, relative to the folder of the file that names
     them. As in MindFormers, of several bases a later one replaces whole top-level keys of an earlier
     one; the file itself is then merged into them key by key. Every value keeps the file it stands in.
-    `pretrained_model_dir` gives the model what the file does not say (`document.model_folder`).
-
-    Args:
-        path: the YAML file.
-
-    Returns:
-        The document; its problems say what could not be read.
+    `pretrained_model_dir` gives the model what the file does not say (`document.model_folder`). What could not be read
+    is in the problems of the document.
     """
     return with_model_of_folder(_Loader().load(os.fspath(path), ()))
 

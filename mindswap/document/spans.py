@@ -4,6 +4,7 @@
 count it). Of a text with problems they need not be whole.
 """
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -23,8 +24,8 @@ class Span:
         is_flow: a list or mapping in brackets.
         anchor: name of its anchor, or of the one it is an alias of.
         alias_of: for an alias, what it stands for.
-        entries: (key, value) of a mapping, else None.
-        items: elements of a list, else None.
+        entries: (key, value) of a mapping.
+        items: elements of a list.
         text: text of a scalar.
     """
 
@@ -34,31 +35,15 @@ class Span:
     is_flow: bool = False
     anchor: str | None = None
     alias_of: "Span | None" = None
-    entries: "list[tuple[Span, Span]] | None" = None
-    items: "list[Span] | None" = None
+    entries: "list[tuple[Span, Span]]" = field(default_factory=list)
+    items: "list[Span]" = field(default_factory=list)
     text: str = ""
-    _key: "Span | None" = field(default=None, repr=False)
 
     def walk(self) -> "Iterator[Span]":
         """This span and all that stand in it; what an alias stands for is not in it."""
         yield self
-        for key, value in self.entries or ():
-            yield from key.walk()
-            yield from value.walk()
-        for item in self.items or ():
-            yield from item.walk()
-
-    def add(self, child: "Span") -> None:
-        """Put the next part of a list or mapping in its place."""
-        if self.items is not None:
-            self.items.append(child)
-        elif self._key is None:
-            self._key = child
-        else:
-            assert self.entries is not None
-            self.entries.append((self._key, child))
-            self._key = None
-        self.end = max(self.end, child.end)
+        for part in (*itertools.chain(*self.entries), *self.items):
+            yield from part.walk()
 
 
 def span_of(event: yaml.NodeEvent, text: str) -> Span:
@@ -69,10 +54,6 @@ def span_of(event: yaml.NodeEvent, text: str) -> Span:
     span = Span(start, end, event.start_mark.column, anchor=event.anchor)
     if isinstance(event, yaml.CollectionStartEvent):
         span.is_flow = bool(event.flow_style)
-        if isinstance(event, yaml.MappingStartEvent):
-            span.entries = []
-        else:
-            span.items = []
     elif isinstance(event, yaml.ScalarEvent):
         span.text = event.value
         if event.style in ("|", ">"):  # its end mark is behind the blank lines below it

@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
-from mindswap.graph.places import Place, decisions_by_place, places_below
-from mindswap.graph.storage import classify_saved
+from mindswap.graph.places import Place, decisions_by_place, places_below, places_of
+from mindswap.graph.storage import classify_saved, kept_by_layer
 from mindswap.policy.match import Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Treatment, matches_of
 
-__all__ = ["RecomputeEffect", "compare_recompute", "idle_recompute"]
+__all__ = ["RecomputeEffect", "compare_recompute", "idle_recompute", "is_marked", "runs_again", "to_names"]
 
 # The attribute that `select_comm_recompute` sets.
 COMM_ATTRIBUTE = "recompute_comm_op"
@@ -22,13 +22,11 @@ class RecomputeEffect:
     """One layer: what was asked, and what the compiled graph does.
 
     Attributes:
-        layer_index: index of the layer.
         is_whole: the whole layer was asked for.
         operators: what backward runs again, `cell path primitive`, each once; without what it runs again
             in any case.
         num_recomputed: how many operators backward runs again, all of them.
-        kept_before_bytes: what the layer keeps from forward to backward without recompute.
-        kept_bytes: the same with recompute.
+        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with recompute.
         missing: operators that were asked for, are not marked in the graph, and do not run again in backward.
         unasked: operators that backward runs again though nobody asked.
         idle: parts that were asked for and of which backward runs nothing again.
@@ -54,51 +52,39 @@ class RecomputeEffect:
 
 
 def compare_recompute(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[RecomputeEffect, ...]:
-    """Compare the intent for each layer with the graph.
+    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph as it was compiled.
 
-    Args:
-        layers: what is decided for each layer; `layer_index` as in the graphs.
-        baseline: the same network without recompute; what it runs again, the model itself asks for.
-        graph: the network as it was compiled.
+    `baseline` is the same network without recompute; what it runs again, the model itself asks for.
     """
-    kept = [_kept_bytes(each) for each in (baseline, graph)]
+    before, after = (kept_by_layer(classify_saved(each)) for each in (baseline, graph))
     return tuple(
-        replace(
-            _compare(asked, baseline, graph),
-            kept_before_bytes=kept[0].get(asked.layer_index, 0),
-            kept_bytes=kept[1].get(asked.layer_index, 0),
-        )
-        for asked in layers
+        _compare(asked, baseline, graph, before[asked.layer_index], after[asked.layer_index]) for asked in layers
     )
 
 
-def _kept_bytes(graph: Graph) -> dict[int | None, int]:
-    """What each layer keeps from forward to backward."""
-    kept: dict[int | None, int] = {}
-    for entry in classify_saved(graph):
-        kept[entry.storage.layer_index] = kept.get(entry.storage.layer_index, 0) + entry.kept_bytes
-    return kept
-
-
-def _compare(layer: LayerDecisions, baseline: Graph, graph: Graph) -> RecomputeEffect:
-    index = layer.layer_index
-    forward = [node for node in graph.forward if node.layer_index == index]
-    again = [_node_key(node) for node in graph.backward if node.layer_index == index and node.is_duplicate]
-    always = {_node_key(node) for node in baseline.backward if node.layer_index == index and node.is_duplicate}
+def _compare(
+    layer: LayerDecisions, baseline: Graph, graph: Graph, kept_before_bytes: int, kept_bytes: int
+) -> RecomputeEffect:
+    forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
+    again = [node.place for node in runs_again(graph, layer.layer_index)]
+    always = {node.place for node in runs_again(baseline, layer.layer_index)}
     asked = _Asked(layer)
+    certain = [node for node in forward if asked.is_certain(node.place)]
     asked_comm = _places(layer, layer.comm_recomputes)
-    marked_comm = {_node_key(node) for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
-    there = _places_there(layer, graph)
+    marked_comm = {node.place: node for node in forward if node.attributes.get(COMM_ATTRIBUTE) is True}
+    unasked_comm = (place for place, node in marked_comm.items() if asked_comm.isdisjoint(places_of(graph, node)))
     return RecomputeEffect(
-        layer_index=index,
+        layer_index=layer.layer_index,
         is_whole=layer.is_fully_recomputed,
-        operators=_names(key for key in again if key not in always or asked.covers(key)),
+        operators=to_names(place for place in again if place not in always or asked.covers(place)),
         num_recomputed=len(again),
-        missing=_names(_not_again(filter(lambda node: asked.is_certain(_node_key(node)), forward), again)),
-        unasked=_names(key for key in again if key not in always and not asked.covers(key)),
+        kept_before_bytes=kept_before_bytes,
+        kept_bytes=kept_bytes,
+        missing=to_names(_not_again(certain, again)),
+        unasked=to_names(place for place in again if place not in always and not asked.covers(place)),
         idle=tuple(match.name if match is not None else "the whole layer" for match in idle_recompute(layer, graph)),
-        comm_missing=_names(key for key in asked_comm if key in there and key not in marked_comm),
-        comm_unasked=_names(sorted(key for key in marked_comm - asked_comm if not _is_merged(key, asked_comm))),
+        comm_missing=to_names(sorted(asked_comm & _places_there(layer, graph) - marked_comm.keys())),
+        comm_unasked=to_names(sorted(unasked_comm)),
     )
 
 
@@ -115,7 +101,6 @@ class _Asked:
         self._asked = {place: {_is_recomputed(decision) for decision in found} for place, found in decided.items()}
 
     def is_certain(self, place: Place) -> bool:
-        """Every primitive at the place is asked for."""
         return self._asked.get(place) == {True}
 
     def covers(self, place: Place) -> bool:
@@ -131,13 +116,8 @@ def _is_recomputed(decision: Decision) -> bool:
 
 
 def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None]:
-    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer.
-
-    Args:
-        layer: what is decided for it; `layer_index` as in the graph.
-        graph: the network as it was compiled.
-    """
-    again = {_node_key(n) for n in graph.backward if n.layer_index == layer.layer_index and n.is_duplicate}
+    """What is to be recomputed and of which backward runs nothing again; None stands for the whole layer."""
+    again = {node.place for node in runs_again(graph, layer.layer_index)}
     there = _places_there(layer, graph)
     if layer.is_fully_recomputed and not again:
         yield None
@@ -148,6 +128,21 @@ def idle_recompute(layer: LayerDecisions, graph: Graph) -> Iterator[Match | None
             yield match
 
 
+def runs_again(graph: Graph, layer_index: int) -> list[Node]:
+    """What backward of a layer runs again."""
+    return [node for node in graph.backward if node.layer_index == layer_index and node.is_duplicate]
+
+
+def is_marked(node: Node) -> bool:
+    """Whether an operator of forward is to run again: its scope says so, or its own mark."""
+    return node.is_recomputed or node.attributes.get("recompute") is True
+
+
+def to_names(places: Iterable[Place]) -> tuple[str, ...]:
+    """`cell path primitive` of each place, once."""
+    return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in places))
+
+
 def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
     """Places that forward of the layer has, as far as they can be told.
 
@@ -155,38 +150,19 @@ def _places_there(layer: LayerDecisions, graph: Graph) -> set[Place]:
     """
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     marked_ops = {node.op for node in forward if node.attributes.get("recompute") is True}
-    selected = (claim for claim in layer.recomputes if claim.path)
-    return {_node_key(node) for node in forward} | {p for p in _places(layer, selected) if p[1] in marked_ops}
+    selected = _places(layer, (claim for claim in layer.recomputes if claim.path))
+    return {node.place for node in forward} | {place for place in selected if place[1] in marked_ops}
 
 
 def _places(layer: LayerDecisions, claims: Iterable[Claim]) -> set[Place]:
     return {place for claim in claims for place in places_below(layer.layer, claim.path)}
 
 
-def _node_key(node: Node) -> Place:
-    return node.cell_path, node.op
-
-
-def _is_merged(place: Place, asked: Iterable[Place]) -> bool:
-    """Whether a reshape has the mark of the one before it, in a cell of this cell: of two in a row one is left."""
-    cell, op = place
-    return op == "Reshape" and any(other == op and inner.rpartition(".")[0] == cell for inner, other in asked)
-
-
-def _not_again(nodes: Iterable[Node], again: Iterable[Place]) -> Iterator[Place]:
+def _not_again(nodes: list[Node], again: list[Place]) -> Iterator[Place]:
     """Places of operators without a mark, but those of which backward runs as many again as there are.
 
     An operator that a cell holds twice under one setting, split say, may have lost its scope, and its mark with it.
     """
-    nodes = tuple(nodes)
-    left = Counter(map(_node_key, nodes))
+    left = Counter(node.place for node in nodes)
     left.subtract(again)
-    return (_node_key(node) for node in nodes if not _is_marked(node) and left[_node_key(node)] > 0)
-
-
-def _is_marked(node: Node) -> bool:
-    return node.is_recomputed or node.attributes.get("recompute") is True
-
-
-def _names(keys: Iterable[Place]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(f"{cell} {op}".strip() for cell, op in keys))
+    return (node.place for node in nodes if not is_marked(node) and left[node.place] > 0)

@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.effect.recompute import idle_recompute
+from mindswap.effect.recompute import idle_recompute, is_marked, runs_again, to_names
 from mindswap.graph.model import Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
 from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering
-from mindswap.graph.storage import Fate, SavedStorage, classify_saved, resolve_storage
+from mindswap.graph.storage import Fate, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
 __all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
@@ -47,7 +47,6 @@ class LayerEffect:
     """One layer: what was asked, and what the compiled graph does.
 
     Attributes:
-        layer_index: index of the layer.
         pairs: copies out with their copies back in, all that the graph has in this layer.
         missing: operators asked to be swapped whose output stays on the device until backward all the
             same, though they are not recomputed.
@@ -60,8 +59,7 @@ class LayerEffect:
             such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
             reads what came back.
         num_recomputed: operators that backward runs again.
-        kept_before_bytes: what the layer keeps on the device from forward to backward without swap.
-        kept_bytes: the same with swap.
+        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with swap.
     """
 
     layer_index: int
@@ -97,16 +95,16 @@ class LayerEffect:
 
 
 def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
-    """Compare the intent for each layer with the graph.
+    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph under the policy.
 
-    Args:
-        layers: what the policy decides for each layer; `layer_index` as in the graphs.
-        baseline: the same network with the same recompute and without swap: what it keeps is what
-            could be swapped.
-        graph: the network under the policy.
+    `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
     """
-    saved_before, saved = classify_saved(baseline), classify_saved(graph)
-    return tuple(_LayerComparison(layer, baseline, graph).effect(saved_before, saved) for layer in layers)
+    saved = classify_saved(graph)
+    before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)
+    return tuple(
+        _LayerComparison(layer, baseline, graph).effect(saved, before[layer.layer_index], after[layer.layer_index])
+        for layer in layers
+    )
 
 
 class _LayerComparison:
@@ -120,9 +118,8 @@ class _LayerComparison:
         self.decided = decisions_by_place(decisions)
         self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
 
-    def effect(self, saved_before: tuple[SavedStorage, ...], saved: tuple[SavedStorage, ...]) -> LayerEffect:
-        """Everything about this layer."""
-        own = tuple(entry for entry in saved if entry.storage.layer_index == self.index)
+    def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
+        own = (entry for entry in saved if entry.storage.layer_index == self.index)
         return LayerEffect(
             layer_index=self.index,
             pairs=self.pairs,
@@ -135,15 +132,14 @@ class _LayerComparison:
             idle=(*self._idle(), *self._idle_recompute()),
             wasted=tuple(entry for entry in own if entry.fate is Fate.WASTED),
             beyond_specification=tuple(self._beyond_specification()),
-            num_recomputed=sum(n.is_duplicate for n in self.graph.backward if n.layer_index == self.index),
-            kept_before_bytes=sum(e.kept_bytes for e in saved_before if e.storage.layer_index == self.index),
-            kept_bytes=sum(entry.kept_bytes for entry in own),
+            num_recomputed=len(runs_again(self.graph, self.index)),
+            kept_before_bytes=kept_before_bytes,
+            kept_bytes=kept_bytes,
         )
 
-    def _is_asked(self, graph: Graph, node: Node) -> bool:
+    def _is_asked(self, owner: Node) -> bool:
         """Whether every operator that it may be is to be offloaded."""
-        owner = graph.owner(node)
-        decided = self.decided.get((owner.cell_path, owner.op))
+        decided = self.decided.get(owner.place)
         if decided is None:
             return self._own_prefetch(owner) is not None
         return all(decision.prefetch is not None for decision in decided)
@@ -153,14 +149,14 @@ class _LayerComparison:
         owner = self.graph.owner(producer)
         places = places_of(self.graph, producer)
         named = {decision.named_prefetch for place in places for decision in self.decided.get(place, ())}
-        if (owner.cell_path, owner.op) not in self.decided:
+        if owner.place not in self.decided:
             named.add(self._own_prefetch(owner))
         return frozenset(named)
 
     @staticmethod
     def _own_prefetch(owner: Node) -> int | None:
         """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
-        return int(str(owner.attributes["backward_prefetch"])) if owner.attributes.get("offload") is True else None
+        return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
 
     def _is_own(self, graph: Graph, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
@@ -177,22 +173,21 @@ class _LayerComparison:
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry
             # can name, so here what is set on it is what was asked.
             is_nameable = has_scope(owner) or self._own_prefetch(owner) is not None
-            if is_nameable and self._is_asked(self.baseline, node):
+            if is_nameable and self._is_asked(self.baseline.owner(node)):
                 yield node
 
     def _idle(self) -> Iterator[Idle]:
         """Entries none of whose operators is the producer of a pair."""
         moved = {place for pair in self.pairs for place in places_of(self.graph, pair.producer)}
-        for entry, keys in self._entries():
-            if keys & moved:
+        for entry, places in self._entries().items():
+            if places & moved:
                 continue
+            nodes = self._nodes(places)
             if not self.graph.has_lazy_inline:
                 yield Idle(entry, IdleReason.NO_LAZY_INLINE)
-                continue
-            nodes = self._nodes(keys)
-            if nodes and all(map(is_gathering, nodes)):
+            elif nodes and all(map(is_gathering, nodes)):
                 yield Idle(entry, IdleReason.GATHERED)
-            elif nodes and all(node.is_recomputed or node.attributes.get("recompute") is True for node in nodes):
+            elif nodes and all(map(is_marked, nodes)):
                 yield Idle(entry, IdleReason.RECOMPUTED)
             elif any(self._is_merged(node) for node in nodes):
                 yield Idle(entry, IdleReason.MERGED_AWAY)
@@ -204,7 +199,7 @@ class _LayerComparison:
         idle = {match.name if match is not None else "" for match in idle_recompute(self.decisions, self.graph)}
         if "" in idle:
             yield Idle("recompute", IdleReason.NOT_RUN_AGAIN)
-        again = {n.cell_path for n in self.graph.backward if n.layer_index == self.index and n.is_duplicate}
+        again = {node.cell_path for node in runs_again(self.graph, self.index)}
         for match in matches_of(self.decisions.recomputes):
             nodes = self._nodes(places_below(self.decisions.layer, match.path))
             if nodes and all(map(is_gathering, nodes)):
@@ -217,8 +212,7 @@ class _LayerComparison:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:
-        """The operators of forward of this layer at some places."""
-        return [n for n in self.graph.forward if n.layer_index == self.index and (n.cell_path, n.op) in places]
+        return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]
 
     def _is_merged(self, node: Node) -> bool:
         """A view that stays at the place of a named one, and has not its settings."""
@@ -226,27 +220,21 @@ class _LayerComparison:
 
     def _beyond_specification(self) -> Iterator[SwapPair]:
         """Pairs whose copied tensor, seen through views, goes into a recomputed operator of forward."""
-        recomputed_inputs = {
-            resolve_storage(self.graph, name).name
-            for node in self.graph.forward
-            if node.is_recomputed and node.op not in VIEW_OPS
-            for name in node.inputs
-            if name in self.graph.forward_nodes
-        }
+        recomputed = (node for node in self.graph.forward if node.is_recomputed and node.op not in VIEW_OPS)
+        inputs = {resolve_storage(self.graph, name).name for node in recomputed for name in node.inputs}
         for pair in self.pairs:
-            if resolve_storage(self.graph, pair.producer.name).name in recomputed_inputs:
+            if resolve_storage(self.graph, pair.producer.name).name in inputs:
                 yield pair
 
-    def _entries(self) -> Iterator[tuple[str, set[Place]]]:
+    def _entries(self) -> dict[str, set[Place]]:
         """Each entry of the policy that acts in this layer, with the primitives it names."""
         by_entry: dict[str, set[Place]] = {}
         for claim in self.decisions.offloads:
             entry = claim.entry.pattern if claim.entry.setting is Setting.OP_SWAP else claim.entry.setting.value
             by_entry.setdefault(entry, set()).update(places_below(self.decisions.layer, claim.path))
-        yield from by_entry.items()
+        return by_entry
 
     def _kept_users(self, nodes: list[Node]) -> tuple[str, ...]:
         """The operators behind which backward keeps the outputs of `nodes`, if only under another name."""
         names = {node.name for node in nodes}
-        kept = (n for n in self.graph.kept_nodes if n.inputs and n.inputs[0] in names)
-        return tuple(dict.fromkeys(f"{node.cell_path} {node.op}".strip() for node in kept))
+        return to_names(node.place for node in self.graph.kept_nodes if node.inputs and node.inputs[0] in names)

@@ -16,14 +16,12 @@ class DeviceMemory:
 
     Attributes:
         live_bytes: what is taken now.
-        peak_bytes: the most that was.
     """
 
     def __init__(self, alignment_bytes: int = 1) -> None:
         """Every piece takes a multiple of `alignment_bytes`, as in MindSpore's pool."""
         self.alignment_bytes = alignment_bytes
         self.live_bytes = 0
-        self.peak_bytes = 0
         self._arrays: dict[str, np.ndarray] = {}
         self._live: set[str] = set()
 
@@ -34,7 +32,6 @@ class DeviceMemory:
         self._arrays[name] = array
         self._live.add(name)
         self.live_bytes += self._taken_bytes(array)
-        self.peak_bytes = max(self.peak_bytes, self.live_bytes)
 
     def give_back(self, name: str, poison: bool = True) -> None:
         """Not taken any more. What was never taken is ignored: its owner has not come yet."""

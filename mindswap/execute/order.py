@@ -13,8 +13,10 @@ from collections.abc import Hashable, Sequence
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.ranks.gather import WEIGHT_MARK
+from mindswap.graph.uses import depending
 
-__all__ = ["find_repeats", "find_shared", "follow", "is_kernel", "operator_key", "weight_reads"]
+__all__ = ["find_repeats", "find_shared", "follow", "has_kernel", "weight_reads"]
 
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute", "mindswap_path")
@@ -24,28 +26,24 @@ FAR = 256  # operators among which `follow` looks for the one that comes next
 def weight_reads(graph: Graph) -> frozenset[str]:
     """Reads of weights: no kernel, the weight is used where it is."""
     found: set[str] = set()
-    made = {node.name for node in (*graph.forward, *graph.backward)}
     for node in (*graph.forward, *graph.backward):
         if node.op == "Load":
             found.add(node.name)
         elif node.op in WEIGHT_OPS or node.op == "Depend":
             source = node.inputs[0]
-            if source in found or (source not in made and "▸CR_" in source):
+            if source in found or (source not in graph.index.nodes and WEIGHT_MARK in source):
                 found.add(node.name)
     return frozenset(found)
 
 
-def is_kernel(node: Node, weights: frozenset[str]) -> bool:
+def has_kernel(node: Node, weights: frozenset[str]) -> bool:
     """Whether the device runs something for it."""
     return node.op not in NO_WORK_OPS and node.name not in weights
 
 
 def find_shared(graph: Graph) -> frozenset[str]:
     """What a layer reads and no weight goes into: masks and rotary tables, and what makes them."""
-    weighted: set[str] = set()
-    for node in graph.forward:
-        if node.op in WEIGHT_OPS or any(name in weighted for name in node.inputs):
-            weighted.add(node.name)
+    weighted = depending(graph.forward, (node.name for node in graph.forward if node.op in WEIGHT_OPS))
     needed: set[str] = set()
     for node in reversed(graph.forward):
         if node.op in TYING_OPS:
@@ -62,7 +60,7 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
     """
     first: dict[Hashable, str] = {}
     stands_for: dict[str, str] = {}
-    handed = {saved.backward_name: saved.forward_name for saved in graph.saved}
+    handed = graph.index.forward_names
     own = set(shared)
     for node in (*graph.forward, *graph.backward):
         inputs = tuple(stands_for.get(handed.get(name, name), handed.get(name, name)) for name in node.inputs)
@@ -82,28 +80,23 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
     return stands_for
 
 
-def operator_key(op: str, is_again: bool) -> tuple[str, bool]:
-    """What tells operators of two orders apart: the primitive, and whether it runs again in backward."""
-    return op, is_again
-
-
 def follow(nodes: Sequence[Node], wanted: Sequence[tuple[str, bool]]) -> tuple[list[Node], int]:
     """The operators in an order that another source has for them, if both have the same operators.
 
     Args:
         nodes: operators, each behind what it reads.
-        wanted: keys of the other order.
+        wanted: the other order: primitive of each operator, and whether it runs again in backward.
 
     Returns:
         The operators, and how many of them were moved. Nothing is moved where the other order has other operators, or
         an operator before one that it reads.
     """
-    if Counter(operator_key(node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
+    if Counter((node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
         return list(nodes), 0
     left = list(nodes)
     order, num_moved = [], 0
     for key in wanted:
-        places = (i for i, node in enumerate(left[:FAR]) if operator_key(node.op, node.is_duplicate) == key)
+        places = (i for i, node in enumerate(left[:FAR]) if (node.op, node.is_duplicate) == key)
         place = next(places, None)
         if place is None:
             return list(nodes), 0

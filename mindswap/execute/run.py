@@ -8,15 +8,19 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.execute.dtypes import dtype_of
 from mindswap.execute.memory import POISON, DeviceMemory
-from mindswap.execute.timetable import Fetch, Operator, StepTimetable
+from mindswap.execute.timetable import Operator, StepTimetable
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
-__all__ = ["Executed", "Kernels", "Misread", "run_step"]
+__all__ = ["Executed", "Kernels", "Misread", "dtype_of", "run_step"]
 
+# What numpy has of the types of the compiler.
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
+    "complex64", "complex128",
+)  # fmt: skip
 # Gives the outputs of an operator from its name, its attributes, its inputs, and the types that the compiler says.
 Kernels = Callable[[str, Mapping[str, object], tuple[Any, ...], tuple[TensorType, ...]], tuple[np.ndarray, ...]]
 
@@ -26,8 +30,7 @@ class Misread:
     """An operator that read memory which was not its own: given back before, or not yet fetched.
 
     Attributes:
-        reader: the operator.
-        position: its place among all operators.
+        reader, position: the operator, and its place among all.
         buffer: the memory.
         was_taken: it had been given back; else it was not there yet.
     """
@@ -46,7 +49,6 @@ class Executed:
         loss: first output of forward.
         gradients: what the step returns, in order of its outputs.
         curve_bytes: live bytes while each operator runs.
-        misreads: reads of memory that was not there.
         offloaded_bytes: bytes that left for the host.
     """
 
@@ -68,11 +70,8 @@ def run_step(
     """Run one step.
 
     Args:
-        graph: as compiled.
-        code: of the same compile.
-        timetable: when memory is taken and given back.
+        graph, code: of the same compile.
         inputs: weights and inputs of the step by their names in `code.main`.
-        kernels: run operators.
         alignment_bytes: the memory of a tensor is a multiple of it.
 
     Raises:
@@ -81,71 +80,57 @@ def run_step(
     return _Run(graph, code, timetable, inputs, kernels, DeviceMemory(alignment_bytes)).run()
 
 
+@dataclass(eq=False)
 class _Run:
-    def __init__(
-        self,
-        graph: Graph,
-        code: StepCode,
-        timetable: StepTimetable,
-        inputs: Mapping[str, np.ndarray],
-        kernels: Kernels,
-        memory: DeviceMemory,
-    ):
-        self.code = code
-        self.timetable = timetable
-        self.kernels = kernels
-        self.memory = memory
-        self.values: dict[str, object] = dict(inputs)  # what is not in device memory
+    graph: Graph
+    code: StepCode
+    timetable: StepTimetable
+    inputs: Mapping[str, np.ndarray]
+    kernels: Kernels
+    memory: DeviceMemory
+
+    def __post_init__(self) -> None:
+        self.values: dict[str, object] = dict(self.inputs)  # what is not in device memory
         self.made: dict[str, tuple[str | None, ...]] = {}  # operator -> its memory
-        self.bound: dict[str, str] = dict(timetable.aliases)  # parameters and repeats -> the value they stand for
-        self.instructions: dict[str, Instruction] = {}
-        for function in (code.main, code.forward, code.backward):
-            self.instructions |= {i.name: i for i in function.instructions if isinstance(i, Instruction)}
-        self.nodes = graph.index.nodes
-        self.fetched = {fetch.node.name: fetch for at in timetable.fetches for fetch in at}
+        self.bound = dict(self.timetable.aliases)  # parameters and repeats -> the value they stand for
+        functions = (self.code.main, self.code.forward, self.code.backward)
+        entries = [entry for function in functions for entry in function.instructions]
+        self.instructions = {entry.name: entry for entry in entries if isinstance(entry, Instruction)}
+        self.nodes = self.graph.index.nodes
+        self.fetched = {fetch.node.name: fetch for at in self.timetable.fetches for fetch in at}
         self.host: dict[str, np.ndarray] = {}
         self.curve: list[int] = []
         self.misreads: list[Misread] = []
         self.reader: tuple[Node, int] | None = None
 
     def run(self) -> Executed:
-        names = {self.code.forward.name: self._forward}
-        loss = None
+        losses: tuple[np.ndarray, ...] = ()
         for entry in self.code.main.instructions:
             if isinstance(entry, Call):
-                is_forward = entry.target in names
-                function = self.code.forward if is_forward else self.code.backward
-                # What forward has bound comes first among the parameters of backward.
-                parameters = function.parameters[len(function.parameters) - len(entry.inputs) :]
-                self.bound |= dict(zip(parameters, entry.inputs, strict=True))
-                self.values[entry.name] = self._forward() if is_forward else self._backward(function)
-                if is_forward:
-                    loss = self.values[entry.name]
-            elif entry.name not in self.values and self._is_outside_kernel(entry):
-                self.values[entry.name] = self._outside(entry)
+                is_forward = entry.target == self.code.forward.name
+                self.values[entry.name] = self._call(entry, self.code.forward if is_forward else self.code.backward)
+                losses = self._flat(self.values[entry.name]) if is_forward else losses
+            elif entry.name not in self.values and entry.op not in NO_MEMORY_OPS | TYING_OPS:
+                results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())
+                self.values[entry.name] = results[0] if len(results) == 1 else results
         gradients = self._flat(self.value(self.code.main.output))
-        first = self._flat(loss)[0] if loss is not None and self._flat(loss) else None
         bytes_out = sum(array.nbytes for array in self.host.values())
+        first = losses[0] if losses else None
         return Executed(first, gradients, tuple(self.curve), tuple(self.misreads), bytes_out)
 
     # -- passes -----------------------------------------------------------------------------------
 
-    def _forward(self) -> object:
-        self._pass(range(self.timetable.num_forward))
-        return self._output(self.code.forward)
-
-    def _backward(self, function: Function) -> object:
-        self._pass(range(self.timetable.num_forward, len(self.timetable.operators)))
-        return self._output(function)
-
-    def _output(self, function: Function) -> object:
-        return self.value(function.output)
-
-    def _pass(self, positions: range) -> None:
-        for position in positions:
-            operator = self.timetable.operators[position]
+    def _call(self, call: Call, function: Function) -> object:
+        """The output of forward or backward."""
+        # What forward has bound comes first among the parameters of backward.
+        parameters = function.parameters[len(function.parameters) - len(call.inputs) :]
+        self.bound |= dict(zip(parameters, call.inputs, strict=True))
+        for position, operator in enumerate(self.timetable.operators):
+            if operator.is_forward is not (function is self.code.forward):
+                continue
             for fetch in self.timetable.fetches[position]:
-                self._fetch(fetch)
+                if fetch.source in self.host:
+                    self.memory.take(fetch.buffer, self.host[fetch.source].copy())
             self._run_operator(operator, position)
             self.curve.append(self.memory.live_bytes)
             for node in self.timetable.offloads[position]:
@@ -154,6 +139,7 @@ class _Run:
                 self.host[node.name] = value.copy()
             for buffer in self.timetable.releases[position]:
                 self.memory.give_back(buffer, poison=buffer not in self._kept)
+        return self.value(function.output)
 
     @functools.cached_property
     def _kept(self) -> frozenset[str]:
@@ -175,11 +161,6 @@ class _Run:
                 elif name in self.nodes:
                     yield from (f"{name}#{index}" for index in range(len(self.nodes[name].outputs)))
 
-    def _fetch(self, fetch: Fetch) -> None:
-        array = self.host.get(fetch.source)
-        if array is not None:
-            self.memory.take(fetch.buffer, array.copy())
-
     def _run_operator(self, operator: Operator, position: int) -> None:
         node = operator.node
         self.reader = node, position
@@ -199,13 +180,6 @@ class _Run:
             unmanaged.append(result)
         if None in operator.makes:
             self.values[node.name] = tuple(unmanaged)
-
-    def _is_outside_kernel(self, entry: Instruction) -> bool:
-        return entry.op not in NO_MEMORY_OPS and entry.op not in TYING_OPS
-
-    def _outside(self, entry: Instruction) -> object:
-        results = self.kernels(entry.op, entry.attributes, self._arguments(entry.inputs), ())
-        return results[0] if len(results) == 1 else results
 
     # -- values -----------------------------------------------------------------------------------
 
@@ -290,3 +264,14 @@ def _as_value(constant: object) -> object:
     if isinstance(constant, tuple):
         return tuple(_as_value(entry) for entry in constant)
     return constant
+
+
+def dtype_of(name: str) -> np.dtype:
+    """The numpy type of a type as `TensorType` has it.
+
+    Raises:
+        GraphError: if numpy has no such type.
+    """
+    if name not in DTYPES:
+        raise GraphError(f"--execute has no values of type {name}; use float16 or float32 in the configuration")
+    return np.dtype(name)

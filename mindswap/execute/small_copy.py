@@ -42,10 +42,7 @@ PARALLEL_KEYS = ("model_parallel", "context_parallel", "expert_parallel", "pipel
 
 
 def small_copy(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """The configuration in small, for one rank that has the whole model.
-
-    Args:
-        config: a configuration of MindFormers as plain data.
+    """A configuration of MindFormers in small, for one rank that has the whole model.
 
     Returns:
         None where the model is small already and on one rank; and what was changed, in words.

@@ -18,15 +18,12 @@ Copies take no time here. An operator is one that the device runs something for:
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from mindswap.execute.order import find_repeats, find_shared, follow, is_kernel, weight_reads
+from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel, weight_reads
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
 __all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
-
-T = TypeVar("T")
 
 DELAY_FACTOR = 3
 
@@ -36,8 +33,6 @@ class Operator:
     """One operator where it runs.
 
     Attributes:
-        node: as compiled.
-        is_forward: it runs in forward.
         makes: pieces of memory of its outputs; None for an output without bytes or one that is a result of the step.
         reads: pieces of memory that it reads.
     """
@@ -63,7 +58,6 @@ class StepTimetable:
 
     Attributes:
         operators: forward, then backward.
-        num_forward: operators of forward.
         fetches: before each operator.
         offloads: after each operator, the `MoveTo` whose copies leave.
         releases: after each operator, pieces of memory that are given back.
@@ -85,10 +79,9 @@ class StepTimetable:
 def make_timetable(
     graph: Graph, results: Iterable[str] = (), wanted_backward: Sequence[tuple[str, bool]] = ()
 ) -> StepTimetable:
-    """The timetable of a compiled step.
+    """The timetable of a compiled step with lazy_inline on.
 
     Args:
-        graph: a step with lazy_inline on.
         results: values of backward that the step returns: gradients of weights, which count with the weights.
         wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """
@@ -101,10 +94,9 @@ class _Planner:
         self.weights = weight_reads(graph)
         self.shared = find_shared(graph)
         repeats = find_repeats(graph, self.shared)
-        self.aliases = {saved.backward_name: saved.forward_name for saved in graph.saved} | repeats
-        by_name = graph.index.nodes
-        self.num_repeats = sum(is_kernel(by_name[name], self.weights) for name in repeats)
-        self.nodes = by_name
+        self.aliases = {**graph.index.forward_names, **repeats}
+        self.nodes = graph.index.nodes
+        self.num_repeats = sum(has_kernel(self.nodes[name], self.weights) for name in repeats)
         self.in_backward = {node.name for node in graph.backward}
         self.known: dict[str, tuple[str | None, ...]] = {}
         self.results = {buffer for name in results for buffer in self.buffers(name) if buffer}
@@ -116,60 +108,51 @@ class _Planner:
         kernels = [node for node in forward if node.op != "MoveTo"] + backward
         num_forward = len(kernels) - len(backward)
         place = {node.name: index for index, node in enumerate(kernels)}
-        read = {buffer for node in kernels for buffer in self._reads(node)}
+        reads = [self._reads(node) for node in kernels]
         # What backward makes and nobody reads is a gradient of a weight, or nothing at all.
-        results = {buffer for buffer in self.results if buffer not in read}
-        operators = tuple(
-            Operator(
-                node,
-                place[node.name] < num_forward,
-                tuple(None if buffer in results else buffer for buffer in self.buffers(node.name)),
-                self._reads(node),
-            )
-            for node in kernels
-        )
+        results = self.results.difference(*reads)
+        operators = []
         last_use: dict[str, int] = {}
-        for index, operator in enumerate(operators):
-            for used in (*operator.makes, *operator.reads):
-                if used is not None:
-                    last_use[used] = index
+        for index, (node, read) in enumerate(zip(kernels, reads, strict=True)):
+            makes = tuple(None if buffer in results else buffer for buffer in self.buffers(node.name))
+            operators.append(Operator(node, index < num_forward, makes, read))
+            last_use |= {used: index for used in (*makes, *read) if used is not None}
 
         outs = {node.name: position for position, node in enumerate(forward) if node.op == "MoveTo"}
         fetches = self._fetches(operators, forward, outs)
-        order = self._execution_order(forward, backward, kernels, fetches)
+        fetched: dict[str, list[Node]] = {}
+        for fetch, start in fetches:
+            fetched.setdefault(kernels[start].name, []).append(fetch.node)
+        # All operators and copies as the device gets them.
+        order = [each for node in (*forward, *backward) for each in (*fetched.get(node.name, ()), node)]
         exec_place = {node.name: position for position, node in enumerate(order)}
         offloads: list[list[Node]] = [[] for _ in kernels]
         for name, position in outs.items():
             node = forward[position]
             before = next(other for other in reversed(forward[:position]) if other.op != "MoveTo")
             offloads[place[before.name]].append(node)
-            wait = self._wait(exec_place[name] + DELAY_FACTOR * _prefetch(node), order, place)
+            wait = self._wait(exec_place[name] + DELAY_FACTOR * node.num_prefetch_ops, order, place)
             for copied in self.buffers(node.inputs[0]):
                 if copied is not None:
                     last_use[copied] = max(last_use[copied], wait)
         releases: list[list[str]] = [[] for _ in kernels]
         for buffer, index in last_use.items():
             releases[index].append(buffer)
-        at: list[list[Fetch]] = [[] for _ in kernels]
+        starts: list[list[Fetch]] = [[] for _ in kernels]
         for fetch, index in fetches:
-            at[index].append(fetch)
-        return StepTimetable(
-            operators, num_forward, _frozen(at), _frozen(offloads), _frozen(releases), self.aliases,
-            self.num_repeats, num_moved,
-        )  # fmt: skip
+            starts[index].append(fetch)
+        happens = (tuple(map(tuple, starts)), tuple(map(tuple, offloads)), tuple(map(tuple, releases)))
+        return StepTimetable(tuple(operators), num_forward, *happens, self.aliases, self.num_repeats, num_moved)
 
     def _runs(self, node: Node) -> bool:
-        return is_kernel(node, self.weights) and node.name not in self.aliases
+        return has_kernel(node, self.weights) and node.name not in self.aliases
 
     def _forward_order(self) -> list[Node]:
         """Operators and copies out; what all layers share first, but for what makes the first of their inputs."""
         nodes = [node for node in self.graph.forward if self._runs(node) or node.op == "MoveTo"]
-        layer = next(
-            (i for i, node in enumerate(nodes) if node.layer_index is not None and not self._is_shared(node)), 0
-        )
-        early = [node for node in nodes[layer:] if self._is_shared(node)]
-        names = {node.name for node in early}
-        order = [*nodes[:layer], *early, *(node for node in nodes[layer:] if node.name not in names)]
+        of_layers = (i for i, node in enumerate(nodes) if node.layer_index is not None and not self._is_shared(node))
+        layer = next(of_layers, 0)
+        order = nodes[:layer] + sorted(nodes[layer:], key=lambda node: not self._is_shared(node))
         for copy in [node for node in order if node.op == "MoveTo"]:  # of one maker the last runs first: push_front
             source = self.nodes.get(copy.inputs[0])
             if source is not None and source.op == "TupleGetItem":
@@ -201,7 +184,7 @@ class _Planner:
             return tuple((self.buffers(entry) or (None,))[0] for entry in node.inputs)
         if node.op == "MoveTo":
             return (f"{name}#0",) if name in self.in_backward else ()
-        if not is_kernel(node, self.weights):
+        if not has_kernel(node, self.weights):
             return ()
         return tuple(f"{name}#{index}" if known.size_bytes else None for index, known in enumerate(node.outputs))
 
@@ -223,26 +206,10 @@ class _Planner:
             out = self.aliases.get(node.inputs[0], node.inputs[0])
             # The first operator behind the copy out.
             earliest = sum(other.op != "MoveTo" for other in forward[: outs[out]])
-            behind = first_user[f"{node.name}#0"] - 1 - _prefetch(node)
+            behind = first_user[f"{node.name}#0"] - 1 - node.num_prefetch_ops
             start = max(behind, earliest) + 1 if behind >= 0 else earliest
             found.append((Fetch(node, out, f"{node.name}#0"), start))
         return sorted(found, key=lambda entry: entry[1])
-
-    def _execution_order(
-        self,
-        forward: Sequence[Node],
-        backward: Sequence[Node],
-        kernels: Sequence[Node],
-        fetches: Iterable[tuple[Fetch, int]],
-    ) -> list[Node]:
-        """All operators and copies as the device gets them."""
-        before: dict[str, list[Node]] = {}
-        for fetch, start in fetches:
-            before.setdefault(kernels[start].name, []).append(fetch.node)
-        order = []
-        for node in (*forward, *backward):
-            order += [*before.get(node.name, ()), node]
-        return order
 
     @staticmethod
     def _wait(position: int, order: Sequence[Node], place: Mapping[str, int]) -> int:
@@ -251,11 +218,3 @@ class _Planner:
             if node.name in place:
                 return place[node.name]
         return len(place) - 1
-
-
-def _prefetch(node: Node) -> int:
-    return int(node.attributes["backward_prefetch"])  # type: ignore[call-overload]
-
-
-def _frozen(lists: list[list[T]]) -> tuple[tuple[T, ...], ...]:
-    return tuple(tuple(entries) for entries in lists)

@@ -39,13 +39,11 @@ def make_key(**parts: Any) -> str:
 
 
 def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
-    """The value kept under a key; made and kept if there is none.
+    """The value kept under a key of `make_key`, in a file of the folder; made and kept if there is none.
 
     Args:
-        folder: where the files are; made if missing.
-        key: from `make_key`.
+        folder: made if missing.
         classes: dataclasses that the value is made of, by name.
-        make: gives the value; called only if it is not there.
     """
     path = folder / f"{key}.json.gz"
     try:

@@ -6,6 +6,7 @@ becomes an operator `Contiguous` of its own before the one that saves it. So doe
 seen to make.
 """
 
+from collections import Counter
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -29,11 +30,7 @@ SAME_WORK = {
 
 
 def graph_of_trace(trace: Trace) -> Graph:
-    """The graph of a recorded step.
-
-    Args:
-        trace: with the values of operators (`record(..., with_values=True)`).
-    """
+    """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
     return _Builder(trace).build()
 
 
@@ -104,7 +101,6 @@ class _Builder:
             if value.memory in sources:
                 nodes.append(self._node(member, "Reshape", operator, index, (sources[value.memory],), (value,)))
             elif len(operator.outputs) > 1:
-                member = f"{name}.{position}"
                 constant = f"i{made.index(value)}"
                 self.constants[constant] = made.index(value)
                 chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
@@ -115,14 +111,11 @@ class _Builder:
         """The copy of a view, of the type of its first save."""
         save = next(save for save in self.trace.saves if save.storage == storage)
         known = self.trace.storages[storage]
-        value = Value(
-            known.memory if known.memory is not None else -storage - 1, known.size_bytes, save.shape, save.dtype
-        )
+        memory = known.memory if known.memory is not None else -storage - 1
+        value = Value(memory, known.size_bytes, save.shape, save.dtype)
         source = next((given for given in operator.inputs if given.shape == save.shape), None)
         inputs = (self._input(source, index, operator),) if source is not None else ()
-        name = f"f{index}.copy{storage}"
-        self.forward.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
-        self._make(name, value, True)
+        self._add_contiguous(f"copy{storage}", operator, index, inputs, value)
 
     def _node(
         self, name: str, op: str, operator: Operator, index: int, inputs: tuple[str, ...], outputs: tuple[Value, ...]
@@ -131,15 +124,11 @@ class _Builder:
         *cell, _ = operator.path
         where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
         scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
-        origin = "" if operator.is_forward else self._origin(index)
-        types = tuple(TensorType(value.shape, value.dtype, value.size_bytes) for value in outputs)
+        origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
+        types = tuple(map(_type_of, outputs))
         is_named = operator.is_forward and layer is not None
         attributes = {TAG: Names(".".join(path) for path in operator.paths)} if is_named else {}
         return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
-
-    def _origin(self, index: int) -> str:
-        known = self.origins.get(index)
-        return f"f{known}" if known is not None else ""
 
     # -- values ---------------------------------------------------------------------------------
 
@@ -156,52 +145,52 @@ class _Builder:
         name = self.names.get((value.memory, value.shape)) or self.latest.get(value.memory)
         if name is None and operator.is_forward and value.copy_of is None:
             name = f"input{value.memory}"
-            self.types[name] = TensorType(value.shape, value.dtype, value.size_bytes)
+            self.types[name] = _type_of(value)
             self._make(name, value, False)  # backward reads it as it is
             return name
-        if name is None:
-            return self._copy_of_view(value, index, operator)
+        return self._copy_of_view(value, index, operator) if name is None else self._name_at(operator, name, value)
+
+    def _name_at(self, operator: Operator, name: str, value: Value) -> str:
+        """Under which name an operator has a value: backward has one of its own for what forward made."""
         if operator.is_forward or name not in self.made_in_forward:
             return name
-        return self._across(name, value)
-
-    def _across(self, name: str, value: Value) -> str:
-        """Under which name backward has what forward made."""
         saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
-        self.types.setdefault(saved.backward_name, TensorType(value.shape, value.dtype, value.size_bytes))
+        self.types.setdefault(saved.backward_name, _type_of(value))
         return saved.backward_name
 
     def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
         """What no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
         view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
-        if view is not None and view in self.made_in_forward and not operator.is_forward:
-            view = self._across(view, value)
-        name = f"{'f' if operator.is_forward else 'b'}{index}.copy{value.memory}"
+        inputs = (self._name_at(operator, view, value),) if view is not None else ()
+        return self._add_contiguous(f"copy{value.memory}", operator, index, inputs, value)
+
+    def _add_contiguous(self, name: str, operator: Operator, index: int, inputs: tuple[str, ...], value: Value) -> str:
+        name = f"{'f' if operator.is_forward else 'b'}{index}.{name}"
         nodes = self.forward if operator.is_forward else self.backward
-        nodes.append(self._node(name, "Contiguous", operator, index, (view,) if view is not None else (), (value,)))
+        nodes.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
         self._make(name, value, operator.is_forward)
         return name
 
     def _load(self, value: Value, operator: Operator) -> None:
         """The read of a weight; in backward it is that of forward."""
         name = f"load.{value.weight}"
-        known = TensorType(value.shape, value.dtype, value.size_bytes)
-        scope = f"Default/{name}"
-        node = Node(name, "Load", operator.layer_index, "", scope, (f"{WEIGHT_MARK}{value.weight}",), (known,), {})
-        self.forward.append(node)
+        source = f"{WEIGHT_MARK}{value.weight}"
+        known = (_type_of(value),)
+        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), known, {}))
         self._make(name, value, True)
 
     def _handed_out(self) -> Node:
         """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
         read = {name for node in self.backward for name in node.inputs}
-        weights: dict[tuple[int, ...], int] = {}
-        for node in self.forward:
-            if node.op == "Load":
-                weights[node.outputs[0].shape] = weights.get(node.outputs[0].shape, 0) + 1
+        weights = Counter(node.outputs[0].shape for node in self.forward if node.op == "Load")
         gradients = []
         for node in reversed(self.backward):
             shape = node.outputs[0].shape if len(node.outputs) == 1 else None
-            if shape is not None and weights.get(shape) and node.name not in read:
+            if shape is not None and weights[shape] and node.name not in read:
                 weights[shape] -= 1
                 gradients.append(node.name)
         return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})
+
+
+def _type_of(value: Value) -> TensorType:
+    return TensorType(value.shape, value.dtype, value.size_bytes)

@@ -1,10 +1,10 @@
 """Layer and cell of operators to which the compiler gives no place, or that of another call of the same code. Pure."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.graph.model import Node, Saved
+from mindswap.graph.model import Node, Saved, first_source
 from mindswap.graph.ops import MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
 
@@ -64,7 +64,7 @@ def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
     for node in nodes:
         if node.op not in MATMUL_OPS or node.name not in bare:
             continue
-        names = [_behind(name, WEIGHT_OPS, by_name) for name in node.inputs]
+        names = [first_source(name, WEIGHT_OPS, by_name) for name in node.inputs]
         match = next(filter(None, map(WEIGHT_LAYER.search, names)), None)
         if match is not None:
             cells[node.name] = match["cell"]
@@ -73,13 +73,6 @@ def _weight_cells(nodes: Sequence[Node]) -> dict[str, str]:
                     cells[name] = match["cell"]
                     name = by_name[name].inputs[0]
     return cells
-
-
-def _behind(name: str, ops: Set[str], by_name: Mapping[str, Node]) -> str:
-    """The value that operators of these kinds pass on."""
-    while name in by_name and by_name[name].op in ops:
-        name = by_name[name].inputs[0]
-    return name
 
 
 def _with_its_weight(node: Node) -> Node:
@@ -104,12 +97,8 @@ def place_gradients(
     has no origin (copies to the device, sums of gradients) belongs where its first input does.
 
     Args:
-        backward: operators in execution order.
-        origins: for each of them the forward operators with the compiler's id of its origin; several where the
-            model calls one function in many places.
-        forward: operators of forward.
-        saved: what forward hands over.
-        constants: values of the integer constants.
+        origins: for each operator of backward those of forward with the compiler's id of its origin; several where
+            the model calls one function in many places.
     """
     placed = {node.name: node for node in forward}
     branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)

@@ -12,7 +12,7 @@ from itertools import accumulate
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import NO_MEMORY_OPS
 from mindswap.graph.sample import LayerSample
-from mindswap.graph.storage import StorageKind, classify_saved, resolve_storage
+from mindswap.graph.storage import StorageKind, classify_saved, kept_by_layer, resolve_storage
 
 __all__ = ["Peak", "find_peak"]
 
@@ -23,8 +23,7 @@ class Peak:
 
     Attributes:
         size_bytes: bytes alive at that moment, outputs of the operator included.
-        node: the operator that runs then.
-        is_forward: it runs in forward.
+        node, is_forward: the operator that runs then, and whether it does in forward.
     """
 
     size_bytes: int
@@ -33,31 +32,18 @@ class Peak:
 
 
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:
-    """The peak of activation memory of one micro-batch on the whole model.
+    """The peak of activation memory of one micro-batch on the whole model, with lazy_inline on.
 
     The compiled layers are replayed in order, each as the last of those that it stands for; what the layers keep that
     are not compiled is added.
-
-    Args:
-        graph: a compiled step with lazy_inline on.
-        sample: which compiled layer stands for how many of the model.
     """
-    num_forward = len(graph.forward)
-    changes = [0] * (num_forward + len(graph.backward) + 1)
-    for first, last, size in _lifetimes(graph):
+    changes = [0] * (len(graph.forward) + len(graph.backward) + 1)
+    for first, last, size in (*_lifetimes(graph), *_uncompiled(graph, sample)):
         changes[first] += size
         changes[last + 1] -= size
-    for first, last, size in _uncompiled(graph, sample):
-        changes[first] += size
-        changes[last + 1] -= size
-    alive = peak = peak_at = 0
-    for moment, change in enumerate(changes):
-        alive += change
-        if alive > peak:
-            peak, peak_at = alive, moment
-    is_forward = peak_at < num_forward
-    node = graph.forward[peak_at] if is_forward else graph.backward[peak_at - num_forward]
-    return Peak(peak, node, is_forward)
+    alive = list(accumulate(changes[:-1]))
+    peak_at = alive.index(max(alive))
+    return Peak(alive[peak_at], (*graph.forward, *graph.backward)[peak_at], peak_at < len(graph.forward))
 
 
 def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
@@ -65,27 +51,22 @@ def _lifetimes(graph: Graph) -> Iterator[tuple[int, int, int]]:
     offset = len(graph.forward)
     parameter_of = {saved.forward_name: saved.backward_name for saved in graph.saved}
     last_in_backward = _last_uses(graph.backward, offset)
-    spans: dict[tuple[str, int], list[int]] = {}
+    first: dict[tuple[str, int], int] = {}
+    last: dict[tuple[str, int], int] = {}
     sizes: dict[tuple[str, int], int] = {}
     for moment, node in enumerate(graph.forward):
-        if node.op == "MoveTo":
-            continue
-        storage = resolve_storage(graph, node.name)
-        if storage.kind is not StorageKind.ACTIVATION:
-            continue
-        key = (storage.name, storage.output_index)
-        sizes[key] = storage.size_bytes
-        spans.setdefault(key, [moment, moment])
-        if node.name in parameter_of:
-            spans[key][1] = max(spans[key][1], last_in_backward.get(parameter_of[node.name], offset))
-    for moment, node in enumerate(graph.forward):
         for name in node.inputs:
-            storage = resolve_storage(graph, name)
-            key = (storage.name, storage.output_index)
-            if key in spans:
-                spans[key][1] = max(spans[key][1], moment)
-    for key, (first, last) in spans.items():
-        yield first, last, sizes[key]
+            key = resolve_storage(graph, name).key
+            last[key] = max(last.get(key, 0), moment)
+        storage = resolve_storage(graph, node.name)
+        if node.op == "MoveTo" or storage.kind is not StorageKind.ACTIVATION:
+            continue
+        until = last_in_backward.get(parameter_of[node.name], offset) if node.name in parameter_of else moment
+        first.setdefault(storage.key, moment)
+        last[storage.key] = max(last.get(storage.key, 0), until)
+        sizes[storage.key] = storage.size_bytes
+    for key, size in sizes.items():
+        yield first[key], last[key], size
     for moment, node in enumerate(graph.backward, start=offset):
         if node.name in last_in_backward and node.op not in NO_MEMORY_OPS:
             yield moment, last_in_backward[node.name], node.size_bytes
@@ -113,10 +94,8 @@ def _uncompiled(graph: Graph, sample: LayerSample) -> Iterator[tuple[int, int, i
     It runs for the last layer of the model that its own stands for: then all layers before that one wait for
     backward, and of the sample those before its own.
     """
-    kept = [0] * len(sample.indices)
-    for entry in classify_saved(graph):
-        if entry.storage.layer_index is not None:
-            kept[entry.storage.layer_index] += entry.kept_bytes
+    by_layer = kept_by_layer(classify_saved(graph))
+    kept = [by_layer[position] for position in range(len(sample.indices))]
     waiting = list(accumulate((kept[position] for position in sample.layer_map), initial=0))
     compiled = list(accumulate(kept, initial=0))
     last = {position: layer for layer, position in enumerate(sample.layer_map)}

@@ -3,8 +3,9 @@
 The message itself comes from an adapter, because its schema ships with MindSpore.
 """
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from mindswap.errors import GraphError
@@ -12,7 +13,7 @@ from mindswap.graph.layer_places import MTP_CELL, place_forward, place_gradients
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.untagged import place_untagged
 
-__all__ = ["load_graph"]
+__all__ = ["BACKWARD_MARK", "FORWARD_MARK", "Message", "load_graph", "primitive_of", "read_tensor_type", "read_value"]
 
 Message = Any  # of MindSpore's protobuf, whose classes come with MindSpore
 Primitives = Mapping[str, Message]  # by name
@@ -22,8 +23,10 @@ FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
 RECOMPUTE_SCOPE = "recompute_"
 BYTES_PER_ELEMENT = {
     "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float": 4, "int64": 8, "uint64": 8, "double": 8, "complex64": 8, "complex128": 16,
+    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
 }  # fmt: skip
+DTYPES = {"float": "float32", "double": "float64"}  # what the protobuf calls otherwise
+INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
 LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
@@ -52,14 +55,15 @@ def load_graph(model: Message, layer_list: str | None = None, tag: str | None = 
             "marks it\n    fix:     take @lazy_inline off the layers"
         )
     # A constant that several functions read is in the first of them, whichever that is.
-    functions = (*model.functions, model.graph)
-    values = {name: value for f in functions for name, value in _read_constants(f)}
+    fixed = [node for f in (*model.functions, model.graph) for node in f.node if node.op_type == "Constant"]
+    fixed = [node for node in fixed if node.attribute]
+    values = {node.output[0]: read_value(node.attribute[0]) for node in fixed}
     constants = {name: value for name, value in values.items() if isinstance(value, int)}
-    partial = _find_partial(forward[0], primitives)
-    saved = tuple(
-        Saved(captured, parameter.name)
-        for captured, parameter in zip(partial.input[1:], backward[0].input, strict=False)
-    )
+    types = {n.output[0]: n.attribute[0].tensors[0] for n in fixed if len(n.attribute[0].tensors) == 1}
+    parameters = (parameter for f in (*forward, *backward) for parameter in f.input)
+    types |= {parameter.name: parameter.tensor[0] for parameter in parameters if len(parameter.tensor) == 1}
+    bound = _find_partial(forward[0], primitives).input[1:]
+    saved = tuple(Saved(name, parameter.name) for name, parameter in zip(bound, backward[0].input, strict=False))
     forward_nodes = place_forward(_read_nodes(forward[0], primitives, layer_list))
     if tag is not None and layer_list is not None:
         forward_nodes = place_untagged(forward_nodes, tag, layer_list)
@@ -75,22 +79,24 @@ def load_graph(model: Message, layer_list: str | None = None, tag: str | None = 
         saved=saved,
         has_lazy_inline=True,
         constants=constants,
-        tuples={name: value for name, value in values.items() if isinstance(value, tuple)},
-        types={**dict(_read_constant_types(functions)), **dict(_read_parameter_types((*forward, *backward)))},
+        tuples={name: value for name, value in values.items() if _is_of_integers(value)},
+        types={name: read_tensor_type(tensor) for name, tensor in types.items()},
     )
 
 
 def _find_partial(function: Message, primitives: Primitives) -> Message:
     """The node that binds what backward needs; autodiff puts it last. None if there is none."""
-    for node in reversed(function.node):
-        if _op_name(node, primitives) == "Partial":
-            return node
-    return None
+    return next((node for node in reversed(function.node) if primitive_of(node, primitives)[0] == "Partial"), None)
 
 
-def _op_name(node: Message, primitives: Primitives) -> str:
-    reference = node.op_type.removeprefix("REF::")
-    return primitives[reference].op_type if reference in primitives else node.op_type
+def primitive_of(node: Message, primitives: Primitives) -> tuple[str, Iterable[Message]]:
+    """Type of an operator, and the attributes of its primitive."""
+    primitive = primitives.get(node.op_type.removeprefix("REF::"))
+    return (primitive.op_type, primitive.attribute) if primitive is not None else (node.op_type, ())
+
+
+def _is_of_integers(value: object) -> bool:
+    return isinstance(value, tuple) and all(isinstance(item, int) for item in value)
 
 
 def _identities(function: Message) -> dict[str, str]:
@@ -107,46 +113,22 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
     for node in function.node:
         if node.op_type == "Constant":
             continue
-        reference = node.op_type.removeprefix("REF::")
-        primitive = primitives.get(reference)
+        op, attributes = primitive_of(node, primitives)
         marks = {attribute.name for attribute in node.node_attr}
         scope = node.domain.removeprefix("Gradients/")
         layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE), layer_list)
         yield Node(
             name=node.name,
-            op=_op_name(node, primitives),
+            op=op,
             layer_index=layer_index,
             cell_path=cell_path,
             scope=node.domain,
             inputs=tuple(node.input),
-            outputs=tuple(_read_types(node)),
-            attributes={a.name: _read_value(a) for a in primitive.attribute} if primitive else {},
+            outputs=tuple(known for a in node.attribute if a.name == "shape" for known in _flatten_types(a)),
+            attributes={attribute.name: read_value(attribute) for attribute in attributes},
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,
         )
-
-
-def _read_constants(function: Message) -> Iterator[tuple[str, int | tuple[int, ...]]]:
-    for node in function.node:
-        if node.op_type == "Constant" and node.attribute:
-            value = _read_value(node.attribute[0])
-            is_ints = isinstance(value, tuple) and all(isinstance(item, int) for item in value)
-            if isinstance(value, int) or is_ints:
-                yield node.output[0], value
-
-
-def _read_constant_types(functions: Iterable[Message]) -> Iterator[tuple[str, TensorType]]:
-    for function in functions:
-        for node in function.node:
-            if node.op_type == "Constant" and node.attribute and len(node.attribute[0].tensors) == 1:
-                yield node.output[0], _tensor_type(node.attribute[0].tensors[0])
-
-
-def _read_parameter_types(functions: Iterable[Message]) -> Iterator[tuple[str, TensorType]]:
-    for function in functions:
-        for parameter in function.input:
-            if len(parameter.tensor) == 1:
-                yield parameter.name, _tensor_type(parameter.tensor[0])
 
 
 def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
@@ -169,38 +151,34 @@ def _split_scope(scope: str, layer_list: str | None) -> tuple[int | None, str]:
     return layer_index, ".".join(names)
 
 
-def _read_types(node: Message) -> Iterator[TensorType]:
-    for attribute in node.attribute:
-        if attribute.name == "shape":
-            yield from _flatten_types(attribute)
-
-
 def _flatten_types(attribute: Message) -> Iterator[TensorType]:
-    for tensor in attribute.tensors:
-        yield _tensor_type(tensor)
+    yield from map(read_tensor_type, attribute.tensors)
     for value in attribute.values:
         yield from _flatten_types(value)
 
 
-def _tensor_type(tensor: Message) -> TensorType:
-    dtype = tensor.DataType.Name(tensor.data_type).lower()
-    size = BYTES_PER_ELEMENT.get(dtype, 0)
-    for dim in tensor.dims:
-        size *= max(dim, 0)
-    return TensorType(tuple(tensor.dims), "float32" if dtype == "float" else dtype, size)
+def read_tensor_type(tensor: Message) -> TensorType:
+    """Type of a tensor; without bytes where a dim or the dtype is not known."""
+    name = tensor.DataType.Name(tensor.data_type).lower()
+    dtype = DTYPES.get(name, name)
+    size = BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in tensor.dims)
+    return TensorType(tuple(tensor.dims), dtype, size)
 
 
-def _read_value(attribute: Message) -> Any:
-    """Plain Python value of a primitive's attribute; only the kinds that mindswap reads."""
-    kind = attribute.AttributeType.Name(attribute.type)
+def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: None) -> Any:
+    """Plain value of an attribute or a constant; a number stands alone or as the only one of a list.
+
+    What describes no step, floating point numbers and tensors for one, is for `other` to read.
+    """
+    kind = entry.AttributeType.Name(entry.type)
     if kind == "BOOL":
-        return bool(attribute.i)
-    if kind in ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64"):
-        return attribute.ints[0] if attribute.ints else attribute.i
+        return bool(entry.ints[0] if entry.ints else entry.i)
+    if kind in INTEGERS:
+        return entry.ints[0] if entry.ints else entry.i
     if kind == "STRING":
-        return attribute.s.decode(errors="replace")
+        return (entry.strings[0] if entry.strings else entry.s).decode(errors="replace")
     if kind in ("TUPLE", "LIST"):
-        return tuple(_read_value(value) for value in attribute.values)
+        return tuple(read_value(value, other) for value in entry.values)
     if kind == "DICT":  # a Layout: each entry has a name and one value
-        return {entry.name: _read_value(entry.values[0]) for entry in attribute.values if entry.values}
-    return None
+        return {value.name: read_value(value.values[0], other) for value in entry.values if value.values}
+    return other(entry)

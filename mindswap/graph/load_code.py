@@ -6,13 +6,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mindswap.graph.load import BACKWARD_MARK, BYTES_PER_ELEMENT, FORWARD_MARK, Message, Primitives
+from mindswap.graph.load import (
+    BACKWARD_MARK,
+    FORWARD_MARK,
+    Message,
+    Primitives,
+    primitive_of,
+    read_tensor_type,
+    read_value,
+)
 from mindswap.graph.model import TensorType
 
 __all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
 
 MONAD = object()  # ties operators with side effects together; no value
-INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 
 
 @dataclass(frozen=True)
@@ -78,21 +85,17 @@ class StepCode:
 
 
 def load_code(model: Message) -> StepCode:
-    """The code of one compiled step with lazy_inline on.
-
-    Args:
-        model: `ModelProto` of MindIR that `load_graph` takes, too.
-    """
+    """The code of one compiled step with lazy_inline on, from the `ModelProto` that `load_graph` takes, too."""
     primitives = {primitive.name: primitive for primitive in model.primitives}
     functions = {function.name: _read_function(function, primitives) for function in model.functions}
     constants: dict[str, object] = {}
     for function in (*model.functions, model.graph):
         for node in function.node:
             if node.op_type == "Constant" and node.attribute:
-                constants[node.output[0]] = _read(node.attribute[0])
+                constants[node.output[0]] = read_value(node.attribute[0], _read_other)
     (forward,) = (f for name, f in functions.items() if FORWARD_MARK in name and _hands_over(f))
     (backward,) = (f for name, f in functions.items() if BACKWARD_MARK in name)
-    weights = {p.name: (p.ref_key or p.name.rpartition(":")[2], _type(p)) for p in model.graph.parameter}
+    weights = {p.name: (p.ref_key or p.name.rpartition(":")[2], read_tensor_type(p)) for p in model.graph.parameter}
     return StepCode(_read_function(model.graph, primitives), forward, backward, weights, constants)
 
 
@@ -105,45 +108,26 @@ def _read_function(function: Message, primitives: Primitives) -> Function:
     for node in function.node:
         if node.op_type == "Constant":
             continue
-        reference = node.op_type.removeprefix("REF::")
-        primitive = primitives.get(reference)
-        if primitive is None and node.op_type.startswith("REF::"):
-            instructions.append(Call(node.name, reference, tuple(node.input)))
-            continue
-        attributes = {entry.name: _read(entry) for entry in primitive.attribute} if primitive is not None else {}
-        op = primitive.op_type if primitive is not None else node.op_type
-        instructions.append(Instruction(node.name, op, tuple(node.input), attributes))
+        op, entries = primitive_of(node, primitives)
+        if op.startswith("REF::"):
+            instructions.append(Call(node.name, op.removeprefix("REF::"), tuple(node.input)))
+        else:
+            attributes = {entry.name: read_value(entry, _read_other) for entry in entries}
+            instructions.append(Instruction(node.name, op, tuple(node.input), attributes))
     parameters = tuple(parameter.name for parameter in function.input)
     return Function(function.name, parameters, tuple(instructions), function.output[0].name)
 
 
-def _read(entry: Message) -> object:
-    """Value of an attribute or a constant; a number stands alone or as the only one of a list."""
+def _read_other(entry: Message) -> object:
     kind = entry.AttributeType.Name(entry.type)
-    if kind in INTEGERS:
-        return entry.ints[0] if entry.ints else entry.i
-    if kind == "BOOL":
-        return bool(entry.ints[0] if entry.ints else entry.i)
     if kind == "FLOAT":
         return entry.floats[0] if entry.floats else entry.f
     if kind == "DOUBLE":
         return entry.doubles[0] if entry.doubles else entry.d
-    if kind == "STRING":
-        return (entry.strings[0] if entry.strings else entry.s).decode(errors="replace")
-    if kind in ("TUPLE", "LIST"):
-        return tuple(_read(value) for value in entry.values)
     if kind == "NONE":
         return None
     if kind in ("UMONAD", "IOMONAD"):
         return MONAD
     if kind == "TENSORS" and len(entry.tensors) == 1:
-        return TensorValue(_type(entry.tensors[0]), entry.tensors[0].raw_data)
+        return TensorValue(read_tensor_type(entry.tensors[0]), entry.tensors[0].raw_data)
     return Unknown(kind)
-
-
-def _type(tensor: Message) -> TensorType:
-    dtype = tensor.DataType.Name(tensor.data_type).lower()
-    size = BYTES_PER_ELEMENT.get(dtype, 0)
-    for dim in tensor.dims:
-        size *= max(dim, 0)
-    return TensorType(tuple(tensor.dims), {"float": "float32", "double": "float64"}.get(dtype, dtype), size)

@@ -1,6 +1,7 @@
 """Activation memory by layer and operator: what is kept, what is swapped, what recompute saves. Pure."""
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
@@ -10,7 +11,7 @@ from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers"]
+__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers", "path_from_root"]
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,6 @@ class OperatorMemory:
     Attributes:
         path: operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root.
             Text: several names that the graph cannot tell apart have `|` between them.
-        op: primitive name.
         kept_bytes: stays on the device from forward to backward.
         swapped_bytes: crosses the link, each way; what is copied for nothing included.
         recomputed_bytes: would be kept, and is made again in backward instead.
@@ -70,6 +70,11 @@ OP_NUMBER = re.compile(r"-op\d+$")
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
 
 
+def path_from_root(node: Node) -> str:
+    """Cells and type of an operator, without the cells around the model."""
+    return f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
+
+
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
@@ -81,20 +86,15 @@ class OperatorNames:
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
-        self._by_key: list[dict[tuple[str, str], list[str]]] = []
-        for layer in layers:
-            keys: dict[tuple[str, str], list[str]] = {}
-            for path, node in layer.walk():
-                if node.is_primitive and not has_all_tags:
-                    keys.setdefault((".".join(path[:-1]), node.type_name), []).append(".".join(path))
-            self._by_key.append(keys)
+        found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
+        self._by_place = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
         self._tags = {node.scope: Names.of(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
 
     def can_name(self, node: Node) -> bool:
         """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
         if node.layer_index is None:
             return False
-        return self.is_tagged(node) or (node.cell_path, node.op) in self._by_key[node.layer_index]
+        return self.is_tagged(node) or node.place in self._by_place[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
         """Whether an operator carries its path."""
@@ -103,12 +103,12 @@ class OperatorNames:
     def __call__(self, node: Node) -> Names:
         """Paths of an operator; its cell and type where the model has no attribute for it."""
         if node.layer_index is None:
-            return Names.of(f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip("."))
+            return Names.of(path_from_root(node))
         scope = node.scope.removeprefix("recompute_")
         if scope in self._tags:
             return self._tags[scope]
-        names = self._by_key[node.layer_index].get((node.cell_path, node.op))
-        return Names(names) if names else Names.of(f"{node.cell_path}.{node.op}".strip("."))
+        names = self._by_place[node.layer_index].get(node.place)
+        return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
 def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
@@ -117,26 +117,30 @@ def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: Lay
     Args:
         graph: the network under its policy.
         plain: the same layers without swap and recompute: what there is to save.
-        names: operator paths.
-        sample: which compiled layer stands for each layer of the model.
     """
-    table = _Table(names)
+    rows: dict[int | None, dict[str, OperatorMemory]] = {}
+
+    def add(entry: SavedStorage, node: Node, **sizes: int) -> None:
+        """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
+        layer, path = rows.setdefault(entry.storage.layer_index, {}), str(names(node))
+        known = layer.get(path, OperatorMemory(path, node.op))
+        layer[path] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})
+
     saved_plain, saved = classify_saved(plain), classify_saved(graph)
     identities, identities_plain = _identities(graph), _identities(plain)
     remaining = {identities[node.name] for entry in saved for node in _holders(graph, entry)}
     for entry in saved_plain:
         node = plain.owner(entry.keepers[0])
         is_recomputed = not any(identities_plain[held.name] in remaining for held in _holders(plain, entry))
-        table.add(
+        # Naming one of several names of a storage frees nothing.
+        is_swappable = len(entry.keepers) == 1 and names.can_name(node)
+        add(
             entry, node,
-            recomputed_bytes=entry.kept_bytes if is_recomputed else 0,
-            # Naming one of several names of a storage frees nothing.
-            swappable_bytes=entry.kept_bytes if len(entry.keepers) == 1 and names.can_name(node) else 0,
+            recomputed_bytes=entry.kept_bytes * is_recomputed, swappable_bytes=entry.kept_bytes * is_swappable,
         )  # fmt: skip
     for entry in saved:
         node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
-        table.add(entry, node, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
-    rows = table.rows
+        add(entry, node, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
     compiled = {index: tuple(operators.values()) for index, operators in rows.items()}
     layers = tuple(LayerMemory(i, compiled.get(position, ())) for i, position in enumerate(sample.layer_map))
     return (*layers, LayerMemory(None, compiled.get(None, ())))
@@ -148,12 +152,12 @@ def _identities(graph: Graph) -> dict[str, tuple[str, int]]:
     Recompute puts a prefix before the scope, and its copies take numbers of the compiler's own count, so only
     the order among operators of one cell and type is the same in both.
     """
-    counts: dict[str, int] = {}
+    counts: Counter[str] = Counter()
     identities = {}
     for node in graph.forward:
         place = OP_NUMBER.sub("", node.scope.removeprefix("recompute_"))
-        identities[node.name] = (place, counts.get(place, 0))
-        counts[place] = counts.get(place, 0) + 1
+        identities[node.name] = (place, counts[place])
+        counts[place] += 1
     return identities
 
 
@@ -166,18 +170,3 @@ def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:
     yield entry.storage.producer
     for node in (*entry.keepers, *(pair.producer for pair in entry.pairs)):
         yield graph.owner(node)
-
-
-class _Table:
-    """Sums by layer and operator, in order of first mention."""
-
-    def __init__(self, names: OperatorNames):
-        self.names = names
-        self.rows: dict[int | None, dict[str, OperatorMemory]] = {}
-
-    def add(self, entry: SavedStorage, node: Node, **sizes: int) -> None:
-        """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
-        layer = self.rows.setdefault(entry.storage.layer_index, {})
-        path = str(self.names(node))
-        known = layer.get(path, OperatorMemory(path, node.op))
-        layer[path] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})

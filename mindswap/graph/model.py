@@ -4,10 +4,11 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 """
 
 import functools
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
 
-__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType"]
+__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType", "first_source"]
 
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
@@ -35,9 +36,7 @@ class Node:
         scope: the compiler's own scope text, unique per operator of a function.
         inputs: names of nodes or function parameters.
         outputs: types of the outputs, flat; empty where the compiler gives none.
-        attributes: attributes of the primitive.
-        is_recomputed: the node belongs to a recomputed scope (set in forward), or is the copy that
-            backward runs again (`is_duplicate`).
+        is_recomputed: in forward, the node belongs to a recomputed scope; in backward as `is_duplicate`.
         is_duplicate: a copy of a forward operator that backward runs again.
         origin: in backward, name of the forward operator that this is the gradient or the copy of; "" where
             the compiler does not say, or where it merged that operator into another.
@@ -60,14 +59,34 @@ class Node:
         """Bytes of all outputs."""
         return sum(output.size_bytes for output in self.outputs)
 
+    @property
+    def makes_more_than_a_number(self) -> bool:
+        """Whether there is anything to cut in what it makes."""
+        return any(math.prod(output.shape) > 1 for output in self.outputs)
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """Its cell and its type: all that a compiled graph says of most operators of a layer."""
+        return self.cell_path, self.op
+
+    @property
+    def num_prefetch_ops(self) -> int:
+        """Of a `MoveTo`, or what is set on an operator that is to be offloaded: its `backward_prefetch`."""
+        return int(str(self.attributes["backward_prefetch"]))
+
+    def renamed(self, names: Mapping[str, str]) -> "Node":
+        """The operator, reading values under their new names; itself where it reads none of them."""
+        if names.keys().isdisjoint(self.inputs):
+            return self
+        return replace(self, inputs=tuple(names.get(name, name) for name in self.inputs))
+
 
 @dataclass(frozen=True)
 class Saved:
     """One value handed from forward to backward.
 
     Attributes:
-        forward_name: node (or parameter of forward) that gives it.
-        backward_name: parameter of backward that takes it.
+        forward_name, backward_name: node (or parameter) of forward that gives it, parameter of backward that takes it.
     """
 
     forward_name: str
@@ -83,7 +102,6 @@ class SwapPair:
         copy_out: `MoveTo` in forward.
         copies_in: `MoveTo` nodes in backward that bring it back; more than one if the compiler made more.
         num_prefetch_ops: `backward_prefetch` of the copy in.
-        size_bytes: bytes copied out.
     """
 
     producer: Node
@@ -123,6 +141,11 @@ class GraphIndex:
         return _readers((*self._forward, *self._backward))
 
     @functools.cached_property
+    def forward_names(self) -> Mapping[str, str]:
+        """What backward calls a value of forward -> its name there."""
+        return {saved.backward_name: saved.forward_name for saved in self._saved}
+
+    @functools.cached_property
     def swap_pairs(self) -> tuple[SwapPair, ...]:
         """Every `MoveTo` of forward that backward takes, with its way back."""
         backward_names = {saved.forward_name: saved.backward_name for saved in self._saved}
@@ -135,8 +158,7 @@ class GraphIndex:
             back = copies_in.get(backward_names.get(node.name, ""), ())
             if node.op == "MoveTo" and back:
                 producer = self.forward_nodes[node.inputs[0]]
-                prefetch = int(back[0].attributes["backward_prefetch"])  # type: ignore[call-overload]
-                pairs.append(SwapPair(producer, node, tuple(back), prefetch, node.size_bytes))
+                pairs.append(SwapPair(producer, node, tuple(back), back[0].num_prefetch_ops, node.size_bytes))
         return tuple(pairs)
 
     @functools.cached_property
@@ -151,11 +173,15 @@ class GraphIndex:
         """See `Graph.kept_nodes`."""
         read = {name for node in self._backward for name in node.inputs}
         names = {saved.forward_name for saved in self._saved if saved.backward_name in read}
-        return tuple(
-            node
-            for node in self._forward
-            if node.name in names and node.op not in ("MoveTo", HOST_COPY) and node.size_bytes
-        )
+        held = (node for node in self._forward if node.name in names and node.op not in ("MoveTo", HOST_COPY))
+        return tuple(node for node in held if node.size_bytes)
+
+
+def first_source(name: str, ops: Set[str], nodes: Mapping[str, Node]) -> str:
+    """The value that operators of these types pass on as their first input."""
+    while name in nodes and nodes[name].op in ops:
+        name = nodes[name].inputs[0]
+    return name
 
 
 def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
@@ -171,10 +197,8 @@ class Graph:
     """One training step.
 
     Attributes:
-        forward: operators of forward in execution order.
-        backward: operators of backward in execution order.
-        saved: what forward hands to backward; empty when forward is no function of its own
-            (lazy_inline off), and then nothing can be swapped.
+        forward, backward: operators in execution order.
+        saved: what forward hands to backward; empty without lazy_inline, and then nothing can be swapped.
         has_lazy_inline: forward and backward are functions of their own.
         constants: values of the integer constants, by name.
         tuples: values of the constants that are tuples of integers, by name.
@@ -208,9 +232,8 @@ class Graph:
     def kept_nodes(self) -> tuple[Node, ...]:
         """Forward operators whose output stays on the device until backward, in execution order.
 
-        Copies to the host do not stay; weights and inputs of the step are no operators. What is
-        handed over and read by no operator of backward (the float32 output of RmsNorm) is not kept:
-        once the two functions are inlined, nothing holds it.
+        Copies to the host do not stay. Nor does what is handed over and no operator of backward reads (the float32
+        output of RmsNorm): once the two functions are inlined, nothing holds it.
         """
         return self.index.kept_nodes
 

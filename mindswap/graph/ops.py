@@ -11,46 +11,13 @@ from enum import Enum, Flag, auto
 from typing import Any
 
 __all__ = [
-    "BOOKKEEPING_OPS",
-    "COMMUNICATION_OPS",
-    "COMM_PASSING_OPS",
-    "COUNTED_OPS",
-    "FIRST_INPUT_OPS",
-    "FUSED_OPS",
-    "GRADIENT_PASSING_OPS",
-    "KEEPING_OPS",
-    "LAYER_PASSING_OPS",
-    "MATMUL_OPS",
-    "NO_MEMORY_OPS",
-    "NO_WORK_OPS",
-    "PARTIAL_READ_OPS",
-    "PRODUCT_OPS",
-    "RANDOM_OPS",
-    "REDISTRIBUTION_OPS",
-    "RESHAPING_OPS",
-    "SPLIT_PASSING_OPS",
-    "SUM_PASSING_OPS",
-    "TABLE",
-    "TUPLE_OPS",
-    "TYING_OPS",
-    "UNJOINING_OPS",
-    "UNNAMED_OPS",
-    "VALUE_PASSING_OPS",
-    "VIEW_OPS",
-    "WEIGHT_OPS",
-    "WRITING_OPS",
-    "Cut",
-    "OpClass",
-    "Operators",
-    "Trait",
-    "Unit",
-    "classify",
-    "cut_of",
-    "gradient_of_collective",
-    "is_kernel",
-    "products_of_attention",
-    "vector_rate",
-]
+    "BOOKKEEPING_OPS", "COMMUNICATION_OPS", "COMM_PASSING_OPS", "COUNTED_OPS", "FIRST_INPUT_OPS", "FUSED_OPS",
+    "GRADIENT_PASSING_OPS", "KEEPING_OPS", "LAYER_PASSING_OPS", "MATMUL_OPS", "NO_MEMORY_OPS", "NO_WORK_OPS",
+    "PARTIAL_READ_OPS", "PRODUCT_OPS", "RANDOM_OPS", "REDISTRIBUTION_OPS", "RESHAPING_OPS", "SPLIT_PASSING_OPS",
+    "SUM_PASSING_OPS", "TABLE", "TUPLE_OPS", "TYING_OPS", "UNJOINING_OPS", "UNNAMED_OPS", "VALUE_PASSING_OPS",
+    "VIEW_OPS", "WEIGHT_OPS", "WRITING_OPS", "Cut", "OpClass", "Operators", "Trait", "Unit", "classify", "is_kernel",
+    "line_of",
+]  # fmt: skip
 
 
 class Unit(Enum):
@@ -213,10 +180,8 @@ TABLE = (
     _ops("RmsNormGrad", _C.NORM, cut=(1, 3), rate="norm_grad"),
     _ops("LayerNormGrad", _C.NORM, cut=(0, 4, 4), rate="norm_grad"),
     _ops("LayerNormGradV3", _C.NORM, cut=(1, 4, 4), rate="norm_grad"),
-    _ops(
-        "Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
-        _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax",
-    ),
+    _ops("Softmax SoftmaxGrad SoftmaxBackward LogSoftmax LogSoftmaxGrad",
+         _C.SOFTMAX, cut=Cut.ELEMENTWISE, rate="softmax"),
     _ops("SiLU GeLU", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
     _ops("FastGeLU", _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation"),
     _ops("SiLUGrad GeLUGrad", _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE, rate="activation_grad"),
@@ -240,30 +205,21 @@ TABLE = (
     _ops("Add AddExt", _C.ELEMENTWISE, _T.IS_BEFORE_SUM | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("BiasAdd", _C.ELEMENTWISE, _T.IS_BEFORE_SUM, cut=Cut.ELEMENTWISE),
     _ops("Mul", _C.ELEMENTWISE, _T.KEEPS_OPERANDS | _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
-    _ops(
-        "Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
-        _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE,
-    ),
+    _ops("Div Exp Log Maximum Minimum Muls Neg RealDiv Rsqrt Sigmoid Sqrt Sub SubExt",
+         _C.ELEMENTWISE, _T.FUSED | _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("AddN", _C.ELEMENTWISE, _T.FUSED, cut=Cut.ELEMENTWISE),
     _ops("Swiglu SwigluGrad", _C.ELEMENTWISE, _T.FUSED),
-    _ops(
-        "Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
-        "Select SigmoidGrad Sin Square Tanh TanhGrad",
-        _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE,
-    ),
+    _ops("Abs Cos Equal Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr NotEqual Pow ReluGrad "
+         "Select SigmoidGrad Sin Square Tanh TanhGrad",
+         _C.ELEMENTWISE, _T.COUNTED, cut=Cut.ELEMENTWISE),
     _ops("Adds Relu SwiGlu SwiGluGrad", _C.ELEMENTWISE, _T.COUNTED),  # as kernels of profiles are called
     _ops("StopGradient", _C.ELEMENTWISE, _T.PASSES_SPLIT, cut=Cut.ELEMENTWISE),
-    _ops(
-        "BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
-        "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
-        "ZerosLike",
-        cut=Cut.ELEMENTWISE,
-    ),
+    _ops("BitwiseAnd BitwiseOr DivNoNan Elu Erf FloorDiv FloorMod Gelu GeluGrad Identity InvertPermutation IsFinite "
+         "Log1p MaskedFill Mod OnesLike PowTensorScalar ReLU ReLUGrad Reciprocal Round RsqrtGrad Sign SqrtGrad "
+         "ZerosLike", cut=Cut.ELEMENTWISE),
     _ops("CumSum DropoutGradExt ScatterNd TopK TopKRouter", cut=Cut.LIKE_FIRST),
-    _ops(
-        "ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
-        cut=Cut.REDUCTION,
-    ),
+    _ops("ArgMaxWithValue MeanExt ReduceAll ReduceAny ReduceMax ReduceMean ReduceMin ReduceSum SumExt",
+         cut=Cut.REDUCTION),
     _ops("OneHotExt", cut=Cut.ONE_HOT),
     _ops("Outer", cut=Cut.OUTER),
     _ops("DropoutExt", _C.ELEMENTWISE, _T.RANDOM, cut=Cut.DROPOUT),
@@ -279,12 +235,8 @@ def _having(trait: Trait) -> frozenset[str]:
     return frozenset(name for name, line in _BY_NAME.items() if line.traits & trait)
 
 
-def _of_class(*kinds: OpClass) -> frozenset[str]:
-    return frozenset(name for name, line in _BY_NAME.items() if line.kind in kinds)
-
-
-def _cut_by(*cuts: Cut) -> frozenset[str]:
-    return frozenset(name for name, line in _BY_NAME.items() if line.cut in cuts)
+def _of_class(kind: OpClass) -> frozenset[str]:
+    return frozenset(name for name, line in _BY_NAME.items() if line.kind is kind)
 
 
 # Sets for code that asks of every node of a graph; all of them follow from the table.
@@ -300,7 +252,8 @@ NO_WORK_OPS = _of_class(OpClass.NONE)
 # Views and tuples are the memory of their inputs; Load reads a weight where it is.
 NO_MEMORY_OPS = VIEW_OPS | TUPLE_OPS | (WEIGHT_OPS & NO_WORK_OPS)
 MATMUL_OPS = _of_class(OpClass.MATMUL)
-PRODUCT_OPS = _cut_by(Cut.PRODUCT)  # matrix products with a rule for their cut
+# Matrix products with a rule for their cut.
+PRODUCT_OPS = frozenset(name for name, line in _BY_NAME.items() if line.cut is Cut.PRODUCT)
 COMMUNICATION_OPS = _of_class(OpClass.COMMUNICATION)
 REDISTRIBUTION_OPS = _having(Trait.REDISTRIBUTES)
 RESHAPING_OPS = _having(Trait.TAKES_ASKED_SPLIT)
@@ -329,9 +282,14 @@ GRADIENT_PASSING_OPS = VIEW_OPS | COMMUNICATION_OPS | _of_class(OpClass.CAST) | 
 FIRST_INPUT_OPS = WEIGHT_OPS | (VIEW_OPS & UNNAMED_OPS) | _of_class(OpClass.CAST)
 
 
+def line_of(op: str) -> Operators:
+    """What the table says of an operator; element-wise where it has no line."""
+    return _BY_NAME.get(op, _UNKNOWN)
+
+
 def classify(op: str) -> OpClass:
     """What kind of operator this is; element-wise where nothing else is known."""
-    return _BY_NAME.get(op, _UNKNOWN).kind
+    return line_of(op).kind
 
 
 def is_kernel(op: str) -> bool:
@@ -339,24 +297,4 @@ def is_kernel(op: str) -> bool:
 
     Positions of operators, as `backward_prefetch` counts them, are those of kernels. `MoveTo` is none.
     """
-    return classify(op) is not OpClass.NONE
-
-
-def cut_of(op: str) -> Cut | tuple[int, ...] | None:
-    """Rule for the cut of its outputs; None where none is known."""
-    return _BY_NAME.get(op, _UNKNOWN).cut
-
-
-def vector_rate(op: str) -> str:
-    """Figure in `Device.vector_rates` that bounds it; "" for none."""
-    return _BY_NAME.get(op, _UNKNOWN).rate
-
-
-def gradient_of_collective(op: str) -> str:
-    """The communication that is the gradient of this one; "" where it has none."""
-    return _BY_NAME.get(op, _UNKNOWN).gradient
-
-
-def products_of_attention(op: str) -> tuple[int, int] | None:
-    """Products with the head size of queries and keys, and with that of values; None for all but attention."""
-    return _BY_NAME.get(op, _UNKNOWN).products
+    return op not in NO_WORK_OPS

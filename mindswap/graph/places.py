@@ -18,20 +18,13 @@ def decisions_by_place(decisions: LayerDecisions) -> dict[Place, tuple[Decision,
     The graph names a primitive by its cell and its type, not by its attribute. Where a cell has several of one type,
     each of their decisions may be that of the operator at hand.
     """
-    found: dict[Place, list[Decision]] = {}
-    for path, node in decisions.layer.walk():
-        if node.is_primitive:
-            found.setdefault((".".join(path[:-1]), node.type_name), []).append(decisions.of(path))
-    return {place: tuple(decided) for place, decided in found.items()}
+    return {place: tuple(map(decisions.of, paths)) for place, paths in decisions.layer.primitives_by_place().items()}
 
 
 def places_below(layer: CellNode, prefix: Path) -> set[Place]:
     """The place of every primitive at or below a path of the layer."""
-    return {
-        (".".join(path[:-1]), node.type_name)
-        for path, node in layer.walk()
-        if node.is_primitive and path[: len(prefix)] == prefix
-    }
+    found = layer.primitives_by_place().items()
+    return {place for place, paths in found if any(path[: len(prefix)] == prefix for path in paths)}
 
 
 def places_of(graph: Graph, node: Node) -> frozenset[Place]:
@@ -44,8 +37,7 @@ def places_of(graph: Graph, node: Node) -> frozenset[Place]:
     cells = {owner.cell_path}
     maker = resolve_storage(graph, owner.name).producer
     if owner.op in VIEW_OPS and maker is not None:
-        for path in (maker.cell_path, owner.cell_path):
-            parts = path.split(".")
+        for parts in (maker.cell_path.split("."), owner.cell_path.split(".")):
             cells.update(".".join(parts[:depth]) for depth in range(len(parts) + 1))
     return frozenset((cell, owner.op) for cell in cells)
 

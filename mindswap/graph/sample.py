@@ -31,29 +31,23 @@ class LayerSample:
 
 
 def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
-    """The layers to compile.
-
-    Args:
-        kinds: for each layer, what it consists of and what is set on it; equal means alike.
-    """
+    """The layers to compile; `kinds` say of each what it consists of and what is set on it: equal means alike."""
     numbers = {kind: number for number, kind in enumerate(dict.fromkeys(kinds))}
     ends = [-1, *(numbers[kind] for kind in kinds), -1]
     places = [(before, kind, after) for before, kind, after in zip(ends, ends[1:], ends[2:], strict=False)]
     indices = list(range(len(kinds)))
     while cut := _longest_cut([places[index] for index in indices]):
         del indices[cut]
-    position_of: dict[tuple[int, ...], int] = {}
-    for position, index in enumerate(indices):
-        position_of.setdefault(places[index], position)
     own = {index: position for position, index in enumerate(indices)}
+    # Of compiled layers in the same place the first stands for those that are left out.
+    position_of = {places[index]: position for index, position in reversed(own.items())}
     return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
 
 
 def _longest_cut(places: Sequence[tuple[int, ...]]) -> slice | None:
     """The longest stretch that can be left out, of equal ones the last; None where there is none.
 
-    Args:
-        places: for each layer the kind of the one before it, its own, and of the one behind it.
+    A place is the kind of the layer before, its own, and that of the layer behind.
     """
     in_all = Counter(places)
     borders: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)

@@ -34,18 +34,11 @@ def is_cache(name: str) -> bool:
 def cache_readers(graph: Graph) -> frozenset[str]:
     """Operators that compute with a cache, or write one. Run again, they would meet what later pieces left there."""
     loads = {node.name for node in graph.forward if _is_cache(node)}
-    return (
-        frozenset(
-            node.name
-            for node in graph.forward
-            if node.layer_index is not None
-            and node.outputs
-            and node.op not in ("Load", "MakeTuple")
-            and (node.op == "Assign" or any(name in loads for name in node.inputs))
-        )
-        if loads
-        else frozenset()
-    )
+    if not loads:
+        return frozenset()
+    inside = (node for node in graph.forward if node.layer_index is not None and node.outputs)
+    computing = (node for node in inside if node.op not in ("Load", "MakeTuple"))
+    return frozenset(node.name for node in computing if node.op == "Assign" or not loads.isdisjoint(node.inputs))
 
 
 def cache_bytes(graph: Graph, layer_index: int) -> int:
@@ -60,7 +53,7 @@ def with_cache_gradients(graph: Graph) -> Graph:
     backward: list[Node] = []
     sums: dict[str, str] = {}  # gradient of keys or values -> its sum with the cache
     for node in graph.backward:
-        backward.append(replace(node, inputs=tuple(sums.get(name, name) for name in node.inputs)))
+        backward.append(node.renamed(sums))
         gradient = graph.index.nodes.get(node.inputs[0]) if node.op == "TupleGetItem" else None
         is_of_attention = gradient is not None and gradient.op == "FlashAttentionScoreGrad"
         if is_of_attention and graph.constants.get(node.inputs[1]) in KEY_OUTPUTS:
@@ -74,7 +67,6 @@ def _summed(gradient: Node) -> Iterator[Node]:
 
     The cache itself is no value of the graph. It has the size of the gradient, which stands for it where it is read.
     """
-    known = gradient.outputs[0]
 
     def make(op: str, suffix: str, inputs: tuple[str, ...]) -> Node:
         return replace(gradient, name=f"{gradient.name}+{suffix}", op=op, inputs=inputs, attributes={})
@@ -82,7 +74,7 @@ def _summed(gradient: Node) -> Iterator[Node]:
     yield make("Add", "cache", (gradient.name, gradient.name))
     yield make("BroadcastTo", "zeros", ())
     yield make("Select", "left", (f"{gradient.name}+zeros", f"{gradient.name}+cache"))
-    yield replace(make("Assign", "assign", (f"{gradient.name}+left",)), outputs=(known,))
+    yield make("Assign", "assign", (f"{gradient.name}+left",))
 
 
 def _is_cache(node: Node) -> bool:

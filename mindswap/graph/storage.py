@@ -4,14 +4,15 @@ One tensor can be handed to backward under several names (a `MatMul` and the `Re
 is one piece of memory, and it leaves the device only if every name of it does.
 """
 
-from collections.abc import Iterator
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.graph.model import Graph, Node, SwapPair, TensorType
+from mindswap.graph.model import Graph, Node, SwapPair, TensorType, first_source
 from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
-__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "resolve_storage"]
+__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "kept_by_layer", "resolve_storage"]
 
 
 class StorageKind(Enum):
@@ -38,7 +39,6 @@ class Storage:
         producer: operator that makes it; None for an input, a constant or a weight.
         name: name of the producer's output, or of the function parameter.
         output_index: which output of the producer.
-        kind: activation, weight or input.
         type: shape, dtype and bytes; None where the compiler gives none.
     """
 
@@ -47,6 +47,11 @@ class Storage:
     output_index: int
     kind: StorageKind
     type: TensorType | None
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What tells it from other storages of a graph."""
+        return self.name, self.output_index
 
     @property
     def size_bytes(self) -> int:
@@ -64,7 +69,6 @@ class SavedStorage:
     """A storage that backward needs.
 
     Attributes:
-        storage: the memory.
         fate: kept, swapped, or both.
         keepers: nodes through which backward holds it on the device.
         pairs: copies to the host and back; more than one moves the same bytes several times.
@@ -94,40 +98,36 @@ def classify_saved(graph: Graph) -> tuple[SavedStorage, ...]:
     Weights and inputs of the step are left out: they are on the device in any case.
     """
     storages: dict[tuple[str, int], Storage] = {}
-    keepers: dict[tuple[str, int], list[Node]] = {}
-    pairs: dict[tuple[str, int], list[SwapPair]] = {}
-    for key, storage, node in _kept(graph):
-        storages[key] = storage
-        keepers.setdefault(key, []).append(node)
-    for pair in graph.swap_pairs:
-        storage = resolve_storage(graph, pair.copy_out.inputs[0])
-        key = (storage.name, storage.output_index)
-        storages[key] = storage
-        pairs.setdefault(key, []).append(pair)
-    order = {node.name: position for position, node in enumerate(graph.forward)}
-    keys = sorted(storages, key=lambda key: (order.get(key[0], -1), key[1]))
-    first_users = _first_users(graph)
-    return tuple(
-        SavedStorage(
-            storages[key],
-            _fate(key in keepers, key in pairs),
-            tuple(keepers.get(key, ())),
-            tuple(pairs.get(key, ())),
-            min(
-                *(first_users[node.name] for node in keepers.get(key, ())),
-                *(first_users[pair.copy_out.name] for pair in pairs.get(key, ())),
-                len(graph.backward),
-            ),
-        )
-        for key in keys
-        if storages[key].kind is StorageKind.ACTIVATION
-    )
-
-
-def _kept(graph: Graph) -> Iterator[tuple[tuple[str, int], Storage, Node]]:
+    keepers: defaultdict[tuple[str, int], list[Node]] = defaultdict(list)
+    pairs: defaultdict[tuple[str, int], list[SwapPair]] = defaultdict(list)
     for node in graph.kept_nodes:
         storage = resolve_storage(graph, node.name)
-        yield (storage.name, storage.output_index), storage, node
+        key = storage.key
+        storages[key] = storage
+        keepers[key].append(node)
+    for pair in graph.swap_pairs:
+        storage = resolve_storage(graph, pair.producer.name)
+        key = storage.key
+        storages[key] = storage
+        pairs[key].append(pair)
+    order = {node.name: position for position, node in enumerate(graph.forward)}
+    first_users = _first_users(graph)
+    saved = []
+    for key in sorted(storages, key=lambda key: (order.get(key[0], -1), key[1])):
+        if storages[key].kind is StorageKind.ACTIVATION:
+            names = [node.name for node in keepers[key]] + [pair.copy_out.name for pair in pairs[key]]
+            fate = Fate.WASTED if keepers[key] and pairs[key] else Fate.SWAPPED if pairs[key] else Fate.KEPT
+            first_user = min(first_users[name] for name in names)
+            saved.append(SavedStorage(storages[key], fate, tuple(keepers[key]), tuple(pairs[key]), first_user))
+    return tuple(saved)
+
+
+def kept_by_layer(saved: Iterable[SavedStorage]) -> Mapping[int | None, int]:
+    """Bytes that stay on the device from forward to backward, by the layer that makes them; 0 for all others."""
+    kept: Counter[int | None] = Counter()
+    for entry in saved:
+        kept[entry.storage.layer_index] += entry.kept_bytes
+    return kept
 
 
 def _first_users(graph: Graph) -> dict[str, int]:
@@ -142,28 +142,16 @@ def _first_users(graph: Graph) -> dict[str, int]:
     return {saved.forward_name: first.get(saved.backward_name, len(graph.backward)) for saved in graph.saved}
 
 
-def _fate(is_kept: bool, is_swapped: bool) -> Fate:
-    if is_kept and is_swapped:
-        return Fate.WASTED
-    return Fate.SWAPPED if is_swapped else Fate.KEPT
-
-
 def resolve_storage(graph: Graph, name: str) -> Storage:
-    """The memory behind a value of forward, looking through views, tuples and reads of weights.
-
-    Args:
-        graph: a compiled step.
-        name: name of a forward node, or of a parameter of forward.
-    """
+    """The memory behind a value (operator or parameter) of forward, looking through views, tuples, reads of weights."""
     index: int | None = None  # output wanted of the node at hand, set by TupleGetItem
     nodes = graph.forward_nodes
     while name in nodes:
         node = nodes[name]
-        if node.op in WEIGHT_OPS and _is_weight(graph, node):
+        if node.op in WEIGHT_OPS and first_source(name, WEIGHT_OPS, nodes) not in nodes:
             return Storage(None, node.inputs[0], 0, StorageKind.WEIGHT, node.outputs[0] if node.outputs else None)
         if node.op == "TupleGetItem" and index is None:
-            index = graph.constants.get(node.inputs[1], 0)
-            name = node.inputs[0]
+            name, index = node.inputs[0], graph.constants.get(node.inputs[1], 0)
         elif node.op == "MakeTuple" and index is not None:
             name, index = node.inputs[index], None
         elif node.op in VIEW_OPS:
@@ -173,9 +161,3 @@ def resolve_storage(graph: Graph, name: str) -> Storage:
             known = node.outputs[output] if output < len(node.outputs) else None
             return Storage(node, node.name, output, StorageKind.ACTIVATION, known)
     return Storage(None, name, 0, StorageKind.INPUT, None)
-
-
-def _is_weight(graph: Graph, node: Node) -> bool:
-    while node.op in WEIGHT_OPS and node.inputs[0] in graph.forward_nodes:
-        node = graph.forward_nodes[node.inputs[0]]
-    return node.op in WEIGHT_OPS

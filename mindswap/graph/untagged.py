@@ -8,6 +8,7 @@ its own belongs where the data says:
     norm up gelu +  norm up gelu +      `+` reads the layer that it ends, `norm` of the next reads it
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -21,16 +22,13 @@ BEFORE = -1
 
 
 def place_untagged(nodes: Sequence[Node], tag: str, layer_list: str) -> tuple[Node, ...]:
-    """Forward with every operator in its layer.
+    """Forward, in execution order, with every operator in its layer.
+
+    One that could be in two layers is where the first of its kind is: at the begin of its layer, or at the end.
 
     Args:
-        nodes: of forward, in execution order.
         tag: attribute of those that have a path of their own.
         layer_list: name of the list that holds the layers, in the names of weights.
-
-    Returns:
-        The same operators. One that could be in two layers is where the first of its kind is: at the begin of its
-        layer, or at the end.
     """
     layers: dict[str, int] = {}
     readers = _first_reader(nodes, tag)
@@ -67,8 +65,5 @@ def _first_reader(nodes: Iterable[Node], tag: str) -> dict[str, int]:
 
 def _layer_of_weight(name: str, layer_list: str) -> int | None:
     """Index behind the name of the list in the name of a weight, as cells give it to their parameters."""
-    parts = name.split(".")
-    for holder, index in zip(parts, parts[1:], strict=False):
-        if holder == layer_list and index.isdecimal():
-            return int(index)
-    return None
+    found = re.search(rf"(?:^|\.){re.escape(layer_list)}\.(\d+)(?:\.|$)", name)
+    return int(found[1]) if found else None

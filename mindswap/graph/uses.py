@@ -8,26 +8,32 @@ from mindswap.graph.names import Names
 from mindswap.graph.ops import UNNAMED_OPS
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["graph_uses", "merged_readers", "operator_uses"]
+__all__ = ["depending", "graph_uses", "merged_readers", "operator_uses"]
+
+
+def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
+    """The names of some values, and of all operators (in order of execution) that depend on one of them."""
+    found = set(roots)
+    for node in nodes:
+        if not found.isdisjoint(node.inputs):
+            found.add(node.name)
+    return found
 
 
 def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
-    """Tag of an operator -> sorted tags of the operators that use its output in forward.
+    """Tag of an operator, in this attribute -> sorted tags of the operators that use its output in forward.
 
     Operators without the tag (the compiler adds `TupleGetItem`, `Depend`, ...) are looked through.
-
-    Args:
-        graph: a compiled step.
-        tag: name of the primitive attribute that holds the tag.
     """
     uses: dict[str, set[str]] = {}
-    for node in graph.forward:
-        if node.attributes.get(tag) is None:
-            continue
-        users = Names.of(node.attributes[tag])
-        for producer in _producers(graph, node, lambda found: found.attributes.get(tag) is not None, UNNAMED_OPS):
+
+    def has_tag(node: Node) -> bool:
+        return node.attributes.get(tag) is not None
+
+    for node in filter(has_tag, graph.forward):
+        for producer in _producers(graph, node, has_tag, UNNAMED_OPS):
             for path in Names.of(producer.attributes[tag]):
-                uses.setdefault(path, set()).update(users)
+                uses.setdefault(path, set()).update(Names.of(node.attributes[tag]))
     return {producer: sorted(found) for producer, found in sorted(uses.items())}
 
 
@@ -35,10 +41,6 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
     """Operator -> the operators of layers that use its output in forward, each as (compiled layer, path).
 
     What a cell computes without a name goes by its cell and type; it is a user, and so are those behind it.
-
-    Args:
-        graph: a compiled step.
-        names: operator paths of its nodes.
     """
     uses: dict[tuple[int, str], set[tuple[int, str]]] = {}
     for node in graph.forward:
@@ -58,9 +60,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     It has the name of the first and the cell of the second. Where the settings of the two differ, both stay.
 
     Args:
-        node: an operator of a step without settings.
-        paths: its own.
-        layer: tree of its layer.
+        node: an operator of a step without settings, with its own paths.
 
     Returns:
         Paths of the reshapes of that cell: one of them was the second.
@@ -68,7 +68,7 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
         return []
-    return [".".join(path) for path, inner in layer.walk() if inner.type_name == node.op and path[:-1] == cell]
+    return list(map(".".join, layer.primitives_by_place().get(node.place, ())))
 
 
 def _producers(

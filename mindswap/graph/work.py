@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
-from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, products_of_attention
+from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
 from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
@@ -33,8 +33,7 @@ class Work:
         flops: floating point operations. A multiply-add of a matrix product counts as two, any other operator
             as one for each element. Attention counts the pairs of positions that its mask leaves: kernels skip the
             rest.
-        read_bytes: bytes of the inputs, each once.
-        written_bytes: bytes of the outputs.
+        read_bytes, written_bytes: of the inputs, each once, and of the outputs.
         inputs: types of the tensors it reads, members of tuples one by one.
         is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
         is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
@@ -52,52 +51,42 @@ class Work:
 
 def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """Work of every operator of forward and of backward, in the order of the nodes."""
-    forward_types = {**_types(graph.types), **{node.name: node.outputs for node in graph.forward}}
+    given = {name: (known,) for name, known in graph.types.items()}
+    forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
     # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
     saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
     # Operators that `graph.rewrite` lets run again read weights under their names in forward.
     backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
-    works = (
-        tuple(_measure(graph, node, forward_types) for node in graph.forward),
-        tuple(_measure(graph, node, backward_types) for node in graph.backward),
-    )
-    if not cache_readers(graph):
-        return works
-    forward, backward = (
-        tuple(_with_pieces(node, work) for node, work in zip(nodes, found, strict=True))
-        for nodes, found in zip((graph.forward, graph.backward), works, strict=True)
-    )
-    return forward, backward
+    has_pieces = bool(cache_readers(graph))
+    forward = tuple(_measure(graph, node, forward_types, has_pieces) for node in graph.forward)
+    return forward, tuple(_measure(graph, node, backward_types, has_pieces) for node in graph.backward)
 
 
-def _with_pieces(node: Node, work: Work) -> Work:
+def _with_pieces(work: Work) -> Work:
     """Attention of pieces of a sequence: the first sees its own keys, the last one those of all.
 
     Piece i of n with q queries each has i q q + q (q + 1) / 2 pairs of n q q: MindSpore moves the band of the mask by
     i q (solve_flash_attention_score_for_seqpipe.cc; flash_attention_score_info.cc,
     `ComputeSparseInfoForFlashAttentionScore`). What is counted without pieces is the last one.
     """
-    if products_of_attention(node.op) is None or len(work.inputs) < 2:
-        return work
     num_queries, num_keys = (known.shape[SEQUENCE_AXIS[BNSD]] for known in work.inputs[:2])
     pairs = [i * num_queries**2 + num_queries * (num_queries + 1) // 2 for i in range(num_keys // num_queries)]
     flops = tuple(work.flops * own // pairs[-1] for own in pairs)
     return replace(work, flops=sum(flops) // len(flops), piece_flops=flops)
 
 
-def _types(types: Mapping[str, TensorType]) -> dict[str, tuple[TensorType, ...]]:
-    return {name: (known,) for name, known in types.items()}
-
-
-def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]]) -> Work:
+def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...]], has_pieces: bool) -> Work:
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
-    work = count_work(node.op, inputs, node.outputs, constants if products_of_attention(node.op) else ())
-    num_ranks, _ = ring_axes(graph, node) if products_of_attention(node.op) else (1, 1)
+    is_attention = classify(node.op) is OpClass.ATTENTION
+    work = count_work(node.op, inputs, node.outputs, constants if is_attention else ())
+    num_ranks, _ = ring_axes(graph, node) if is_attention else (1, 1)
     if num_ranks > 1:
         layout = constants[LAYOUT]
         num_queries = inputs[0].shape[SEQUENCE_AXIS[BNSD if layout is None else layout]]
-        return replace(work, flops=ring_flops(work.flops, num_queries, num_ranks))
+        work = replace(work, flops=ring_flops(work.flops, num_queries, num_ranks))
+    if has_pieces and is_attention and len(inputs) > 1:
+        return _with_pieces(work)
     if node.op in MATMUL_OPS and len(constants) >= NUM_TRANSPOSES and constants[-NUM_TRANSPOSES] is not None:
         return replace(work, is_weight_gradient=bool(constants[-NUM_TRANSPOSES]))
     return work
@@ -106,12 +95,9 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
-    """Work of one operator.
+    """Work of one operator with these types.
 
     Args:
-        op: primitive name.
-        inputs: types of the tensors it reads.
-        outputs: types of its outputs.
         attention: for attention, its last five inputs; without them every pair of positions counts.
     """
     if op in NO_WORK_OPS:
@@ -169,7 +155,7 @@ def _count_attention_flops(
         if num_queries < num_keys:
             sparse_mode = OF_LAST_RANK.get(sparse_mode, sparse_mode) if has_mask else sparse_mode
         pairs = count_attention_pairs(num_queries, num_keys, sparse_mode, before, after, has_mask)
-    with_keys, with_values = products_of_attention(op) or (0, 0)
+    with_keys, with_values = line_of(op).products or (0, 0)
     per_pair = with_keys * math.prod(query) // num_queries + with_values * math.prod(result) // num_queries
     return 2 * pairs * per_pair
 
@@ -183,12 +169,10 @@ def count_attention_pairs(
     Blocks that the mask leaves empty are skipped; those that it leaves in part are counted in part here.
 
     Args:
-        num_queries, num_keys: positions.
         sparse_mode: of FlashAttentionScore; 0 band by `before` and `after` where there is a mask, 1 whole mask,
             2 causal from the first key, 3 causal to the last key, 4 band counted from the last key. Others count
             every pair.
         before, after: keys that a query sees behind and ahead of its own position.
-        has_mask: a mask is given.
 
     Source:
         Documentation of mindspore.ops.flash_attention_score and of CANN's aclnnFlashAttentionScore.

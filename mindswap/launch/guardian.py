@@ -12,13 +12,10 @@ __all__ = ["guardian"]
 
 @contextlib.contextmanager
 def guardian(name: str, value: str) -> Iterator[None]:
-    """While this lasts, a small process waits: if this one ends without leaving, it ends all marked processes.
+    """While this lasts, a small process waits: if this one ends without leaving, it ends all that have this variable.
 
     To be entered before threads are started, and before orphans are adopted: it must not be a child of this
     process, which stops its children.
-
-    Args:
-        name, value: environment variable that marks the workers.
     """
     read_end, write_end = os.pipe()
     child = os.fork()

@@ -14,15 +14,9 @@ from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
 __all__ = [
-    "count_cards",
-    "has_cards",
-    "msrun_arguments",
-    "find_msrun",
-    "find_python",
+    "count_cards", "find_msrun", "find_python", "has_cards", "log_folder", "msrun_arguments", "plain_name",
     "worker_environment",
-    "log_folder",
-    "plain_name",
-]
+]  # fmt: skip
 
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
@@ -98,12 +92,7 @@ def log_folder(job: Job, environment: Mapping[str, str]) -> Path:
 
 
 def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
-    """The environment for msrun and its workers.
-
-    Args:
-        environment: of the launcher.
-        folder: working folder, under which MindFormers writes `output/`.
-    """
+    """The environment for msrun and its workers; MindFormers writes `output/` below `folder`."""
     suffix = _suffix(environment)
     result = dict(environment)
     result["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), environment.get("PATH")]))

@@ -1,6 +1,5 @@
 """Is the master's port free?"""
 
-import errno
 import socket
 from collections.abc import Iterator
 from typing import Any
@@ -25,9 +24,10 @@ def check_port(address: str, port: int, fix: str = "") -> None:
         family, _, _, _, place = socket.getaddrinfo(address.strip("[]"), port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as error:
         raise LaunchError(f"MASTER_ADDR is {address!r}: {error}\n    allowed: an IP address or a host name") from error
-    if _listen_error(family, (place[0], 0, *place[2:])) or not _listen_error(family, place):
+    is_here = _can_listen(family, place, 0)  # port 0 asks for any
+    if not is_here or _can_listen(family, place, port):
         return
-    free = next((p for p in _others(port) if not _listen_error(family, (place[0], p, *place[2:]))), None)
+    free = next((other for other in _others(port) if _can_listen(family, place, other)), None)
     use = f"{fix}{free}" if fix else f"{free} is free"
     raise LaunchError(f"MASTER_PORT {port} of {address} is in use\n    fix:     {use} (ss -ltnp shows who has {port})")
 
@@ -44,14 +44,13 @@ def _others(port: int) -> Iterator[int]:
     yield from range(1024, port)
 
 
-def _listen_error(family: int, place: tuple[Any, ...]) -> int:
-    """0 if a server can listen there, else the error number; port 0 asks for any port."""
+def _can_listen(family: int, place: tuple[Any, ...], port: int) -> bool:
     with socket.socket(family, socket.SOCK_STREAM) as server:
         # As MindSpore's scheduler does: connections of an earlier run that wait for their end do not count.
         server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            server.bind(place)
+            server.bind((place[0], port, *place[2:]))
             server.listen(1)
-        except OSError as error:
-            return error.errno or errno.EIO
-    return 0
+        except OSError:
+            return False
+    return True

@@ -11,13 +11,10 @@ __all__ = ["check_configuration"]
 
 
 def check_configuration(command: list[str]) -> None:
-    """Check the YAML of a worker's command as it stands.
+    """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.
 
     Options that change the YAML make that pointless: then each worker checks what it is given, as it
     always does.
-
-    Args:
-        command: `-m mindswap run [SCRIPT.py] OPTIONS`.
 
     Raises:
         PolicyError: if the configuration has an error.
@@ -29,8 +26,7 @@ def check_configuration(command: list[str]) -> None:
     if any(_changes_configuration(option) for option in training.options):
         return
     document = load_document(str(training.config_path))
-    stated = document.get("run_mode")
-    mode = find_option(training.options, "--run_mode") or (stated.value if stated is not None else None)
+    mode = find_option(training.options, "--run_mode") or document.value("run_mode")
     if mode not in (None, *TRAIN_MODES):
         return
     check_before_network(document, dict(os.environ))

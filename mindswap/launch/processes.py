@@ -6,22 +6,15 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 __all__ = [
-    "adopt_orphans",
-    "descendants",
-    "marked_processes",
-    "raise_process_limit",
-    "stop_descendants",
-    "stop_processes",
+    "adopt_orphans", "descendants", "marked_processes", "raise_process_limit", "stop_descendants", "stop_processes",
     "worker_ranks",
-]
+]  # fmt: skip
 
 _PR_SET_CHILD_SUBREAPER = 36
-# How long a process may take to go that was forced.
-LIMIT_S = 20.0
 
 
 def adopt_orphans() -> None:
@@ -30,15 +23,29 @@ def adopt_orphans() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants() -> list[int]:
-    """Children, their children and so on, parents first; those that have ended are left out."""
-    children: dict[int, list[int]] = {}
+def _living() -> Iterator[tuple[int, int]]:
+    """Process and parent of all that have not ended."""
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # ended meanwhile
             # pid (name) state parent ...; the name may hold anything.
             state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state != "Z":
-                children.setdefault(int(parent), []).append(int(folder.name))
+                yield int(folder.name), int(parent)
+
+
+def _environment(pid: int) -> list[bytes]:
+    """`NAME=value` of a process; nothing of one that has ended, or is of another user."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return []
+
+
+def descendants() -> list[int]:
+    """Children, their children and so on, parents first; those that have ended are left out."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in _living():
+        children.setdefault(parent, []).append(pid)
     found = [os.getpid()]
     for pid in found:
         found += children.get(pid, [])
@@ -46,21 +53,20 @@ def descendants() -> list[int]:
 
 
 def stop_descendants(grace_s: float = 5.0) -> int:
-    """End all descendants: ask, and after `grace_s` seconds force. Waits until they are gone.
-
-    Returns:
-        How many there were.
-    """
+    """End all descendants, as `stop_processes` does."""
     return stop_processes(descendants, grace_s)
 
 
-def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s: float = LIMIT_S) -> int:
-    """End all processes that `find` finds, as `stop_descendants` does.
+def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s: float = 20.0) -> int:
+    """End processes: ask, and after a while force. Waits until they are gone.
 
     Args:
         find: gives those that live.
         grace_s: until they are forced.
-        limit_s: after that give up: what waits for a device or a file system, no signal ends.
+        limit_s: until it gives up after that: what waits for a device or a file system, no signal ends.
+
+    Returns:
+        How many there were.
     """
     first = find()
     for pid in first:  # parents first, so that msrun starts nothing new
@@ -79,22 +85,17 @@ def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s:
 def marked_processes(name: str, value: str) -> list[int]:
     """Processes that were started with this environment variable, whoever their parent is now."""
     entry = f"{name}={value}".encode()
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile, or of another user
-            if entry in (folder / "environ").read_bytes().split(b"\0") and not _is_zombie(folder):
-                found.append(int(folder.name))
-    return found
+    return [pid for pid, _ in _living() if entry in _environment(pid)]
 
 
 def worker_ranks() -> dict[int, int]:
     """Rank by process of the workers of msrun below this process."""
     found = {}
     for pid in descendants():
-        with contextlib.suppress(OSError, ValueError):
-            words = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            if b"MS_ROLE=MS_WORKER" in words:
-                found[pid] = next(int(word[8:]) for word in words if word.startswith(b"RANK_ID="))
+        words = _environment(pid)
+        rank = next((word[8:] for word in words if word.startswith(b"RANK_ID=")), b"")
+        if b"MS_ROLE=MS_WORKER" in words and rank.isdigit():
+            found[pid] = int(rank)
     return found
 
 
@@ -103,10 +104,6 @@ def raise_process_limit() -> None:
     with contextlib.suppress(OSError, ValueError):
         _, hard = resource.getrlimit(resource.RLIMIT_NPROC)
         resource.setrlimit(resource.RLIMIT_NPROC, (hard, hard))
-
-
-def _is_zombie(folder: Path) -> bool:
-    return (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] == "Z"
 
 
 def _send(pid: int, number: int) -> None:

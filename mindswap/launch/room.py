@@ -23,13 +23,7 @@ def free_bytes(folder: Path) -> tuple[int, int]:
 
 
 def describe_full(folder: Path, needed_bytes: int, what: str) -> str:
-    """What is missing on the file system of a folder; empty if there is room.
-
-    Args:
-        folder: need not exist.
-        needed_bytes: that should be free.
-        what: needs them.
-    """
+    """What is missing on the file system of a folder, which need not exist, for `what`; empty if there is room."""
     try:
         free, whole = free_bytes(folder)
     except OSError:

@@ -10,11 +10,7 @@ __all__ = ["Stopped", "signals_raise"]
 
 
 class Stopped(BaseException):
-    """A signal asked this process to end; no `except Exception` on the way may hold it up.
-
-    Args:
-        number: of the signal.
-    """
+    """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
 
     def __init__(self, number: int):
         self.number = number
@@ -24,8 +20,7 @@ class Stopped(BaseException):
 def signals_raise(*, only_first: bool = False) -> Iterator[None]:
     """Turn signals into an exception, except those that the caller ignores (nohup, `&` in a script).
 
-    Args:
-        only_first: nothing interrupts what the first signal brings about.
+    With `only_first` nothing interrupts what the first signal brings about.
     """
 
     def stop(number: int, frame: FrameType | None) -> NoReturn:

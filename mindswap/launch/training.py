@@ -39,7 +39,10 @@ def parse_training(words: list[str]) -> Training:
         raise LaunchError(f"no such script: {script}\n    without a script: mindswap run --config ...")
     if near := difflib.get_close_matches(ADAPTIVE_FLAG, [word for word in options if word != ADAPTIVE_FLAG], 1, 0.9):
         raise LaunchError(f"{near[0]}: no such option\n    fix: {ADAPTIVE_FLAG}")
-    config_path = _find_config(options)
+    config = find_option(options, "--config")
+    if config is None:
+        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
+    config_path = Path(config)
     if script and not config_path.is_absolute():  # upstream's script reads it beside itself
         config_path = script.resolve().parent / config_path
     return Training(script, options, config_path)
@@ -50,10 +53,3 @@ def find_option(options: list[str], name: str) -> str | None:
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument(name, dest="value")
     return parser.parse_known_args(options)[0].value
-
-
-def _find_config(options: list[str]) -> Path:
-    config = find_option(options, "--config")
-    if config is None:
-        raise LaunchError("--config is missing\n    fix: mindswap run --config CONFIG.yaml --run_mode train")
-    return Path(config)

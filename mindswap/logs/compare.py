@@ -1,13 +1,13 @@
 """What the policy asks for against what the workers logged."""
 
 import enum
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["Finding", "FindingLevel", "LogReport", "MemoryRow", "compare_logs"]
+__all__ = ["Finding", "FindingLevel", "LogReport", "compare_logs"]
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
@@ -42,19 +42,8 @@ class Finding:
     fix: str = ""
 
 
-@dataclass(frozen=True)
-class MemoryRow:
-    """Memory statistics of one worker.
-
-    Attributes:
-        worker: number of the worker.
-        statistics: what it printed.
-        difference_bytes: measured peak, without fragments, minus the predicted one; None without either.
-    """
-
-    worker: int
-    statistics: MemoryStatistics
-    difference_bytes: int | None = None
+# Level, message and fix of a finding, before it is known who shares it.
+_Said = tuple[FindingLevel, str, str]
 
 
 @dataclass(frozen=True)
@@ -64,13 +53,13 @@ class LogReport:
     Attributes:
         num_workers: workers whose logs were read.
         findings: errors first; workers with the same finding in one.
-        memory: one row per worker that printed statistics.
+        memory: of the workers that printed statistics, by their number.
         predicted_peak_bytes: what the measured peak is compared with.
     """
 
     num_workers: int
     findings: tuple[Finding, ...]
-    memory: tuple[MemoryRow, ...] = ()
+    memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
     predicted_peak_bytes: int | None = None
 
     @property
@@ -78,11 +67,16 @@ class LogReport:
         """Every worker logged the policy, whole and without an error."""
         return all(finding.level is not FindingLevel.ERROR for finding in self.findings)
 
+    def difference_bytes(self, measured: MemoryStatistics) -> int | None:
+        """Measured peak, without fragments, minus the predicted one; None without either."""
+        if measured.used_peak_bytes is None or self.predicted_peak_bytes is None:
+            return None
+        return measured.used_peak_bytes - self.predicted_peak_bytes
+
 
 def compare_logs(
     expected: Sequence[Sequence[str]],
     logs: Sequence[WorkerLog],
-    num_workers: int | None = None,
     predicted_peak_bytes: int | None = None,
 ) -> LogReport:
     """Compare what every worker logged with what it should have.
@@ -90,67 +84,48 @@ def compare_logs(
     Args:
         expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
         logs: what was read, one per worker.
-        num_workers: workers of the run; None if unknown: then a gap in the numbers shows a missing log.
         predicted_peak_bytes: highest use of device memory that was predicted, for the table.
     """
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
-    found: list[Finding] = list(_find_missing_logs(logs, num_workers))
+    # Workers of which the same is said are one finding.
+    workers: dict[_Said, list[int]] = {}
     for log in logs:
-        found += _examine(log, wanted, is_any_finished)
-    rows = [
-        MemoryRow(log.worker, log.memory, _difference(log.memory.used_peak_bytes, predicted_peak_bytes))
-        for log in logs
-        if log.memory != MemoryStatistics()
-    ]
-    return LogReport(len(logs), _group(found), tuple(rows), predicted_peak_bytes)
-
-
-def _group(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Equal findings of several workers as one; errors first, then in order."""
-    workers: dict[tuple[FindingLevel, str, str], list[int]] = {}
-    for finding in findings:
-        workers.setdefault((finding.level, finding.message, finding.fix), []).extend(finding.workers)
+        for said in _examine(log, wanted, is_any_finished):
+            workers.setdefault(said, []).append(log.worker)
+    found = [*_find_missing_logs(logs)]
+    found += [Finding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
+    memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
     order = list(FindingLevel)
-    grouped = [Finding(tuple(sorted(set(same))), *key) for key, same in workers.items()]
-    return tuple(sorted(grouped, key=lambda finding: order.index(finding.level)))
+    errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
+    return LogReport(len(logs), errors_first, memory, predicted_peak_bytes)
 
 
-def _find_missing_logs(logs: Sequence[WorkerLog], num_workers: int | None) -> Iterable[Finding]:
+def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
+    """A gap in the numbers shows a missing log; how many workers there were is not known."""
     present = {log.worker for log in logs}
     if not present:
-        yield Finding(
-            (), FindingLevel.ERROR, "no log of a worker in this folder", "give the folder that holds worker_0.log, ..."
-        )
-        return
-    numbers = range(min(present), max(present) + 1) if num_workers is None else range(num_workers)
-    if missing := tuple(sorted(set(numbers) - present))[:10_000]:
-        yield Finding(
-            missing, FindingLevel.ERROR, "no log", "collect the logs of all machines in one folder; was it started?"
-        )
-    elif num_workers is None and min(present):
-        yield Finding(
-            tuple(range(min(present)))[:10_000], FindingLevel.WARNING, "no log here: did they run on another machine?"
-        )
+        fix = "give the folder that holds worker_0.log, ..."
+        yield Finding((), FindingLevel.ERROR, "no log of a worker in this folder", fix)
+    elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
+        fix = "collect the logs of all machines in one folder; was it started?"
+        yield Finding(missing, FindingLevel.ERROR, "no log", fix)
+    elif min(present):
+        before = tuple(range(min(present)))[:10_000]
+        yield Finding(before, FindingLevel.WARNING, "no log here: did they run on another machine?")
 
 
-def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> list[Finding]:
-    def finding(level: FindingLevel, message: str, fix: str = "") -> Finding:
-        return Finding((log.worker,), level, message, fix)
-
+def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:
     if log.problem:
-        return [finding(FindingLevel.ERROR, f"its log {log.problem}")]
-    if not log.size_bytes and not log.set_lines:
-        return [finding(FindingLevel.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE)]
-    found = [finding(level, message, fix) for level, message, fix in _compare_lines(log, wanted)]
-    found += [finding(level, message, fix) for level, message, fix in _examine_run(log, is_any_finished)]
-    return found
+        yield FindingLevel.ERROR, f"its log {log.problem}", ""
+    elif not log.size_bytes and not log.set_lines:
+        yield FindingLevel.ERROR, "its log is empty", "did the worker start? " + _READ_WHOLE
+    else:
+        yield from _compare_lines(log, wanted)
+        yield from _examine_run(log, is_any_finished)
 
 
-_Part = tuple[FindingLevel, str, str]
-
-
-def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterable[_Part]:
+def _compare_lines(log: WorkerLog, wanted: dict[str, SetLine]) -> Iterator[_Said]:
     """The `Set ...` lines against those of the policy."""
     # With pieces left over, a line put together from pieces may be one that nobody wrote.
     sure = [line for line in log.set_lines if not (line.is_repaired and log.broken_lines)]
@@ -209,7 +184,7 @@ def _layers(lines: Sequence[SetLine]) -> str:
     return f"layer{'s' * (len(indices) > 1)} {shown}"
 
 
-def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterable[_Part]:
+def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:
     """How the run went: lazy_inline, memory, its end."""
     if log.num_offload_warnings:
         level = FindingLevel.NOTE if log.is_cpu_run else FindingLevel.ERROR
@@ -238,7 +213,7 @@ def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterable[_Part]:
             yield FindingLevel.WARNING, f"not finished: its log ends{at}{cut}", ""
 
 
-def _examine_oom(log: WorkerLog) -> Iterable[_Part]:
+def _examine_oom(log: WorkerLog) -> Iterator[_Said]:
     if not log.oom_events:
         return
     event = max(log.oom_events, key=lambda event: (not event.is_host, event.requested_bytes or 0))
@@ -248,7 +223,3 @@ def _examine_oom(log: WorkerLog) -> Iterable[_Part]:
         yield FindingLevel.WARNING, f"{memory} was short once, and the run went on: {event.text}", ""
     else:
         yield FindingLevel.ERROR, f"out of {memory} ({event.form}{size}): {event.text}", _MORE_SWAP
-
-
-def _difference(measured: int | None, predicted: int | None) -> int | None:
-    return None if measured is None or predicted is None else measured - predicted

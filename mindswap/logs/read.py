@@ -17,10 +17,9 @@ _NAME = re.compile(r"worker_(\d{1,9})\.log")
 
 
 def read_worker_logs(directory: str | Path) -> tuple[WorkerLog, ...]:
-    """The logs that msrun wrote into a folder, by number of worker.
+    """The logs that msrun wrote into a folder, by number of worker; one that cannot be read comes with its `problem`.
 
-    A log that cannot be read comes with its `problem`. Reads in blocks: a log of 5 GB takes no more
-    memory than a small one.
+    Reads in blocks: a log of 5 GB takes no more memory than a small one.
 
     Raises:
         LogError: if the folder itself cannot be read.
@@ -34,8 +33,8 @@ def read_worker_logs(directory: str | Path) -> tuple[WorkerLog, ...]:
         raise LogError(f"{folder} is no folder: give the one that holds worker_0.log, worker_1.log, ...") from None
     except OSError as error:
         raise LogError(f"{folder}: {error.strerror or error}") from None
-    numbers = {name: int(match[1]) for name in names if (match := _NAME.fullmatch(name))}
-    return tuple(read_worker_log(folder / name, numbers[name]) for name in sorted(numbers, key=numbers.__getitem__))
+    numbers = sorted((int(match[1]), name) for name in names if (match := _NAME.fullmatch(name)))
+    return tuple(read_worker_log(folder / name, number) for number, name in numbers)
 
 
 def read_worker_log(path: Path, worker: int) -> WorkerLog:

@@ -2,9 +2,10 @@
 
 import re
 from dataclasses import replace
+from typing import Any
 
 from mindswap.logs.lines import clean_line, has_header, parse_set_line, split_messages
-from mindswap.logs.model import MemoryStatistics, OomEvent, SetLine, WorkerLog
+from mindswap.logs.model import OomEvent, SetLine, WorkerLog
 from mindswap.logs.oom import parse_oom
 
 __all__ = ["LogScanner", "NEEDLES", "REPORT_MEMORY"]
@@ -36,7 +37,7 @@ _STATISTICS = (
     ("last_used_peak_bytes", re.compile(r"Used peak memory usage \(without fragments\): (\d{1,9})M")),
     ("last_actual_peak_bytes", re.compile(r"Actual peak memory usage(?: \(with fragments\))?: (\d{1,9})M")),
 )
-# What mindswap itself logs while it trains (`adapters/memory_report.py`), in bytes.
+# What mindswap itself logs while it trains (`adapters/callbacks.py`), in bytes.
 _REPORT = re.compile(r"mindswap: peak memory (\d{1,15}) bytes used, (\d{1,15}) bytes reserved")
 
 
@@ -53,13 +54,7 @@ class LogScanner:
         self._set_lines: dict[str, SetLine] = {}
         self._broken: dict[str, None] = {}
         self._oom: dict[tuple[str, int | None], OomEvent] = {}
-        self._memory = MemoryStatistics()
-        self._num_offload_warnings = 0
-        self._num_left_out = 0
-        self._is_lazy_inline_on = False
-        self._is_cpu_run = False
-        self._has_upstream_swap = False
-        self._is_finished = False
+        self._log = WorkerLog(0)  # what is no list
 
     def feed(self, block: bytes) -> None:
         """Take the next bytes of the log."""
@@ -86,21 +81,18 @@ class LogScanner:
 
     def snapshot(self, worker: int, size_bytes: int = 0, is_cut_off: bool = False) -> WorkerLog:
         """Everything found in whole lines so far; the log may go on."""
-        return WorkerLog(
+        return replace(
+            self._log,
             worker=worker,
             size_bytes=size_bytes,
             set_lines=tuple(self._set_lines.values()),
-            num_lines_left_out=self._num_left_out,
             broken_lines=tuple(self._broken),
-            num_offload_warnings=self._num_offload_warnings,
             oom_events=tuple(self._oom.values()),
-            memory=self._memory,
-            is_finished=self._is_finished,
             is_cut_off=is_cut_off,
-            is_lazy_inline_on=self._is_lazy_inline_on,
-            is_cpu_run=self._is_cpu_run,
-            has_upstream_swap=self._has_upstream_swap,
         )
+
+    def _note(self, **found: Any) -> None:
+        self._log = replace(self._log, **found)
 
     def _scan(self, block: bytes) -> None:
         """Look at the lines of a block that hold a needle, and at the one after a broken line."""
@@ -159,15 +151,15 @@ class LogScanner:
             self._take_memory(message)
         if "lazy_inline" in message:
             if "mindswap: lazy_inline is on" in message:
-                self._is_lazy_inline_on = True
+                self._note(is_lazy_inline_on=True)
             elif "mindswap: the CPU backend cannot execute lazy_inline" in message:
-                self._is_cpu_run = True
+                self._note(is_cpu_run=True)
             elif _OFFLOAD_WARNING in message:
-                self._num_offload_warnings += 1
+                self._note(num_offload_warnings=self._log.num_offload_warnings + 1)
         if " - Formative layer swap: " in message:
-            self._has_upstream_swap = True
+            self._note(has_upstream_swap=True)
         if "Training Over!" in message:
-            self._is_finished = True
+            self._note(is_finished=True)
 
     def _take_set_line(self, message: str) -> None:
         line = parse_set_line(message)
@@ -184,14 +176,14 @@ class LogScanner:
         elif len(self._set_lines) < MAX_SET_LINES:
             self._set_lines[line.text] = replace(line, is_repaired=self._is_repairing)
         else:
-            self._num_left_out += 1
+            self._note(num_lines_left_out=self._log.num_lines_left_out + 1)
 
     def _take_memory(self, message: str) -> None:
         if "emory size: " in message or "peak memory usage" in message:
-            for name, pattern in _STATISTICS:
-                if match := pattern.search(message):
-                    self._memory = replace(self._memory, **{name: int(match[1]) << 20})
-            self._add_peaks(self._memory.last_used_peak_bytes, self._memory.last_actual_peak_bytes)
+            found = ((name, pattern.search(message)) for name, pattern in _STATISTICS)
+            memory = replace(self._log.memory, **{name: int(match[1]) << 20 for name, match in found if match})
+            self._note(memory=memory)
+            self._add_peaks(memory.last_used_peak_bytes, memory.last_actual_peak_bytes)
         if match := _REPORT.search(message):
             self._add_peaks(int(match[1]), int(match[2]))
         event = parse_oom(message)
@@ -199,13 +191,15 @@ class LogScanner:
             self._oom.setdefault((event.form, event.requested_bytes), event)
 
     def _add_peaks(self, used_bytes: int | None, actual_bytes: int | None) -> None:
-        self._memory = replace(
-            self._memory,
+        memory = self._log.memory
+        memory = replace(
+            memory,
             last_used_peak_bytes=used_bytes,
             last_actual_peak_bytes=actual_bytes,
-            used_peak_bytes=_max(self._memory.used_peak_bytes, used_bytes),
-            actual_peak_bytes=_max(self._memory.actual_peak_bytes, actual_bytes),
+            used_peak_bytes=_max(memory.used_peak_bytes, used_bytes),
+            actual_peak_bytes=_max(memory.actual_peak_bytes, actual_bytes),
         )
+        self._note(memory=memory)
 
     def _drop_pending(self) -> None:
         if self._pending:

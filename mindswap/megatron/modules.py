@@ -27,17 +27,12 @@ def known_modules() -> dict[str, list[str]]:
 
 
 def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[NamedOperators, ...]:
-    """What a module is in a model; empty if the model has nothing like it.
+    """What a module of Megatron is in a model; empty if the model has nothing like it.
 
-    Args:
-        module: Megatron's name.
-        purpose: `recompute` or `offload`.
-        use_legacy: the model belongs to the legacy family.
-        trees: its layers.
+    `purpose` is `recompute` or `offload`.
     """
-    entries = _table()["families"]["legacy" if use_legacy else "newer"][purpose].get(module, ())
     found = []
-    for entry in entries:
+    for entry in _modules(purpose, use_legacy).get(module, ()):
         layers = tuple(index for index, tree in enumerate(trees.layers) if _holds(entry, tree))
         if layers:
             is_everywhere = len(layers) == len(trees.layers)
@@ -47,16 +42,18 @@ def find_operators(module: str, purpose: str, use_legacy: bool, trees: LayerTree
 
 def possible_modules(purpose: str, use_legacy: bool, trees: LayerTrees) -> tuple[str, ...]:
     """The names that stand for something in a model."""
-    names = _table()["families"]["legacy" if use_legacy else "newer"][purpose]
+    names = _modules(purpose, use_legacy)
     return tuple(name for name in names if find_operators(name, purpose, use_legacy, trees))
 
 
-def _holds(entry: dict[str, Any], tree: CellNode) -> bool:
-    return (
-        bool(match_pattern(entry["pattern"], tree))
-        and bool("needs" not in entry or match_pattern(entry["needs"], tree))
-        and not ("unless" in entry and match_pattern(entry["unless"], tree))
-    )
+def _modules(purpose: str, use_legacy: bool) -> dict[str, list[dict[str, str]]]:
+    return _table()["families"]["legacy" if use_legacy else "newer"][purpose]
+
+
+def _holds(entry: dict[str, str], tree: CellNode) -> bool:
+    needed = [entry[key] for key in ("pattern", "needs") if key in entry]
+    has_all = all(match_pattern(pattern, tree) for pattern in needed)
+    return has_all and not ("unless" in entry and match_pattern(entry["unless"], tree))
 
 
 @cache

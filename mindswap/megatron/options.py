@@ -1,12 +1,13 @@
 """Megatron-LM's options that decide recomputation, offloading and where a layer is."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from enum import Enum
+from typing import Any
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["OPTIONS", "Kind", "MegatronOptions", "Option", "read_options", "read_tokens"]
+__all__ = ["OPTIONS", "RULE", "Kind", "MegatronOptions", "Option", "option_name", "read_options", "read_tokens"]
 
 RULE = "megatron-options"
 
@@ -26,76 +27,57 @@ class Option:
     """One option of Megatron-LM.
 
     Attributes:
-        name: as on the command line, e.g. `--recompute-method`.
         kind: what it takes.
         help: for `--help`.
         choices: of a CHOICE.
+        field: name of the attribute of `MegatronOptions`.
     """
 
-    name: str
     kind: Kind
     help: str
-    choices: tuple[str, ...] = ()
+    choices: tuple[str, ...]
+    field: str = ""
 
     @property
-    def field(self) -> str:
-        """Name of the attribute of `MegatronOptions`."""
-        return self.name.removeprefix("--").replace("-", "_")
+    def name(self) -> str:
+        """As on the command line."""
+        return option_name(self.field)
 
 
-OPTIONS = {
-    option.name: option
-    for option in (
-        Option("--recompute-activations", Kind.FLAG, "same as --recompute-granularity selective"),
-        Option("--recompute-granularity", Kind.CHOICE, "full layers, or parts of them", ("full", "selective")),
-        Option("--recompute-method", Kind.CHOICE, "groups of layers, or the first of each stage", ("uniform", "block")),
-        Option("--recompute-num-layers", Kind.NUMBER, "layers per group (uniform), or per stage or chunk (block)"),
-        Option("--recompute-modules", Kind.NAMES, "what selective recomputes; default core_attn"),
-        Option("--distribute-saved-activations", Kind.FLAG, "cut what is kept over the tensor parallel ranks"),
-        Option("--fine-grained-activation-offloading", Kind.FLAG, "offload the inputs of --offload-modules"),
-        Option("--offload-modules", Kind.NAMES, "modules whose inputs are offloaded"),
-        Option("--num-layers", Kind.NUMBER, "layers of the model"),
-        Option("--tensor-model-parallel-size", Kind.NUMBER, "tensor parallel ranks"),
-        Option("--sequence-parallel", Kind.FLAG, "sequence parallel"),
-        Option("--pipeline-model-parallel-size", Kind.NUMBER, "pipeline stages"),
-        Option("--num-layers-per-virtual-pipeline-stage", Kind.NUMBER, "layers per virtual chunk"),
-        Option("--num-virtual-stages-per-pipeline-rank", Kind.NUMBER, "virtual chunks per stage"),
-        Option("--decoder-first-pipeline-num-layers", Kind.NUMBER, "layers of the first stage"),
-        Option("--decoder-last-pipeline-num-layers", Kind.NUMBER, "layers of the last stage"),
-        Option("--account-for-embedding-in-pipeline-split", Kind.FLAG, "the embedding counts as a layer"),
-        Option("--account-for-loss-in-pipeline-split", Kind.FLAG, "the loss counts as a layer"),
-        Option("--pipeline-model-parallel-layout", Kind.TEXT, "not supported"),
-    )
-}
+def _option(kind: Kind, help: str, *choices: str) -> Any:
+    default = False if kind is Kind.FLAG else None
+    return field(default=default, metadata={"option": Option(kind, help, choices)})
 
 
 @dataclass(frozen=True)
 class MegatronOptions:
-    """Values of `OPTIONS`; None and False where an option is not given.
+    """The options that decide; None and False where one is not given.
 
     Attributes:
         places: where each given option stands, by field name.
     """
 
-    recompute_activations: bool = False
-    recompute_granularity: str | None = None
-    recompute_method: str | None = None
-    recompute_num_layers: int | None = None
-    recompute_modules: tuple[str, ...] | None = None
-    distribute_saved_activations: bool = False
-    fine_grained_activation_offloading: bool = False
-    offload_modules: tuple[str, ...] | None = None
-    num_layers: int | None = None
-    tensor_model_parallel_size: int | None = None
-    sequence_parallel: bool = False
-    pipeline_model_parallel_size: int | None = None
-    num_layers_per_virtual_pipeline_stage: int | None = None
-    num_virtual_stages_per_pipeline_rank: int | None = None
-    decoder_first_pipeline_num_layers: int | None = None
-    decoder_last_pipeline_num_layers: int | None = None
-    account_for_embedding_in_pipeline_split: bool = False
-    account_for_loss_in_pipeline_split: bool = False
-    pipeline_model_parallel_layout: str | None = None
+    recompute_activations: bool = _option(Kind.FLAG, "same as --recompute-granularity selective")
+    recompute_granularity: str | None = _option(Kind.CHOICE, "full layers, or parts of them", "full", "selective")
+    recompute_method: str | None = _option(
+        Kind.CHOICE, "groups of layers, or the first of each stage", "uniform", "block"
+    )
+    recompute_num_layers: int | None = _option(Kind.NUMBER, "layers per group (uniform), or per stage or chunk (block)")
+    recompute_modules: tuple[str, ...] | None = _option(Kind.NAMES, "what selective recomputes; default core_attn")
+    distribute_saved_activations: bool = _option(Kind.FLAG, "cut what is kept over the tensor parallel ranks")
+    fine_grained_activation_offloading: bool = _option(Kind.FLAG, "offload the inputs of --offload-modules")
+    offload_modules: tuple[str, ...] | None = _option(Kind.NAMES, "modules whose inputs are offloaded")
+    num_layers: int | None = _option(Kind.NUMBER, "layers of the model")
+    tensor_model_parallel_size: int | None = _option(Kind.NUMBER, "tensor parallel ranks")
+    sequence_parallel: bool = _option(Kind.FLAG, "sequence parallel")
+    pipeline_model_parallel_size: int | None = _option(Kind.NUMBER, "pipeline stages")
+    num_layers_per_virtual_pipeline_stage: int | None = _option(Kind.NUMBER, "layers per virtual chunk")
+    num_virtual_stages_per_pipeline_rank: int | None = _option(Kind.NUMBER, "virtual chunks per stage")
+    decoder_first_pipeline_num_layers: int | None = _option(Kind.NUMBER, "layers of the first stage")
+    decoder_last_pipeline_num_layers: int | None = _option(Kind.NUMBER, "layers of the last stage")
+    account_for_embedding_in_pipeline_split: bool = _option(Kind.FLAG, "the embedding counts as a layer")
+    account_for_loss_in_pipeline_split: bool = _option(Kind.FLAG, "the loss counts as a layer")
+    pipeline_model_parallel_layout: str | None = _option(Kind.TEXT, "not supported")
     places: tuple[tuple[str, Location], ...] = ()
 
     def place(self, field: str) -> Location:
@@ -119,9 +101,18 @@ class MegatronOptions:
         """`full`, `selective` or None; --recompute-activations decides where it is given."""
         return "selective" if self.recompute_activations else self.recompute_granularity
 
-    def values(self) -> dict[str, object]:
-        """Every value, without the places."""
-        return {field.name: getattr(self, field.name) for field in fields(self) if field.name != "places"}
+
+def option_name(field: str) -> str:
+    """An option as on the command line, e.g. `--recompute-method`."""
+    return "--" + field.replace("_", "-")
+
+
+# By their names on the command line.
+OPTIONS: dict[str, Option] = {
+    option_name(each.name): replace(each.metadata["option"], field=each.name)
+    for each in fields(MegatronOptions)
+    if "option" in each.metadata
+}
 
 
 def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
@@ -146,11 +137,7 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
 def read_options(
     given: Mapping[str, Sequence[str]], places: Mapping[str, Location]
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
-    """Options from their values as text.
-
-    Args:
-        given: name of an option -> its values.
-        places: where each stands.
+    """Options from their values as text, by the names of the options, and where each stands.
 
     Returns:
         The options that could be read, and why the others could not.

@@ -26,11 +26,7 @@ class PlacementError(MindswapError):
 
 
 def place_layers(options: MegatronOptions, num_layers: int) -> Layout:
-    """The layers of each stage and chunk.
-
-    Args:
-        options: the pipeline options.
-        num_layers: layers of the model.
+    """The layers of each stage and chunk, of so many layers of the model.
 
     Raises:
         PlacementError: where Megatron would stop.

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.megatron.modules import find_operators, known_modules, possible_modules
-from mindswap.megatron.options import MegatronOptions
+from mindswap.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.megatron.placement import block_layers, group_ends, place_layers
-from mindswap.megatron.validity import RULE, find_problems
+from mindswap.megatron.validity import find_problems
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.words import format_layers
@@ -40,9 +40,9 @@ def policy_of_megatron(
         trees: its layers; None if they are not known, which only module names need.
         num_prefetch_ops: prefetch distance of what is offloaded; Megatron has no such number.
     """
-    translation = _Translation(options, use_legacy, trees)
     problems = find_problems(options, known_modules())
     if not _has_errors(problems):
+        translation = _Translation(options, use_legacy, trees)
         policy = translation.policy(num_prefetch_ops)
         problems += tuple(translation.problems)
         if not _has_errors(problems):
@@ -63,77 +63,58 @@ class _Translation:
         self.summary: list[str] = []
 
     def policy(self, num_prefetch_ops: int) -> Policy:
-        layer_recompute, output_recompute = self._full()
-        selects: tuple[OpRecompute, ...] = ()
-        if self.options.granularity == "selective":
-            names = self.options.recompute_modules or ("core_attn",)
-            found = self._operators("recompute", names)
-            selects = tuple(OpRecompute(pattern, layers) for pattern, layers in found.items())
-        swaps: tuple[OpSwap, ...] = ()
-        if self.options.fine_grained_activation_offloading:
-            offloaded = self._operators("offload", self.options.offload_modules or ())
-            swaps = tuple(OpSwap(pattern, layers, num_prefetch_ops) for pattern, layers in offloaded.items())
-        if self.options.distribute_saved_activations:
-            self._distribute()
+        options = self.options
+        layer_recompute, output_recompute = self._full() if options.granularity == "full" else (NO_LAYERS, NO_LAYERS)
+        recomputed: dict[str, Layers] = {}
+        if options.granularity == "selective":
+            recomputed = self._operators("recompute", options.recompute_modules or ("core_attn",))
+        offloaded: dict[str, Layers] = {}
+        if options.fine_grained_activation_offloading:
+            offloaded = self._operators("offload", options.offload_modules or ())
+        if options.distribute_saved_activations:
+            self.summary.append("distribute-saved-activations: recompute_slice_activation")
+            if not self.use_legacy:
+                message = "MindFormers refuses it for the newer models (use_legacy: False)"
+                self._add(Level.ERROR, "distribute_saved_activations", message, fix="delete it")
         return Policy(
             is_swap_enabled=True,
-            op_swap=swaps,
+            op_swap=tuple(OpSwap(pattern, layers, num_prefetch_ops) for pattern, layers in offloaded.items()),
             layer_recompute=layer_recompute,
-            select_recompute=selects,
-            recompute_slice_activation=self.options.distribute_saved_activations,
+            select_recompute=tuple(OpRecompute(pattern, layers) for pattern, layers in recomputed.items()),
+            recompute_slice_activation=options.distribute_saved_activations,
             output_recompute=output_recompute,
         )
 
     def _full(self) -> tuple[Layers, Layers]:
         """Layers that are recomputed whole, and those of them that do not keep their output."""
-        options = self.options
-        if options.granularity != "full":
-            return NO_LAYERS, NO_LAYERS
-        assert options.num_layers is not None
-        layout, count = place_layers(options, options.num_layers), options.num_recomputed
+        num_layers, count = self.options.num_layers, self.options.num_recomputed
+        assert num_layers is not None
+        layout = place_layers(self.options, num_layers)
         every = Layers(None)
-        if options.recompute_method == "block":
+        if self.options.recompute_method == "block":
             block = block_layers(layout, count)
-            layers = every if len(block) == options.num_layers else Layers(block)
+            layers = every if len(block) == num_layers else Layers(block)
             self.summary.append(f"full recompute, block {count}: {format_layers(layers)}")
             return layers, NO_LAYERS
         if count == 1:
             self.summary.append("full recompute, uniform 1: every layer keeps its input")
             return every, NO_LAYERS
         ends = tuple(group_ends(layout, count))
-        inner = Layers(tuple(index for index in range(options.num_layers) if index not in ends))
+        inner = Layers(tuple(index for index in range(num_layers) if index not in ends))
         self.summary.append(f"full recompute, uniform {count}: {len(ends)} groups, kept is the output of "
                             f"{format_layers(Layers(ends))}")  # fmt: skip
         if inner and not self.use_legacy:
-            self._refuse_groups(count, max(max(row) for row in layout.sizes))
+            newer = "MindSpore 2.9 cannot compile the newer models (use_legacy: False)"
+            message = f"uniform {count}: {newer} with recompute across layers"
+            block_of_all = f"--recompute-method block --recompute-num-layers {max(max(row) for row in layout.sizes)}"
+            fix = f"{block_of_all}: every layer is recomputed too, and each keeps its input"
+            self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
         return every, inner
-
-    def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
-        name = "--" + field.replace("_", "-")
-        place = self.options.place(field)
-        self.problems.append(Problem(place, RULE, level, f"{name}: {message}", allowed, fix, name))
-
-    def _refuse_groups(self, count: int, largest: int) -> None:
-        message = (
-            f"uniform {count}: MindSpore 2.9 cannot compile the newer models (use_legacy: "
-            "False) with recompute across layers"
-        )
-        fix = (
-            f"--recompute-method block --recompute-num-layers {largest}: every layer is recomputed too, and each keeps "
-            "its input"
-        )
-        self._add(Level.ERROR, "recompute_num_layers", message, "uniform 1, or block", fix)
-
-    def _distribute(self) -> None:
-        self.summary.append("distribute-saved-activations: recompute_slice_activation")
-        if not self.use_legacy:
-            message = "MindFormers refuses it for the newer models (use_legacy: False)"
-            self._add(Level.ERROR, "distribute_saved_activations", message, fix="delete it")
 
     def _operators(self, purpose: str, modules: tuple[str, ...]) -> dict[str, Layers]:
         """Pattern -> layers of all modules; a module that the model does not have is a problem."""
         found: dict[str, Layers] = {}
-        field = "recompute_modules" if purpose == "recompute" else "offload_modules"
+        field = f"{purpose}_modules"
         if self.trees is None:
             fix = "run this where MindFormers is installed"
             self._add(Level.ERROR, field, "the operators of this model are not known", fix=fix)
@@ -147,12 +128,12 @@ class _Translation:
                 found[named.pattern] = union_layers((found.get(named.pattern, NO_LAYERS), named.layers))
             patterns = ", ".join(named.pattern for named in operators)
             self.summary.append(f"{purpose} {module}: {patterns}")
-        self._say_shared(purpose, modules)
-        return found
-
-    def _say_shared(self, purpose: str, modules: tuple[str, ...]) -> None:
-        """One operator makes the inputs of both norms of a layer: with one of them goes the other."""
         norms = [name for name in ("attn_norm", "mlp_norm") if name in modules]
         if purpose == "offload" and len(norms) == 1:
             message = f"{norms[0]}: 'add' makes the inputs of both norms, so both are offloaded"
-            self._add(Level.WARNING, "offload_modules", message)
+            self._add(Level.WARNING, field, message)
+        return found
+
+    def _add(self, level: Level, field: str, message: str, allowed: str = "", fix: str = "") -> None:
+        name = option_name(field)
+        self.problems.append(Problem(self.options.place(field), RULE, level, f"{name}: {message}", allowed, fix, name))

@@ -22,6 +22,12 @@ MAX_NESTED = 8
 _HEREDOC = re.compile(r"<<-?[ \t]*(['\"]?)(\w+)\1([^\n]*)\n.*?^[ \t]*\2[ \t]*$", re.DOTALL | re.MULTILINE)
 _ASSIGNMENT = re.compile(r"(?:(?:export|local|readonly|declare)\s+(?:-\w+\s+)*)?([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?(?::?-([^{}$]*))?\})")
+_ESCAPED = re.compile(r"\\.", re.DOTALL)
+_TOKEN = re.compile(
+    r"""\\. | '[^']*' | (?P<double>"(?:\\.|[^"\\])*") | (?P<comment>(?<![^ \t\n;(])\#[^\n]*)
+        | (?P<bracket>[()]) | (?P<end>[\n;&|]) | .""",
+    re.DOTALL | re.VERBOSE,
+)
 _KEYWORD = re.compile(r"(?:then|else|do|\{|!|time)\s+")
 _OPENS, _CLOSES = {"if", "for", "while", "until", "case", "select"}, {"fi", "done", "esac"}
 
@@ -155,35 +161,19 @@ def _split(text: str) -> list[str]:
 def _statements(text: str) -> Iterator[tuple[int, str]]:
     """Line and text of each statement, without comments; lines inside quotes and parentheses belong together."""
     text = _HEREDOC.sub(lambda match: match[3] + "\n" * match[0].count("\n"), text.replace("\r\n", "\n"))
-    part: list[str] = []
-    quote, depth, line, start, index = "", 0, 1, 1, 0
-    while index < len(text):
-        char = text[index]
-        line += char == "\n"
-        if char == "\\" and quote != "'":
-            line += text[index + 1 : index + 2] == "\n"
-            part.append(" " if text[index + 1 : index + 2] == "\n" and not quote else text[index : index + 2])
-            if part[-1] == "\\\n":
-                part[-1] = ""
-            index += 2
-            continue
-        if quote:
-            quote = "" if char == quote else quote
-        elif char in "'\"":
-            quote = char
-        elif char == "#" and (index == 0 or text[index - 1] in " \t\n;("):
-            end = text.find("\n", index)
-            index = len(text) if end < 0 else end
-            continue
-        elif char in "()":
-            depth = max(0, depth + (1 if char == "(" else -1))
-        elif char in "\n;&|" and not depth:
-            if "".join(part).strip():
-                yield start, "".join(part).strip()
-            part, start = [], line
-            index += 1
-            continue
-        part.append(" " if char == "\n" and not quote else char)
-        index += 1
-    if "".join(part).strip():
-        yield start, "".join(part).strip()
+    statement, depth, line, start = "", 0, 1, 1
+    for match in _TOKEN.finditer(text):
+        kind, token = match.lastgroup, match[0]
+        line += token.count("\n")
+        if kind == "end" and not depth:
+            if statement.strip():
+                yield start, statement.strip()
+            statement, start = "", line
+        elif kind == "double":
+            statement += _ESCAPED.sub(lambda escaped: escaped[0].replace("\\\n", ""), token)
+        elif kind != "comment":
+            if kind == "bracket":
+                depth = max(0, depth + (1 if token == "(" else -1))
+            statement += " " if token in ("\n", "\\\n") else token
+    if statement.strip():
+        yield start, statement.strip()

@@ -7,21 +7,19 @@ megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a c
 from collections.abc import Iterator
 
 from mindswap.document.problem import Level, Problem
-from mindswap.megatron.options import MegatronOptions
+from mindswap.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.megatron.placement import PlacementError, place_layers
 
-__all__ = ["RULE", "find_problems"]
+__all__ = ["find_problems"]
 
-RULE = "megatron-options"
 INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
+Finding = tuple[str, str, str, str]  # option, message, allowed, fix
 
 
 def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tuple[Problem, ...]:
     """Every reason for which Megatron would stop, and what mindswap needs and does not find.
 
-    Args:
-        options: what is given.
-        known: the module names that Megatron takes, for `recompute` and for `offload`.
+    `known` are the module names that Megatron takes, for `recompute` and for `offload`.
     """
     errors = (
         *_check_recompute(options),
@@ -32,13 +30,10 @@ def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tupl
     )
     levels = ((Level.ERROR, errors), (Level.WARNING, (*_find_idle(options), *_find_clamped(options))))
     return tuple(
-        Problem(options.place(field), RULE, level, f"{_name(field)}: {message}", allowed, fix, _name(field))
+        Problem(options.place(field), RULE, level, f"{option_name(field)}: {message}", allowed, fix, option_name(field))
         for level, findings in levels
         for field, message, allowed, fix in findings
     )
-
-
-Finding = tuple[str, str, str, str]  # option, message, allowed, fix
 
 
 def _find_idle(options: MegatronOptions) -> Iterator[Finding]:
@@ -150,7 +145,3 @@ def _find_clamped(options: MegatronOptions) -> Iterator[Finding]:
         where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
         message = f"{count}: {where} has {largest} layer{'' if largest == 1 else 's'}, so that many are taken"
         yield "recompute_num_layers", message, f"1 to {largest}", f"--recompute-num-layers {largest}"
-
-
-def _name(field: str) -> str:
-    return "--" + field.replace("_", "-")

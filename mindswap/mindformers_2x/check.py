@@ -3,12 +3,13 @@
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from mindswap.config.ignored import ignored_rules, misused_ignore, split_ignored
+from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Problem
 from mindswap.mindformers_2x.effect import Effect, compute_effect
 from mindswap.mindformers_2x.read import read_pynative
-from mindswap.mindformers_2x.rules import Context, find_rules, run_rules
+from mindswap.mindformers_2x.rule_context import Context
+from mindswap.mindformers_2x.rules import find_rules
 from mindswap.mindformers_2x.tables import Model, load_model
 
 __all__ = ["PynativeCheck", "check_pynative"]
@@ -54,7 +55,7 @@ def check_pynative(
     if model is None:
         model = load_model(document, settings.num_layers, settings.num_mtp_layers)
     effect = compute_effect(settings, model)
-    rules = run_rules(Context(document, settings, effect))
-    found = (*document.problems, *rules, *misused_ignore(document, find_rules()))
-    wanted = (problem for problem in found if problem.rule not in ignore)
-    return PynativeCheck(effect, *split_ignored(wanted, ignored_rules(document) | set(silence)))
+    rules, context = find_rules(), Context(document, settings, effect)
+    problems = (problem for rule in rules.values() for problem in rule.check(context))
+    found = (*document.problems, *problems, *misused_ignore(document, rules))
+    return PynativeCheck(effect, *split_ignored(document, found, ignore, silence))

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.mindformers_2x.effect import Effect, LayerMap
-from mindswap.mindformers_2x.layers import layers_in_words, to_specs
+from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.words import index_runs
 
 __all__ = ["Converted", "Swapped", "to_1_9", "to_2x"]
 
@@ -78,12 +79,10 @@ def _swap_2x(
         lost.append(f"all of swap: MindFormers 2.x does not swap with {num_stages} pipeline stages")
         return {"enable": False}
     distances = sorted({entry.prefetch for entry in entries})
-    prefetch = max(-(-distance // num_layer_ops) for distance in distances)
     if len(distances) > 1:
         said = ", ".join(map(str, distances))
         lost.append(f"the distances of the entries ({said}): one default_prefetch holds for all")
-    if prefetch > num_layers - 1:
-        prefetch = max(num_layers - 1, 1)
+    prefetch = min(-(-distances[-1] // num_layer_ops), max(num_layers - 1, 1))
     lost.append(f"the unit of the distance: {distances[-1]} operators became {prefetch} layer(s) {told}")
     # What is recomputed is not swapped in graph mode; in 2.x its input would be.
     recomputed = set(policy.layer_recompute.resolve(num_layers))
@@ -106,12 +105,12 @@ def _swap_2x(
         by_pattern = {path.replace(".", r"\."): set(found) for path, found in chosen.paths.items()}
     swap: dict[str, Any] = {"enable": True, "default_prefetch": prefetch}
     if whole:
-        swap["layer_swap"] = [{"layers": to_specs(whole)}]
+        swap["layer_swap"] = [{"layers": index_runs(whole)}]
     # layer_swap goes before op_swap in 2.x; in 1.9 it is the other way round.
     named = {pattern: sorted(found - set(whole)) for pattern, found in by_pattern.items()}
     if any(found & set(whole) for found in by_pattern.values()):
         lost.append("op_swap in layers of layer_swap: 2.x swaps those layers as a whole")
-    op_swap = [{"op_name": pattern, "layers": to_specs(found)} for pattern, found in named.items() if found]
+    op_swap = [{"op_name": pattern, "layers": index_runs(found)} for pattern, found in named.items() if found]
     if op_swap:
         swap["op_swap"] = op_swap
     if beyond:
@@ -126,7 +125,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]
     comm = _modules_2x(policy.select_comm_recompute, num_layers, whole, names, lost)
     recompute: dict[str, Any] = {"mode": "select" if select else "full" if whole else "None"}
     if whole:
-        recompute["full_recompute_layer"] = to_specs(whole)
+        recompute["full_recompute_layer"] = index_runs(whole)
     if select:
         recompute["select_module"] = select
     if exclude and recompute["mode"] != "None":
@@ -156,7 +155,7 @@ def _modules_2x(
     for entry in entries:
         for pattern in patterns_to_2x(entry.pattern, names, lost):
             found.setdefault(pattern, set()).update(set(entry.layers.resolve(num_layers)) - set(whole))
-    return {pattern: to_specs(layers) for pattern, layers in found.items() if layers}
+    return {pattern: index_runs(layers) for pattern, layers in found.items() if layers}
 
 
 def to_1_9(
@@ -180,17 +179,17 @@ def to_1_9(
             f"the unit of the distance: {settings.prefetch} layer(s) became {prefetch} operators ({source}: "
             f"{num_layer_ops} operators of a layer in backward; --ops-per-layer)"
         )
-        whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
-        whole = whole if by_tensor is None else list(by_tensor.whole)
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
             lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
-        if whole:
-            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
         if by_tensor is None:
+            whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
             named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)
         else:
+            whole = list(by_tensor.whole)
             named = {path.replace(".", r"\."): list(found) for path, found in by_tensor.paths.items()}
+        if whole:
+            swap["layer_swap"] = [{"backward_prefetch": prefetch, "layers": whole}]
         if named:
             swap["op_swap"] = [
                 {"op_name": pattern, "backward_prefetch": prefetch, "layers": layers}
@@ -198,10 +197,8 @@ def to_1_9(
             ]
     if swap["swap"] and len(swap) == 1:
         swap["op_swap"] = []  # recompute in layer indices, and no swap
-    recompute: dict[str, Any] = {}
     full = sorted(settings.full_layers)
-    if full:
-        recompute["recompute"] = full
+    recompute: dict[str, Any] = {"recompute": full} if full else {}
     for key, layer_map in (
         ("select_recompute", {i: layer.recomputed for i, layer in enumerate(effect.layers)}),
         ("select_comm_recompute", {i: layer.comm_recomputed for i, layer in enumerate(effect.layers)}),

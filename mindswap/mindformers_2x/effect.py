@@ -97,32 +97,26 @@ class Effect:
 
 
 def compute_effect(settings: Settings, model: Model | None) -> Effect:
-    """What upstream makes of the settings, problems or not.
-
-    Args:
-        settings: what was read.
-        model: names of the layers; None if not known.
-    """
+    """What upstream makes of the settings, problems or not."""
     unmatched: list[tuple[str, str]] = []
 
     def expand(option: str) -> LayerMap:
         return _expand(settings, model, option, unmatched)
 
-    is_on = settings.mode in ("full", "select")
     full = settings.full_layers
+    swapped = settings.swap_layers if settings.is_swap_enabled else frozenset()
     recompute = exclude = comm = swap = None
     if settings.mode == "select":
         recompute = _clean(expand("select_module"), full)
-    if is_on and settings.of("exclude_op"):
+    if settings.mode in ("full", "select") and settings.of("exclude_op"):
         exclude = _clean(expand("exclude_op"), frozenset())
     if settings.is_comm_enabled and settings.of("comm"):
         comm = _clean_comm(expand("comm"), full, recompute or {})
-    swap_full = settings.swap_layers
     if settings.is_swap_enabled and settings.of("op_swap"):
-        swap = _clean(expand("op_swap"), swap_full)
+        swap = _clean(expand("op_swap"), swapped)
     maps = Maps(recompute, exclude, comm, swap)
     count = settings.num_layers or 0
-    layers = tuple(_apply(settings, model, maps, index, index in full, index in swap_full) for index in range(count))
+    layers = tuple(_apply(settings, model, maps, index, index in full, index in swapped) for index in range(count))
     return Effect(settings, model, maps, layers, tuple(unmatched))
 
 
@@ -139,19 +133,15 @@ def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
 
 def _expand(settings: Settings, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
     """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
-    by_pattern: dict[str, Target] = {}
-    for target in settings.of(option):
-        by_pattern[target.pattern or ""] = target
-    found: dict[int, list[str]] = {}
+    by_pattern = {target.pattern or "": target for target in settings.of(option)}
+    found: dict[int, dict[str, None]] = {}
     for pattern, target in by_pattern.items():
-        is_matched = False
-        for layer in settings.layers_of(target):
-            for path in _named(target, layer, model):
-                is_matched = True
-                if path not in found.setdefault(layer, []):
-                    found[layer].append(path)
-        if not is_matched:
+        named = {layer: _named(target, layer, model) for layer in settings.layers_of(target)}
+        if not any(named.values()):
             unmatched.append((option, pattern))
+        for layer, paths in named.items():
+            if paths:
+                found.setdefault(layer, {}).update(dict.fromkeys(paths))
     return {layer: tuple(paths) for layer, paths in found.items()}
 
 
@@ -206,9 +196,7 @@ def _apply(
     cells = tuple(path for path in comm if model is not None and is_cell(path) and not _below_any(path, wrapped))
     comm_recomputed = wrap("comm", [path for path in comm if path not in cells], closed)
     drops += [Drop("comm", path, "is a cell; only operators are taken here") for path in cells]
-    named = (maps.swap or {}).get(index, ())
-    swapped = wrap("op_swap", named, closed)
-    has_pair = settings.is_swap_enabled and (is_swapped or index in (maps.swap or {})) and settings.prefetch is not None
+    swapped = wrap("op_swap", (maps.swap or {}).get(index, ()), closed)
+    has_pair = is_swapped or index in (maps.swap or {})
     fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
-    is_swapped = is_swapped and settings.is_swap_enabled
     return LayerEffect(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)

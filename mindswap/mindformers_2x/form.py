@@ -32,20 +32,13 @@ def form_problem(document: Document) -> Problem | None:
     """What a command says that reads the graph form only; None for a file of that form."""
     if find_form(document) is Form.GRAPH:
         return None
-    entry = document.root.entry("training") if document.root is not None else None
+    entry = document.entry("training")
     location = entry.location if entry is not None else Location(document.file)
-    message = (
-        f"this is a configuration of {Form.PYNATIVE.value}, which only `check`, `explain`, `convert` and `plan` read "
-        "so far"
-    )
-    return Problem(
-        location,
-        RULE,
-        Level.ERROR,
-        message,
-        f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`",
-        "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model",
-    )
+    readers = "`check`, `explain`, `convert` and `plan`"
+    message = f"this is a configuration of {Form.PYNATIVE.value}, which only {readers} read so far"
+    allowed = f"a configuration of {Form.GRAPH.value}, with `trainer` or `runner_config`"
+    fix = "use mindswap check, explain, convert or plan --trace; for the rest a 1.9 configuration of the same model"
+    return Problem(location, RULE, Level.ERROR, message, allowed, fix)
 
 
 def refuse_pynative(document: Document) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from mindswap.document.nodes import Node, is_huge
 from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
-from mindswap.policy.words import format_layers, index_runs
+from mindswap.policy.words import format_layers
 
-__all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec", "to_specs"]
+__all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec"]
 
 # `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
@@ -54,9 +54,4 @@ def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
 
 def layers_in_words(indices: Iterable[int]) -> str:
     """`layer 3`, or `layers 0-2, 5`."""
-    return format_layers(Layers(tuple(sorted(set(indices)))))
-
-
-def to_specs(indices: Iterable[int]) -> list[str]:
-    """Layers as a list for YAML, runs joined: `['0-2', '5']`."""
-    return index_runs(indices)
+    return format_layers(Layers(indices))

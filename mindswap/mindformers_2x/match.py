@@ -7,8 +7,6 @@ character and `.*` crosses levels, unlike in graph mode.
 import functools
 from dataclasses import dataclass
 
-import regex
-
 from mindswap.policy.match import PART_TIMEOUT_S, PatternError, compile_part
 
 __all__ = ["LayerPaths", "is_below", "match_paths"]
@@ -38,14 +36,9 @@ def match_paths(pattern: str, paths: tuple[str, ...]) -> tuple[str, ...]:
     """
     compiled = compile_part(pattern)
     try:
-        return tuple(path for path in paths if regex_fullmatch(compiled, path))
+        return tuple(path for path in paths if compiled.fullmatch(path, timeout=PART_TIMEOUT_S) is not None)
     except TimeoutError:
         raise PatternError(pattern, f"takes longer than {PART_TIMEOUT_S} s on one name") from None
-
-
-def regex_fullmatch(compiled: regex.Pattern, path: str) -> bool:
-    """True if the whole path matches."""
-    return compiled.fullmatch(path, timeout=PART_TIMEOUT_S) is not None
 
 
 def is_below(path: str, parent: str) -> bool:

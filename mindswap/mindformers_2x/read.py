@@ -16,28 +16,24 @@ _OFF_WORDS = ("false", "off", "no", "n", "0", "none", "null")
 
 def find_num_layers_2x(document: Document) -> int | None:
     """Layers that `model` states, without those for multi-token prediction."""
-    for key in NUM_LAYERS_KEYS:
-        node = document.get("model", key)
-        if node is not None and is_index(node) and 1 <= node.value <= MAX_NUM_LAYERS:
-            return node.value
-    return None
+    return _find_count(document, NUM_LAYERS_KEYS, 1)
 
 
 def find_mtp_layers(document: Document) -> int:
     """Layers for multi-token prediction; they have the ids behind the others."""
-    for key in MTP_KEYS:
-        node = document.get("model", key)
-        if node is not None and is_index(node) and 0 <= node.value <= MAX_NUM_LAYERS:
-            return node.value
-    return 0
+    return _find_count(document, MTP_KEYS, 0) or 0
+
+
+def _find_count(document: Document, keys: tuple[str, ...], least: int) -> int | None:
+    nodes = (document.get("model", key) for key in keys)
+    found = (node.value for node in nodes if node is not None and is_index(node))
+    return next((value for value in found if least <= value <= MAX_NUM_LAYERS), None)
 
 
 def read_pynative(document: Document, num_layers: int | None = None) -> Settings:
     """What a configuration of MindFormers 2.x says about swap and recomputation.
 
-    Args:
-        document: the configuration.
-        num_layers: layers of the model without those for multi-token prediction; None takes what it states.
+    `num_layers` are those without multi-token prediction; None takes what the configuration states.
     """
     return _Reader(document, num_layers if num_layers is not None else find_num_layers_2x(document)).read()
 
@@ -55,7 +51,6 @@ class _Reader:
         is_comm_enabled = self._read_comm()
         mode = self._read_recompute(is_comm_enabled)
         return Settings(
-            self.document,
             self.num_layers,
             self.num_mtp_layers,
             is_swap_enabled,
@@ -101,36 +96,38 @@ class _Reader:
             prefetch = node.value if is_prefetch(node) else None
             if prefetch is None and (is_enabled or not is_index(node)):
                 self.unread.misfit("swap.default_prefetch", node, Expect.PREFETCH)
-        for option, keys in (("layer_swap", ("layers",)), ("op_swap", ("op_name", "layers"))):
-            for path, entry in self._entries(section.get(option), f"swap.{option}", is_enabled):
-                self._read_entry(option, path, entry, keys)
+        if is_enabled:  # upstream looks at the type of a list or mapping only where it is used
+            for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
+                layers = entry.get("layers")
+                if layers is not None:
+                    self._add("layer_swap", path, entry.location, layers, f"{path}.layers")
+            for path, entry in self._entries(section.get("op_swap"), "swap.op_swap", ("op_name", "layers")):
+                self._read_op_swap(path, entry)
         return is_enabled, prefetch
 
-    def _entries(self, node: Node | None, path: str, is_enabled: bool) -> list[tuple[str, Node]]:
-        if node is None or node.is_null or not is_enabled:
-            return []  # upstream looks at the type of a list or mapping only where it is used
-        if node.entries is not None:
-            self.unread.misfit(path, node, Expect.ENTRIES)
-            return [(path, node)]
+    def _entries(self, node: Node | None, path: str, keys: tuple[str, ...]) -> list[tuple[str, Node]]:
+        """The mappings of a list, whose keys are looked at; one mapping stands for a list of it."""
+        if node is None or node.is_null:
+            return []
+        found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
         if node.items is None:
             self.unread.misfit(path, node, Expect.ENTRIES)
-        found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
+            found = [(path, node)] if node.entries is not None else []
         for entry_path, entry in found:
             if entry.entries is None:
                 self.unread.misfit(entry_path, entry, Expect.ENTRY)
-        return [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
+        entries = [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
+        for entry_path, entry in entries:
+            self.unread.check_keys(entry, entry_path, keys, is_entry=True)
+        return entries
 
-    def _read_entry(self, option: str, path: str, entry: Node, keys: tuple[str, ...]) -> None:
-        self.unread.check_keys(entry, path, keys, is_entry=True)
+    def _read_op_swap(self, path: str, entry: Node) -> None:
         name, layers = entry.get("op_name"), entry.get("layers")
-        if option == "layer_swap" and layers is not None:
-            self._add(option, path, entry.location, None, path, entry.location, layers, f"{path}.layers")
-        elif option == "op_swap" and name is not None:
-            if not is_pattern(name):
-                self.unread.misfit(f"{path}.op_name", name, Expect.PATTERN)
-            elif layers is not None:
-                place = (str(name.value), f"{path}.op_name", name.location)
-                self._add(option, path, entry.location, *place, layers, f"{path}.layers")
+        if name is not None and not is_pattern(name):
+            self.unread.misfit(f"{path}.op_name", name, Expect.PATTERN)
+        elif name is not None and layers is not None:
+            place = (f"{path}.op_name", name.location)
+            self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place)
 
     # recompute
 
@@ -148,7 +145,7 @@ class _Reader:
         is_on = mode in ("full", "select")
         if full is not None and not full.is_null and is_on:
             path = "recompute.full_recompute_layer"
-            self._add("full_recompute_layer", path, full.location, None, path, full.location, full, path)
+            self._add("full_recompute_layer", path, full.location, full, path)
         if select is not None and not select.is_null and is_on:
             # With `mode: full` upstream looks at the structure, and ignores the rest.
             self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
@@ -178,8 +175,7 @@ class _Reader:
             if not isinstance(entry.key, str) or not entry.key.strip():
                 self.unread.misfit(name_path, Node(entry.location, entry.key), Expect.PATTERN)
             elif is_active or entry.value.items is None:
-                place = (entry.key, name_path, entry.location)
-                self._add(option, name_path, entry.location, *place, entry.value, name_path)
+                self._add(option, name_path, entry.location, entry.value, name_path, entry.key)
 
     # parts
 
@@ -188,12 +184,12 @@ class _Reader:
         option: str,
         path: str,
         location: Location,
-        pattern: str | None,
-        pattern_path: str,
-        pattern_location: Location,
         layers: Node,
         layers_path: str,
+        pattern: str | None = None,
+        pattern_place: tuple[str, Location] | None = None,
     ) -> None:
+        """Keep a target; the pattern stands where the entry does, unless it has a place of its own."""
         specs = []
         if layers.items is None:
             self.unread.misfit(layers_path, layers, Expect.LAYERS)
@@ -203,5 +199,5 @@ class _Reader:
                 self.unread.misfit(f"{layers_path}[{index}]", item, Expect.LAYER)
             else:
                 specs.append(spec)
-        place = (pattern, pattern_path, pattern_location)
-        self.targets.append(Target(option, path, location, *place, layers_path, layers.location, tuple(specs)))
+        place = pattern_place or (path, location)
+        self.targets.append(Target(option, path, location, pattern, *place, layers_path, layers.location, tuple(specs)))

@@ -1,15 +1,40 @@
-"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names. Pure."""
+"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names. Pure.
+
+Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/transformers` of 2.1.0.
+"""
 
 import re
 from dataclasses import dataclass
 
 from mindswap.mindformers_2x.match import is_below
-from mindswap.mindformers_2x.names import LEGACY_CELLS, to_2x_path
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import PatternError, match_pattern
 
-__all__ = ["Names", "pattern_to_1_9", "patterns_to_2x"]
+__all__ = ["Names", "pattern_to_1_9", "patterns_to_2x", "to_2x_path"]
 
+# Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
+LEGACY_CELLS = {
+    "attention.flash_attention": "self_attention.core_attention",
+    "attention.infer_attention": "self_attention.core_attention",
+    "attention.apply_rotary_emb": "self_attention.apply_rotary_pos_emb",
+    "attention.wq": "self_attention.linear_qkv",
+    "attention.wk": "self_attention.linear_qkv",
+    "attention.wv": "self_attention.linear_qkv",
+    "attention.w_qkv": "self_attention.linear_qkv",
+    "attention.w": "self_attention.linear_qkv",
+    "attention.wo": "self_attention.linear_proj",
+    "attention": "self_attention",
+    "feed_forward.w1.activation": "mlp.activation_func",
+    "feed_forward.w_gate_hidden": "mlp.linear_fc1",
+    "feed_forward.w1": "mlp.linear_fc1",
+    "feed_forward.w3": "mlp.linear_fc1",
+    "feed_forward.w2": "mlp.linear_fc2",
+    "feed_forward": "mlp",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    # Newer 1.9 models have flash attention one level deeper.
+    "self_attention.core_attention.flash_attention": "self_attention.core_attention",
+}
 _PLAIN = re.compile(r"\w+")
 # A dot that stands for any character: in 2.x it would cross levels.
 _ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")
@@ -35,6 +60,14 @@ class Names:
     layer_1_9: CellNode | None = None
     paths_2x: frozenset[str] | None = None
     cells_2x: frozenset[str] = frozenset()
+
+
+def to_2x_path(path: str) -> str:
+    """A dotted path of MindFormers 1.9 with the names of 2.x; what has no other name stays."""
+    for old, new in LEGACY_CELLS.items():
+        if path == old or path.startswith(old + "."):
+            return new + path[len(old) :]
+    return path
 
 
 def patterns_to_2x(pattern: str, names: Names, lost: list[str]) -> list[str]:

@@ -5,9 +5,8 @@ from typing import Any
 
 import yaml
 
-from mindswap.document.edit import COMMENT_MARK
-from mindswap.document.lines import after_line, line_above, line_start, newline_at
-from mindswap.document.nodes import to_data
+from mindswap.document.edit import COMMENT_MARK, above_own_comment, apply_edits
+from mindswap.document.lines import after_line, line_start, newline_at
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
@@ -38,23 +37,19 @@ def replace_sections(
     root = before.span
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
-    spans = [(key.start, max(key.end, value.end)) for key, value in root.entries or () if key.text in old]
-    places = [(_above_own_comment(text, line_start(text, start)), after_line(text, end)) for start, end in spans]
+    spans = [(key.start, max(key.end, value.end)) for key, value in root.entries if key.text in old]
+    places = [(above_own_comment(text, line_start(text, start)), after_line(text, end)) for start, end in spans]
     kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
     block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
     block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]
-    parts, done = [], 0
-    for number, (start, end) in enumerate(places):
-        parts.append(text[done:start])
-        if number == 0:
-            parts += [line + newline_at(text, start) for line in block]
-        done = end
-    result = "".join(parts) + text[done:]
+    edits = [(start, end, "") for start, end in places]
+    if edits:
+        first, end, _ = edits[0]
+        edits[0] = (first, end, "".join(line + newline_at(text, first) for line in block))
+    result = apply_edits(text, edits)
     after = parse_document(result.encode("utf-8", "surrogatepass"), file)
-    data = to_data(before.root)
-    assert isinstance(data, dict)
-    expected = {**{key: value for key, value in data.items() if key not in old}, **new}
-    if after.problems or after.root is None or to_data(after.root) != expected:
+    expected = {**{key: value for key, value in before.data().items() if key not in old}, **new}
+    if after.problems or after.data() != expected:
         raise _refusal(
             file, "the sections cannot be replaced: an anchor in them is used elsewhere, or a key stands twice"
         )
@@ -68,16 +63,6 @@ def _comments(section: str) -> list[str]:
         found += _COMMENT.findall(section[done : token.start_mark.index])
         done = max(done, token.end_mark.index)
     return found + _COMMENT.findall(section[done:])
-
-
-def _above_own_comment(text: str, start: int) -> int:
-    """Where the lines begin that mindswap wrote right above a section the last time."""
-    while start > 0:
-        above = line_above(text, start)
-        if not text[above:start].startswith(COMMENT_MARK):
-            break
-        start = above
-    return start
 
 
 def _refusal(file: str, message: str) -> PolicyError:

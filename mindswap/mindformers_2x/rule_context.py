@@ -1,12 +1,16 @@
-"""What a rule for 2.x files looks at."""
+"""What a rule for 2.x files looks at, and how it is made."""
 
+import functools
 from dataclasses import dataclass
 
+from mindswap.document import rules
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.effect import Effect
 from mindswap.mindformers_2x.settings import Settings
 
-__all__ = ["Context"]
+__all__ = ["Context", "rule"]
+
+rule = functools.partial(rules.rule, prefix="pynative-")
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.document.nodes import Document, Node
 from mindswap.document.problem import Location
 from mindswap.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
@@ -63,17 +62,12 @@ class Target:
     layers_location: Location
     specs: tuple[LayerSpec, ...]
 
-    def layers(self, num_layers: int | None) -> tuple[int, ...]:
-        """The layers it names, those of the model only."""
-        return indices_of(self.specs, num_layers if num_layers is not None else MAX_NUM_LAYERS)
-
 
 @dataclass(frozen=True, eq=False)
 class Settings:
     """Everything the three sections say, and what could not be read of it.
 
     Attributes:
-        document: where it stands.
         num_layers: layers of the model with those for multi-token prediction; None if not known.
         num_mtp_layers: how many of them are for multi-token prediction.
         is_swap_enabled: what `swap.enable` says; also True where its value is no bool and not like "off".
@@ -85,7 +79,6 @@ class Settings:
             and refuses those in a section.
     """
 
-    document: Document
     num_layers: int | None
     num_mtp_layers: int
     is_swap_enabled: bool
@@ -101,14 +94,9 @@ class Settings:
         """The targets under one option."""
         return tuple(target for target in self.targets if target.option == option)
 
-    def node(self, *keys: str) -> Node | None:
-        """A value of the document; None if it is missing or null."""
-        found = self.document.get(*keys)
-        return None if found is None or found.is_null else found
-
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """The layers of a target that the model has."""
-        return target.layers(self.num_layers)
+        return indices_of(target.specs, self.num_layers if self.num_layers is not None else MAX_NUM_LAYERS)
 
     @property
     def full_layers(self) -> frozenset[int]:

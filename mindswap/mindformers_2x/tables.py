@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.match import LayerPaths
@@ -27,32 +27,24 @@ class Model:
 
 
 def load_model(document: Document, num_layers: int | None, num_mtp_layers: int = 0) -> Model | None:
-    """The layers of the model of a configuration; None if no table has it.
-
-    Args:
-        document: the configuration.
-        num_layers: layers with those for multi-token prediction.
-        num_mtp_layers: how many those are; no table has them.
-    """
+    """The layers of the model of a configuration; None if no table has it, as with multi-token prediction."""
     node = document.get("model", "model_type")
     if num_layers is None or num_mtp_layers or node is None:
         return None
     for table in _tables():
-        if node.value in table["model_types"]:
-            paths = paths_from_outline(json.dumps(table["layer"]))
-            return Model((paths,) * num_layers, f"table {table['family']} (mindformers 2.1.0, PyNative)")
+        if node.value in table.model_types:
+            return Model((table.layer,) * num_layers, f"table {table.family} (mindformers 2.1.0, PyNative)")
     return None
 
 
 def dense_layer() -> LayerPaths:
     """The layer of models without experts and without latent attention: `TransformerLayer` of 2.x, as in Qwen3."""
-    return paths_from_outline(json.dumps(next(t for t in _tables() if t["family"] == "qwen3")["layer"]))
+    return next(table.layer for table in _tables() if table.family == "qwen3")
 
 
-@cache
-def paths_from_outline(text: str) -> LayerPaths:
-    """What a nested outline of one layer says, in JSON: `calls`, `methods` and `cells` of each cell."""
-    found = tuple(_walk(json.loads(text), ""))
+def paths_from_outline(outline: dict[str, Any]) -> LayerPaths:
+    """What a nested outline of one layer says: `calls`, `methods` and `cells` of each cell."""
+    found = tuple(_walk(outline, ""))
     cells = frozenset(path for path, is_cell in found if is_cell)
     return LayerPaths(cells, frozenset(path for path, _ in found) - cells, tuple(path for path, _ in found))
 
@@ -66,8 +58,15 @@ def _walk(outline: dict[str, Any], prefix: str) -> Iterator[tuple[str, bool]]:
         yield from _walk(below, f"{prefix}{name}.")
 
 
+class _Table(NamedTuple):
+    family: str
+    model_types: list[str]
+    layer: LayerPaths
+
+
 @cache
-def _tables() -> tuple[dict[str, Any], ...]:
+def _tables() -> tuple[_Table, ...]:
     folder = resources.files("mindswap") / "data" / "pynative"
     files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    return tuple(json.loads(file.read_text("utf-8")) for file in files)
+    tables = (json.loads(file.read_text("utf-8")) for file in files)
+    return tuple(_Table(table["family"], table["model_types"], paths_from_outline(table["layer"])) for table in tables)

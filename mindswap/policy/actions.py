@@ -5,20 +5,14 @@ from dataclasses import dataclass
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import LayerDecisions, Setting, matches_of, resolve_layer
+from mindswap.policy.resolve import Setting, matches_of, resolve_layer
 
-__all__ = ["LayerActions", "OpSwapAction", "actions_of", "format_log_lines", "plan_layer"]
+__all__ = ["LayerActions", "OpSwapAction", "format_log_lines", "plan_layer"]
 
 
 @dataclass(frozen=True)
 class OpSwapAction:
-    """Offload one matched cell or primitive.
-
-    Attributes:
-        match: what to offload.
-        num_prefetch_ops: prefetch distance in operators.
-        pattern: the pattern of the policy that names it.
-    """
+    """Offload a cell or primitive that a pattern of the policy names, with this prefetch distance in operators."""
 
     match: Match
     num_prefetch_ops: int
@@ -35,7 +29,6 @@ class LayerActions:
     """Everything to set on one layer, in this order.
 
     Attributes:
-        layer_index: index of the layer.
         is_fully_recomputed: recompute the whole layer.
         is_output_recomputed: its output too, which is then computed again for the layer that follows.
         recomputes: cells and primitives to recompute.
@@ -58,21 +51,8 @@ class LayerActions:
 
 
 def plan_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerActions:
-    """The actions of `policy` on one layer.
-
-    Args:
-        policy: a normalised policy with swap enabled; a disabled one gives no action.
-        layer_index: index of the layer in the model.
-        layer: tree of the layer.
-
-    Raises:
-        PatternError: if a pattern is no regular expression.
-    """
-    return actions_of(resolve_layer(policy, layer_index, layer))
-
-
-def actions_of(decisions: LayerDecisions) -> LayerActions:
-    """What to set on a layer so that its operators do what was decided."""
+    """What to set on a layer of the model so that its operators do what a policy decides; as `resolve_layer`."""
+    decisions = resolve_layer(policy, layer_index, layer)
     whole = next((c.entry for c in decisions.offloads if c.entry.setting is Setting.LAYER_SWAP), None)
     return LayerActions(
         layer_index=decisions.layer_index,

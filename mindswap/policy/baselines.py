@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
@@ -27,12 +28,9 @@ class Baseline:
     policy: Callable[[Sequence[CellNode]], Policy]
 
 
-def _keep_all(trees: Sequence[CellNode]) -> Policy:
-    return Policy(is_swap_enabled=True)
-
-
-def _full_recompute(trees: Sequence[CellNode]) -> Policy:
-    return Policy(is_swap_enabled=True, layer_recompute=ALL_LAYERS)
+def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:
+    policy = Policy(is_swap_enabled=True, **fields)
+    return lambda trees: policy
 
 
 def _select_recompute(trees: Sequence[CellNode]) -> Policy:
@@ -45,35 +43,31 @@ def _select_recompute(trees: Sequence[CellNode]) -> Policy:
 
 
 def _default_swap(distance: int) -> Callable[[Sequence[CellNode]], Policy]:
-    swaps = tuple(OpSwap(pattern, ALL_LAYERS, distance) for pattern in DEFAULT_SWAP_PATTERNS)
-    return lambda trees: Policy(is_swap_enabled=True, default_prefetch=distance, op_swap=swaps)
-
-
-def _swap_everything(trees: Sequence[CellNode]) -> Policy:
-    return Policy(is_swap_enabled=True, layer_swap=(LayerSwap(ALL_LAYERS, 10),))
+    swaps = [OpSwap(pattern, ALL_LAYERS, distance) for pattern in DEFAULT_SWAP_PATTERNS]
+    return _always(default_prefetch=distance, op_swap=swaps)
 
 
 KEEP_ALL = "none"
 # The defaults of `recompute`, `select_recompute` and `swap` in MindFormers 1.9.0; full recompute is also
 # `--recompute-granularity full` of Megatron-LM.
 BASELINES: Mapping[str, Baseline] = {
-    KEEP_ALL: Baseline("keep all", "keep every activation on the device", _keep_all),
-    "full-recompute": Baseline("full recompute", "recompute: True", _full_recompute),
+    KEEP_ALL: Baseline("keep all", "keep every activation on the device", _always()),
+    "full-recompute": Baseline("full recompute", "recompute: True", _always(layer_recompute=ALL_LAYERS)),
     "select-recompute": Baseline(
         "select recompute", "select_recompute: True, MindFormers' default operators", _select_recompute
     ),
     "default-swap": Baseline("default SWAP, prefetch 1", "swap: True, default_prefetch: 1", _default_swap(1)),
     "default-swap-10": Baseline("default SWAP, prefetch 10", "swap: True, default_prefetch: 10", _default_swap(10)),
-    "swap-everything": Baseline("swap everything", "layer_swap of all layers, backward_prefetch: 10", _swap_everything),
+    "swap-everything": Baseline(
+        "swap everything",
+        "layer_swap of all layers, backward_prefetch: 10",
+        _always(layer_swap=[LayerSwap(ALL_LAYERS, 10)]),
+    ),
 }
 
 
 def baseline_policy(name: str, trees: Sequence[CellNode]) -> Policy:
-    """The policy of a baseline.
-
-    Args:
-        name: one of BASELINES.
-        trees: of all kinds of layers that the model has.
+    """The policy of a baseline for the trees of all kinds of layers that the model has.
 
     Raises:
         MindswapError: if there is no such baseline.

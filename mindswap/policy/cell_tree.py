@@ -41,6 +41,14 @@ class CellNode:
             yield path, child
             yield from child.walk(path)
 
+    def primitives_by_place(self) -> dict[tuple[str, str], list[tuple[str, ...]]]:
+        """(Cell, type) -> paths of the primitives there, in order of definition; most often one."""
+        found: dict[tuple[str, str], list[tuple[str, ...]]] = {}
+        for path, node in self.walk():
+            if node.is_primitive:
+                found.setdefault((".".join(path[:-1]), node.type_name), []).append(path)
+        return found
+
 
 @dataclass(frozen=True)
 class LayerTrees:

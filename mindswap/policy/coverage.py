@@ -15,12 +15,7 @@ __all__ = ["Coverage"]
 class Coverage:
     """Patterns against the layers of one model. Layers with equal trees are one kind.
 
-    Args:
-        trees: the layers of the model.
-
     Attributes:
-        trees: as given.
-        num_layers: layers of the model.
         kinds: the distinct trees.
         kind_of: for each layer the index of its tree in `kinds`.
     """
@@ -29,22 +24,10 @@ class Coverage:
         self.trees = trees
         self.num_layers = len(trees.layers)
         index_of: dict[CellNode, int] = {}
-        index_of_object: dict[int, int] = {}  # hashing a tree visits every node; equal layers are often one object
-        kind_of = []
-        for tree in trees.layers:
-            if id(tree) not in index_of_object:
-                index_of_object[id(tree)] = index_of.setdefault(tree, len(index_of))
-            kind_of.append(index_of_object[id(tree)])
-        self.kind_of = tuple(kind_of)
+        self.kind_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)
         self.kinds = tuple(index_of)
-        self._matches: dict[tuple[str, int], tuple[Match, ...]] = {}
         self._operators: dict[tuple[str | None, int], frozenset[str]] = {}
         self._errors: dict[str, PatternError] = {}
-
-    @cached_property
-    def operators_of_kind(self) -> tuple[tuple[str, ...], ...]:
-        """For each kind of layer its operators, in order of definition."""
-        return tuple(tuple(".".join(path) for path, node in tree.walk() if not node.children) for tree in self.kinds)
 
     @cached_property
     def paths(self) -> tuple[str, ...]:
@@ -60,16 +43,12 @@ class Coverage:
 
     def matches(self, pattern: str, kind: int) -> tuple[Match, ...]:
         """What a pattern names in one kind of layer; nothing if it is no usable regular expression."""
-        if pattern in self._errors:
-            return ()
-        key = (pattern, kind)
-        if key not in self._matches:
+        if pattern not in self._errors:
             try:
-                self._matches[key] = match_pattern(pattern, self.kinds[kind])
+                return match_pattern(pattern, self.kinds[kind])
             except PatternError as error:
                 self._errors[pattern] = error
-                return ()
-        return self._matches[key]
+        return ()
 
     def names_prediction(self, pattern: str) -> bool:
         """Whether a pattern names something of the layer of multi-token prediction."""
@@ -79,14 +58,11 @@ class Coverage:
         """The operators below what a pattern names; None stands for the whole layer."""
         key = (pattern, kind)
         if key not in self._operators:
-            all_operators = self.operators_of_kind[kind]
-            if pattern is None:
-                found = frozenset(all_operators)
-            else:
-                names = [match.name for match in self.matches(pattern, kind)]
-                prefixes = tuple(f"{name}." for name in names)
-                found = frozenset(name for name in all_operators if name in names or name.startswith(prefixes))
-            self._operators[key] = found
+            named = [match.path for match in self.matches(pattern, kind)] if pattern is not None else [()]
+            leaves = (path for path, node in self.kinds[kind].walk() if not node.children)
+            self._operators[key] = frozenset(
+                ".".join(path) for path in leaves if any(path[: len(start)] == start for start in named)
+            )
         return self._operators[key]
 
     def layers_by_kind(self, layers: Layers) -> dict[int, tuple[int, ...]]:

@@ -14,11 +14,7 @@ __all__ = ["load_layer_trees"]
 
 
 def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
-    """The layers of a model by its configuration.
-
-    Args:
-        model_section: the `model` section of the configuration, as plain data.
-        num_layers: layers of the model.
+    """The layers of a model by the `model` section of its configuration, as plain data.
 
     Returns:
         The trees; None if no table has this model, or none of its variants fits the configuration.
@@ -35,10 +31,8 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
             if all(settings.get(key) == value for key, value in variant["when"].items()):
                 made_with = " ".join(f"{name} {version}" for name, version in table["generated_with"].items())
                 uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
-                num_dense = 0
-                if "dense" in table:
-                    key, default = table["dense"]
-                    num_dense = min(_number(model_config.get(key, default)), num_layers)
+                key, default = table.get("dense", ("", 0))
+                num_dense = min(_number(model_config.get(key, default)), num_layers)
                 dense = (_tree(json.dumps(variant["dense_tree"])),) * num_dense if num_dense else ()
                 layers = (*dense, *(_tree(json.dumps(variant["tree"])),) * (num_layers - num_dense))
                 source = f"table {table['family']} ({made_with})"
@@ -64,11 +58,9 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
 
 @cache
 def _tables() -> tuple[dict[str, Any], ...]:
-    folder = resources.files("mindswap") / "data" / "families"
-    if not folder.is_dir():
-        return ()
-    files = sorted((file for file in folder.iterdir() if file.name.endswith(".json")), key=lambda file: file.name)
-    return tuple(json.loads(file.read_text("utf-8")) for file in files)
+    files = (resources.files("mindswap") / "data" / "families").iterdir()
+    texts = {file.name: file.read_text("utf-8") for file in files if file.name.endswith(".json")}
+    return tuple(json.loads(texts[name]) for name in sorted(texts))
 
 
 @cache

@@ -15,15 +15,9 @@ from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
 __all__ = [
-    "MAX_PATTERN_CHARS",
-    "SEPARATOR",
-    "Match",
-    "PatternError",
-    "compile_part",
-    "exact_pattern",
-    "match_pattern",
-    "split_pattern",
-]
+    "MAX_PATTERN_CHARS", "SEPARATOR", "Match", "PatternError", "compile_part", "exact_pattern", "is_match",
+    "match_pattern", "split_pattern",
+]  # fmt: skip
 
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
@@ -51,7 +45,6 @@ class Match:
 
     Attributes:
         path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
-        node: what is there.
     """
 
     path: tuple[str, ...]
@@ -89,7 +82,12 @@ def compile_part(part: str) -> regex.Pattern:
 
 
 @functools.lru_cache(maxsize=65536)
-def _is_match(part: str, name: str) -> bool:
+def is_match(part: str, name: str) -> bool:
+    """Whether a part of a pattern matches the whole name.
+
+    Raises:
+        PatternError: if it is no regular expression, or backtracks without end.
+    """
     try:
         return compile_part(part).fullmatch(name, timeout=PART_TIMEOUT_S) is not None
     except TimeoutError:
@@ -98,11 +96,7 @@ def _is_match(part: str, name: str) -> bool:
 
 @functools.lru_cache(maxsize=4096)
 def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
-    """Every cell and primitive of `layer` that `pattern` names, in order of definition.
-
-    Args:
-        pattern: as in `swap_config.op_swap[].op_name`.
-        layer: tree of one layer.
+    """Every cell and primitive of `layer` that `pattern` (as `op_name`) names, in order of definition.
 
     Raises:
         PatternError: if a part is no regular expression, or backtracks without end.
@@ -115,7 +109,7 @@ def match_pattern(pattern: str, layer: CellNode) -> tuple[Match, ...]:
 
 def _match_parts(parts: Sequence[str], node: CellNode, path: tuple[str, ...]) -> Iterator[Match]:
     for child in node.children:
-        if not _is_match(parts[0], child.name):
+        if not is_match(parts[0], child.name):
             continue
         child_path = (*path, child.name)
         if len(parts) == 1:

@@ -6,23 +6,17 @@ back, that gives an equal policy.
 """
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 from mindswap.errors import MindswapError
+from mindswap.policy.schema import SELECT_OPTIONS
 
 __all__ = [
-    "ALL_LAYERS",
-    "NO_LAYERS",
-    "DEFAULT_SWAP_PATTERNS",
-    "Layers",
-    "LayerSwap",
-    "OpSwap",
-    "OpRecompute",
-    "Policy",
+    "ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy",
     "union_layers",
-]
+]  # fmt: skip
 
 # The default strategy swaps flash attention. It is two levels deep in the legacy models
 # (attention.flash_attention) and three in the newer ones (self_attention.core_attention.flash_attention).
@@ -71,8 +65,7 @@ class Layers:
 
 
 # Fields of a policy that hold entries.
-ENTRY_FIELDS = ("layer_swap", "op_swap", "select_recompute", "select_comm_recompute", "select_recompute_exclude",
-                "select_comm_recompute_exclude")  # fmt: skip
+ENTRY_FIELDS = ("layer_swap", "op_swap", *SELECT_OPTIONS)
 ALL_LAYERS = Layers(None)
 NO_LAYERS = Layers(())
 
@@ -82,7 +75,7 @@ def union_layers(parts: Iterable[Layers]) -> Layers:
     parts = tuple(parts)
     if any(layers.indices is None for layers in parts):
         return ALL_LAYERS
-    return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))
+    return Layers(index for layers in parts for index in layers.indices or ())
 
 
 def _require_layers(layers: object) -> None:
@@ -221,20 +214,13 @@ class Policy:
             swap["default_prefetch"] = self.default_prefetch
         else:
             if self.layer_swap:
-                swap["layer_swap"] = [
-                    {"backward_prefetch": e.prefetch, "layers": e.layers.to_config()} for e in self.layer_swap
-                ]
+                swap["layer_swap"] = [_to_config(entry) for entry in self.layer_swap]
             if self.op_swap or not self.layer_swap:
-                swap["op_swap"] = [
-                    {"op_name": e.pattern, "backward_prefetch": e.prefetch, "layers": e.layers.to_config()}
-                    for e in self.op_swap
-                ]
+                swap["op_swap"] = [{"op_name": entry.pattern, **_to_config(entry)} for entry in self.op_swap]
+        selects: dict[str, Sequence[OpRecompute]] = {option: getattr(self, option) for option in SELECT_OPTIONS}
         recompute = {
             "recompute": self.layer_recompute.to_config() or False,
-            "select_recompute": _ops_to_config(self.select_recompute),
-            "select_comm_recompute": _ops_to_config(self.select_comm_recompute),
-            "select_recompute_exclude": _ops_to_config(self.select_recompute_exclude),
-            "select_comm_recompute_exclude": _ops_to_config(self.select_comm_recompute_exclude),
+            **{option: {e.pattern: e.layers.to_config() for e in ops} or False for option, ops in selects.items()},
             "recompute_slice_activation": self.recompute_slice_activation,
             "mp_comm_recompute": self.mp_comm_recompute,
             "parallel_optimizer_comm_recompute": self.parallel_optimizer_comm_recompute,
@@ -245,5 +231,5 @@ class Policy:
         return config
 
 
-def _ops_to_config(entries: tuple[OpRecompute, ...]) -> bool | dict[str, Any]:
-    return {entry.pattern: entry.layers.to_config() for entry in entries} or False
+def _to_config(entry: LayerSwap | OpSwap) -> dict[str, Any]:
+    return {"backward_prefetch": entry.prefetch, "layers": entry.layers.to_config()}

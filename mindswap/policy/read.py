@@ -41,26 +41,21 @@ def find_num_layers(document: Document) -> int | None:
 
 
 def read_settings(document: Document, num_layers: int | None = None) -> Settings:
-    """What a configuration says about swap and recomputation.
-
-    Args:
-        document: the configuration.
-        num_layers: layers of the model; None takes what the configuration states.
-    """
+    """What a configuration says about swap and recomputation; also of the number of layers, if that is not given."""
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
     swap = _read_swap(document, parts)
     recompute = RecomputeReader(parts, pipeline, document.is_legacy)
-    if swap is not None:
+    if swap.is_enabled:
         recompute.read_section(document.get("recompute_config"))
         recompute.read_own_section(document.get("mindswap"))
     return Settings(
-        is_swap_enabled=swap is not None,
+        is_swap_enabled=swap.is_enabled,
         use_legacy=document.is_legacy,
         num_layers=parts.num_layers,
         pipeline=pipeline,
-        default_prefetch=swap.default_prefetch if swap is not None else None,
-        swap=swap.statements if swap is not None else (),
+        default_prefetch=swap.default_prefetch,
+        swap=swap.statements,
         recompute=tuple(recompute.statements),
         flags=tuple(recompute.flags),
         misfits=tuple(parts.unread.misfits),
@@ -72,27 +67,25 @@ def read_settings(document: Document, num_layers: int | None = None) -> Settings
 
 @dataclass(frozen=True)
 class _Swap:
-    """What `swap_config` says where swap is on."""
+    """What `swap_config` says."""
 
-    statements: tuple[Statement, ...]
+    is_enabled: bool = False
+    statements: tuple[Statement, ...] = ()
     default_prefetch: int | None = None
 
 
-def _read_swap(document: Document, parts: Parts) -> _Swap | None:
-    """`swap_config`; None where swap is off."""
+def _read_swap(document: Document, parts: Parts) -> _Swap:
     section = parts.section(document.get("swap_config"), "swap_config")
-    if section is None:
-        return None
-    swap = section.get("swap")
-    if swap is not None and swap.value is False:
-        return None
+    swap = section.get("swap") if section is not None else None
+    if section is None or (swap is not None and swap.value is False):
+        return _Swap()
     if swap is not None and swap.value is not True:
         parts.unread.misfit("swap_config.swap", swap, Expect.BOOL)
         if is_empty(swap) or str(swap.value).strip().lower() in _OFF_WORDS:
-            return None
+            return _Swap()
     parts.unread.check_keys(section, "swap_config", SWAP_KEYS)
     if swap is None:
-        return None
+        return _Swap()
     layer_swap, op_swap, prefetch = (_set(section.get(key)) for key in ("layer_swap", "op_swap", "default_prefetch"))
     if prefetch is not None and not is_prefetch(prefetch):
         parts.unread.misfit("swap_config.default_prefetch", prefetch, Expect.PREFETCH)
@@ -103,7 +96,7 @@ def _read_swap(document: Document, parts: Parts) -> _Swap | None:
         found += _read_layer_swap(layer_swap, parts)
     if op_swap is not None:
         found += _read_op_swap(op_swap, parts)
-    return _Swap(tuple(found))
+    return _Swap(True, tuple(found))
 
 
 def _set(node: Node | None) -> Node | None:
@@ -112,27 +105,14 @@ def _set(node: Node | None) -> Node | None:
 
 
 def _default_strategy(swap: Node, prefetch: Node | None) -> _Swap:
-    distance: int | None = PREFETCH_DEFAULT
-    if prefetch is not None:
-        distance = prefetch.value if is_prefetch(prefetch) else None
+    distance = PREFETCH_DEFAULT if prefetch is None else prefetch.value if is_prefetch(prefetch) else None
     place = ("swap_config.swap", swap.location)
-    return _Swap(
-        tuple(
-            Statement(
-                "op_swap",
-                *place,
-                pattern,
-                *place,
-                ALL_LAYERS,
-                "swap_config.swap",
-                num_prefetch_ops=distance,
-                prefetch_location=prefetch.location if prefetch is not None else swap.location,
-                is_default=True,
-            )
-            for pattern in DEFAULT_SWAP_PATTERNS
-        ),
-        distance,
+    ahead = (distance, (prefetch or swap).location)
+    statements = (
+        Statement("op_swap", *place, pattern, *place, ALL_LAYERS, "swap_config.swap", (), *ahead, is_default=True)
+        for pattern in DEFAULT_SWAP_PATTERNS
     )
+    return _Swap(True, tuple(statements), distance)
 
 
 def _read_layer_swap(node: Node, parts: Parts) -> Iterator[Statement]:
@@ -188,12 +168,7 @@ def _asks_for_default_strategy(layer_swap: Node | None, op_swap: Node | None, pr
     entries = op_swap.get(DEFAULT_SWAP_PATTERNS[0])
     if entries is None or len(op_swap.unique_entries()) != 1 or not entries.items or len(entries.items) != 1:
         return False
-    entry = entries.items[0]
-    layers, entry_prefetch = entry.get("layers"), entry.get("backward_prefetch")
-    return (
-        layers is not None
-        and layers.value is True
-        and entry_prefetch is not None
-        and is_prefetch(entry_prefetch)
-        and entry_prefetch.value == prefetch.value
-    )
+    layers, distance = entries.items[0].get("layers"), entries.items[0].get("backward_prefetch")
+    if layers is None or distance is None:
+        return False
+    return layers.value is True and is_prefetch(distance) and distance.value == prefetch.value

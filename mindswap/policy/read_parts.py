@@ -58,11 +58,8 @@ class Parts:
 
     def patterns(self, node: Node, path: str) -> list[Pattern]:
         """The operator names at a place."""
-        places = [(path, node)]
-        if node.items is not None:
-            places = [(f"{path}[{index}]", item) for index, item in enumerate(node.items)]
-        if not places:
-            self.unread.misfit(path, node, Expect.PATTERN)
+        items = node.items or ()
+        places = [(f"{path}[{index}]", item) for index, item in enumerate(items)] or [(path, node)]
         patterns = []
         for place_path, place in places:
             if is_pattern(place):
@@ -88,8 +85,7 @@ class Parts:
             if not refs:
                 self.unread.misfit(path, node, expect)
         limit = self.num_layers or MAX_NUM_LAYERS
-        indices = sorted({ref.index for ref in refs if 0 <= ref.index < limit})
-        return Layers(tuple(indices)), tuple(refs)
+        return Layers(ref.index for ref in refs if 0 <= ref.index < limit), tuple(refs)
 
 
 def is_empty(node: Node | None) -> bool:

@@ -21,14 +21,7 @@ __all__ = ["RecomputeReader"]
 
 @dataclass(eq=False)
 class RecomputeReader:
-    """Reads what a configuration says about recompute.
-
-    Attributes:
-        parts: reads lists of layers and names, and keeps what does not fit.
-        pipeline: how layers are spread over stages.
-        use_legacy: the model belongs to the legacy family.
-        statements, flags, stage_counts: what was read so far.
-    """
+    """Reads what a configuration says about recompute; `parts` keeps what does not fit."""
 
     parts: Parts
     pipeline: Pipeline
@@ -99,9 +92,8 @@ class RecomputeReader:
     ) -> None:
         if layers or refs:
             named = (pattern.text, pattern.path, pattern.location)
-            self.statements.append(
-                Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
-            )
+            statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
+            self.statements.append(statement)
 
     def _layers(self, node: Node, path: str, expect: Expect) -> tuple[Layers, tuple[LayerRef, ...]]:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):

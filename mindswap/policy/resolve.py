@@ -18,19 +18,12 @@ from enum import Enum
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, Policy
+from mindswap.policy.schema import SELECT_OPTIONS
 
 __all__ = [
-    "Claim",
-    "Decision",
-    "Entry",
-    "LayerDecisions",
-    "Path",
-    "Setting",
-    "Treatment",
-    "acting_entries",
-    "matches_of",
+    "Claim", "Decision", "Entry", "LayerDecisions", "Path", "Setting", "Treatment", "acting_entries", "matches_of",
     "resolve_layer",
-]
+]  # fmt: skip
 
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]
@@ -51,6 +44,8 @@ class Setting(Enum):
 
 # Entries of these name no part of a layer.
 WHOLE = (Setting.LAYER_SWAP, Setting.RECOMPUTE, Setting.OUTPUT_RECOMPUTE)
+# Entries of these name primitives: a cell has no communication of its own.
+OF_PRIMITIVES = (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
 
 
 class Treatment(Enum):
@@ -135,8 +130,7 @@ class LayerDecisions:
     """What a policy decides for a layer.
 
     Attributes:
-        layer_index: index of the layer.
-        layer: its tree.
+        layer_index, layer: index of the layer, its tree.
         recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
         is_output_recomputed: with the whole layer its output, too.
         comm_recomputes: primitives whose communication is repeated.
@@ -183,8 +177,9 @@ class LayerDecisions:
         """The entries that name an operator and do not decide what happens to it."""
         decision = self.of(*paths)
         deciding = {*decision.decided_by, *decision.communicated_again_by}
-        silent = (claim for setting in Setting for claim in _claims(self.silent, setting, self.layer))
-        claims = (*silent, *self.overridden, *self.offloads, *self.recomputes)
+        silent = [entry for setting in Setting for entry in self.silent if entry.setting is setting]
+        claimed = (claim for entry in silent for claim in _claims(entry, self.layer))
+        claims = (*claimed, *self.overridden, *self.offloads, *self.recomputes)
         return tuple(claim for claim in _covering(claims, paths) if claim not in deciding)
 
     def operators(self) -> Mapping[Path, Decision]:
@@ -197,20 +192,17 @@ class LayerDecisions:
 
 
 def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDecisions:
-    """The decisions of a policy for one layer.
-
-    Args:
-        policy: with swap enabled; a disabled one decides nothing.
-        layer_index: index of the layer in the model.
-        layer: tree of the layer.
+    """The decisions of a policy for one layer of the model; a disabled policy decides nothing.
 
     Raises:
         PatternError: if a pattern is no regular expression.
     """
     acting = acting_entries(policy, layer_index)
-    claims = {setting: tuple(_claims(acting, setting, layer)) for setting in Setting}
-    excludes = claims[Setting.SELECT_RECOMPUTE_EXCLUDE]
-    comm_excludes = claims[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE]
+    claims: dict[Setting, list[Claim]] = {setting: [] for setting in Setting}
+    for entry in acting:
+        claims[entry.setting] += _claims(entry, layer)
+    excludes = tuple(claims[Setting.SELECT_RECOMPUTE_EXCLUDE])
+    comm_excludes = tuple(claims[Setting.SELECT_COMM_RECOMPUTE_EXCLUDE])
     selected, gone = _without(claims[Setting.SELECT_RECOMPUTE], excludes)
     communicated, comm_gone = _without(claims[Setting.SELECT_COMM_RECOMPUTE], comm_excludes)
     swaps, overridden = _override(claims[Setting.OP_SWAP])
@@ -229,12 +221,7 @@ def resolve_layer(policy: Policy, layer_index: int, layer: CellNode) -> LayerDec
 
 
 def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
-    """The entries that act in a layer, whatever they name there.
-
-    Args:
-        policy: with swap enabled; in a disabled one none acts.
-        layer_index: index of the layer.
-    """
+    """The entries that act in a layer of the model, whatever they name there; none of a disabled policy."""
     entries = tuple(_entries(policy, layer_index))
     is_full = any(entry.setting is Setting.RECOMPUTE for entry in entries)
     acting: dict[tuple[Setting, str], Entry] = {}
@@ -261,43 +248,30 @@ def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
         yield Entry(Setting.RECOMPUTE)
     if layer_index in policy.output_recompute:
         yield Entry(Setting.OUTPUT_RECOMPUTE)
-    options: tuple[tuple[Setting, tuple[OpRecompute, ...]], ...] = (
-        (Setting.SELECT_RECOMPUTE, policy.select_recompute),
-        (Setting.SELECT_COMM_RECOMPUTE, policy.select_comm_recompute),
-        (Setting.SELECT_RECOMPUTE_EXCLUDE, policy.select_recompute_exclude),
-        (Setting.SELECT_COMM_RECOMPUTE_EXCLUDE, policy.select_comm_recompute_exclude),
-    )
-    for setting, ops in options:
-        yield from (Entry(setting, op.pattern) for op in ops if layer_index in op.layers)
-    for whole in policy.layer_swap:
-        if layer_index in whole.layers:
-            yield Entry(Setting.LAYER_SWAP, "", whole.prefetch)
-    for swap in policy.op_swap:
-        if layer_index in swap.layers:
-            yield Entry(Setting.OP_SWAP, swap.pattern, swap.prefetch)
+    for option in SELECT_OPTIONS:
+        ops: tuple[OpRecompute, ...] = getattr(policy, option)
+        yield from (Entry(Setting(option), op.pattern) for op in ops if layer_index in op.layers)
+    yield from (Entry(Setting.LAYER_SWAP, "", e.prefetch) for e in policy.layer_swap if layer_index in e.layers)
+    yield from (Entry(Setting.OP_SWAP, e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
 
 
-def _claims(entries: Iterable[Entry], setting: Setting, layer: CellNode) -> Iterator[Claim]:
-    # Communication is repeated by primitives; a cell has none of its own.
-    is_comm = setting in (Setting.SELECT_COMM_RECOMPUTE, Setting.SELECT_COMM_RECOMPUTE_EXCLUDE)
-    for entry in entries:
-        if entry.setting is setting:
-            matches = (Match((), layer),) if setting in WHOLE else match_pattern(entry.pattern, layer)
-            yield from (Claim(entry, match) for match in matches if match.node.is_primitive or not is_comm)
+def _claims(entry: Entry, layer: CellNode) -> Iterator[Claim]:
+    matches = (Match((), layer),) if entry.setting in WHOLE else match_pattern(entry.pattern, layer)
+    for match in matches:
+        if match.node.is_primitive or entry.setting not in OF_PRIMITIVES:
+            yield Claim(entry, match)
 
 
-def _without(claims: tuple[Claim, ...], excludes: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+def _without(claims: Sequence[Claim], excludes: Sequence[Claim]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
     """The claims that are neither excluded nor inside an excluded cell; the others."""
-    excluded = {claim.path for claim in excludes}
     left: list[Claim] = []
     gone: list[Claim] = []
     for claim in claims:
-        is_excluded = any(claim.path[:depth] in excluded for depth in range(1, len(claim.path) + 1))
-        (gone if is_excluded else left).append(claim)
+        (gone if _covering(excludes, (claim.path,)) else left).append(claim)
     return tuple(left), tuple(gone)
 
 
-def _override(claims: tuple[Claim, ...]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
+def _override(claims: Sequence[Claim]) -> tuple[tuple[Claim, ...], tuple[Claim, ...]]:
     """The claims on which no later one lies, in order; the others."""
     left: dict[Path, Claim] = {}
     overridden: list[Claim] = []
@@ -314,7 +288,6 @@ def _covering(claims: Sequence[Claim], paths: Sequence[Path]) -> tuple[Claim, ..
     found = []
     for claim in claims:
         named = claim.match.path
-        depth = len(named)
-        if any([path[:depth] == named for path in paths]):
+        if any([path[: len(named)] == named for path in paths]):
             found.append(claim)
     return tuple(found)

@@ -9,22 +9,10 @@ from enum import Enum
 from mindswap.document.nodes import Node
 
 __all__ = [
-    "DEVICE_KEYS",
-    "ENTRY_KEYS",
-    "Expect",
-    "MINDSWAP_KEYS",
-    "MAX_NUM_LAYERS",
-    "MAX_SECTION_VALUES",
-    "PREFETCH_DEFAULT",
-    "RECOMPUTE_FLAGS",
-    "RECOMPUTE_KEYS",
-    "SELECT_OPTIONS",
-    "SWAP_KEYS",
-    "default_operators",
-    "is_index",
-    "is_pattern",
-    "is_prefetch",
-]
+    "DEVICE_KEYS", "ENTRY_KEYS", "Expect", "MINDSWAP_KEYS", "MAX_NUM_LAYERS", "MAX_SECTION_VALUES",
+    "PREFETCH_DEFAULT", "RECOMPUTE_FLAGS", "RECOMPUTE_KEYS", "SELECT_OPTIONS", "SWAP_KEYS", "default_operators",
+    "is_index", "is_pattern", "is_prefetch",
+]  # fmt: skip
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (
@@ -114,10 +102,8 @@ def is_pattern(node: Node) -> bool:
 
 
 def default_operators(option: str, use_legacy: bool) -> tuple[str, ...]:
-    """The operators that `option: True` stands for.
+    """The operators that `option: True` stands for, one of SELECT_OPTIONS.
 
-    Args:
-        option: one of SELECT_OPTIONS.
-        use_legacy: top-level `use_legacy` of the configuration; False for the newer model families.
+    `use_legacy` is the top-level key of the configuration; False for the newer model families.
     """
     return _DEFAULT_COMM_OPERATORS if "comm" in option else _DEFAULT_OPERATORS[use_legacy]

@@ -70,13 +70,11 @@ class Settings:
     Attributes:
         is_swap_enabled: what `swap_config.swap` says; also True where its value is no bool and does
             not look like "off", so that the rest is checked.
-        use_legacy: the model belongs to the legacy family.
         num_layers: layers of the model; None if not known.
         pipeline: how layers are spread over stages.
         default_prefetch: prefetch of the default strategy; None where it does not act.
         swap: statements of layer_swap and op_swap, in file order (the default strategy included).
         recompute: statements of `recompute` and the select options.
-        flags: values of RECOMPUTE_FLAGS.
         misfits, stage_counts, unknown_keys, missing_keys: what could not be read.
     """
 

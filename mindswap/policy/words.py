@@ -6,14 +6,8 @@ from collections.abc import Iterable
 from mindswap.policy.model import Layers
 
 __all__ = [
-    "closest_names",
-    "edit_distance",
-    "format_indices",
-    "format_layers",
-    "format_names",
-    "index_runs",
-    "last_key",
-]
+    "closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "index_runs", "last_key",
+]  # fmt: skip
 
 MAX_COMPARED_CHARS = 120
 
@@ -52,21 +46,18 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
     """The candidates that take the fewest edits to reach, closest first.
 
     Args:
-        name: what was written.
-        candidates: what would be valid.
         limit: how many to give.
         max_distance: leave out what is further away; None keeps all.
     """
     # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.
-    near = [
-        (index, candidate)
-        for index, candidate in enumerate(candidates)
-        if max_distance is None or abs(len(candidate) - len(name)) <= max_distance
-    ]
-    letters = Counter(name.lower()) if near else Counter()
-    bounds = sorted((_least_distance(letters, Counter(c.lower())), i, c) for i, c in near)
+    letters = Counter(name.lower())
+    bounds: list[tuple[int, int, str]] = []
+    for index, candidate in enumerate(candidates):
+        if max_distance is None or abs(len(candidate) - len(name)) <= max_distance:
+            others = Counter(candidate.lower())
+            bounds.append((max((letters - others).total(), (others - letters).total()), index, candidate))
     best: list[tuple[int, int, str]] = []
-    for bound, index, candidate in bounds:
+    for bound, index, candidate in sorted(bounds):
         limit_now = best[limit - 1][0] if len(best) >= limit else bound
         if bound > limit_now or (max_distance is not None and bound > max_distance):
             break
@@ -74,10 +65,6 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
         if max_distance is None or distance <= max_distance:
             best = sorted([*best, (distance, index, candidate)])[:limit]
     return [candidate for *_, candidate in best]
-
-
-def _least_distance(left: Counter[str], right: Counter[str]) -> int:
-    return max((left - right).total(), (right - left).total())
 
 
 def edit_distance(left: str, right: str) -> int:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, typical_ns
+from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["LOSS_TOLERANCE", "MEMORY_PERMILLE", "OVERLAP_PERMILLE", "STEP_PERMILLE", "make_checks"]
@@ -44,7 +44,8 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
         yield Check(variant.name, "training", expected, "did not run", Verdict.UNSEEN, reason)
         return
     counts = {len(worker.steps) for worker in measured.workers}
-    seen = f"{_spread(sorted(counts))} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"
+    spread = " to ".join(map(str, sorted({min(counts), max(counts)}))) if counts else "no"
+    seen = f"{spread} steps in {len(measured.workers)} workers, exit code {measured.exit_code}"
     is_whole = measured.exit_code == 0 and counts == {proof.num_steps} and len(measured.workers) == proof.num_workers
     if is_whole:
         yield Check(variant.name, "training", expected, seen, Verdict.PASS)
@@ -58,12 +59,6 @@ def _check_run(proof: Proof, variant: Variant) -> Iterator[Check]:
         yield Check(variant.name, "training", expected, seen, Verdict.FAIL, reason)
 
 
-def _spread(numbers: list[int]) -> str:
-    if not numbers:
-        return "no"
-    return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]} to {numbers[-1]}"
-
-
 def _check_effect(variant: Variant) -> Iterator[Check]:
     effect = variant.effect
     if effect is None:
@@ -73,14 +68,16 @@ def _check_effect(variant: Variant) -> Iterator[Check]:
         yield Check(variant.name, name, expected, "could not be compiled", Verdict.FAIL, effect.problem)
     elif effect.is_graph_ok is not None:
         seen = f"{effect.num_pairs} copies out and back, {format_bytes(effect.swapped_bytes)}"
-        verdict = Verdict.PASS if effect.is_graph_ok else Verdict.FAIL
         reason = "" if effect.is_graph_ok else f"mindswap verify {variant.config}"
-        yield Check(variant.name, name, expected, seen, verdict, reason)
+        yield Check(variant.name, name, expected, seen, _verdict(effect.is_graph_ok), reason)
     if effect.are_logs_ok is not None:
         seen = "they do" if effect.are_logs_ok else "they do not"
-        verdict = Verdict.PASS if effect.are_logs_ok else Verdict.FAIL
-        findings = "; ".join(effect.log_findings)
-        yield Check(variant.name, "log lines", "all workers log the policy as specified", seen, verdict, findings)
+        expected, findings = "all workers log the policy as specified", "; ".join(effect.log_findings)
+        yield Check(variant.name, "log lines", expected, seen, _verdict(effect.are_logs_ok), findings)
+
+
+def _verdict(is_ok: bool) -> Verdict:
+    return Verdict.PASS if is_ok else Verdict.FAIL
 
 
 def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterator[Check]:
@@ -127,7 +124,7 @@ def _is_same(a: float, b: float, is_exact: bool) -> bool:
 
 def _check_figures(proof: Proof, variant: Variant, measured: Measured, simulated: Simulated) -> Iterator[Check]:
     is_cpu = proof.target == "CPU"
-    peak = max((worker.used_peak_bytes or 0 for worker in measured.workers), default=0) or None
+    peak = peak_bytes(measured)
     step = typical_ns(measured, proof.is_profiled)
     yield _figure(
         variant.name, "peak memory", simulated.peak_bytes, peak, MEMORY_PERMILLE, format_bytes,
@@ -155,11 +152,11 @@ def _figure(
 ) -> Check:
     wanted = f"{form(expected)} simulated, within {tolerance / 10:g} %"
     if not seen or is_cpu:
-        text = "" if seen is None else f"{form(seen)} on this CPU"
-        return Check(variant, name, wanted, text or "nothing", Verdict.UNSEEN, reason)
+        text = "nothing" if seen is None else f"{form(seen)} on this CPU"
+        return Check(variant, name, wanted, text, Verdict.UNSEEN, reason)
     # The error of the simulation, as everywhere: in parts of what was measured.
     error = 100 * (expected - seen) / seen
-    verdict = Verdict.PASS if abs(seen - expected) * 1000 <= tolerance * seen else Verdict.FAIL
+    verdict = _verdict(abs(seen - expected) * 1000 <= tolerance * seen)
     return Check(variant, name, wanted, f"{form(seen)}: simulated {error:+.1f} %", verdict)
 
 
@@ -167,8 +164,7 @@ def _budget(variant: str, budget_bytes: int, peak_bytes: int | None) -> Check:
     expected = f"at most {format_bytes(budget_bytes)}"
     if peak_bytes is None:
         return Check(variant, "memory budget", expected, "nothing", Verdict.UNSEEN, _NO_DEVICE_MEMORY)
-    verdict = Verdict.PASS if peak_bytes <= budget_bytes else Verdict.FAIL
-    return Check(variant, "memory budget", expected, format_bytes(peak_bytes), verdict)
+    return Check(variant, "memory budget", expected, format_bytes(peak_bytes), _verdict(peak_bytes <= budget_bytes))
 
 
 def _overlap(variant: str, measured: Measured, simulated: Simulated, is_cpu: bool) -> Check:
@@ -185,5 +181,4 @@ def _overlap(variant: str, measured: Measured, simulated: Simulated, is_cpu: boo
         f"{overlap.hidden_permille / 10:g} % of {format_time(overlap.copy_ns)} hidden under compute, "
         f"{format_time(overlap.exposed_ns)} exposed"
     )
-    verdict = Verdict.PASS if overlap.hidden_permille >= least else Verdict.FAIL
-    return Check(variant, "copies overlap compute", expected, seen, verdict)
+    return Check(variant, "copies overlap compute", expected, seen, _verdict(overlap.hidden_permille >= least))

@@ -1,8 +1,9 @@
 """A policy for a model with fewer layers: each layer that is left does what the layer did that it stands for. Pure."""
 
 from dataclasses import replace
+from typing import Any
 
-from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 
 __all__ = ["cut_policy", "kept_layers"]
 
@@ -18,32 +19,15 @@ def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
 
 
 def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
-    """The policy for the layers that are left; entries without a layer go.
-
-    Args:
-        policy: in layer indices.
-        kept: layer of the whole model that each layer stands for.
-    """
+    """The policy for the layers that are left, of which each stands for one of `kept`; entries without a layer go."""
 
     def cut(layers: Layers) -> Layers:
         if layers.indices is None:
             return layers
         return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
 
-    def select(entries: tuple[OpRecompute, ...]) -> tuple[OpRecompute, ...]:
-        cut_entries = (replace(entry, layers=cut(entry.layers)) for entry in entries)
-        return tuple(entry for entry in cut_entries if entry.layers)
-
-    op_swap = tuple(replace(entry, layers=cut(entry.layers)) for entry in policy.op_swap)
-    layer_swap = tuple(replace(entry, layers=cut(entry.layers)) for entry in policy.layer_swap)
-    return replace(
-        policy,
-        op_swap=tuple(entry for entry in op_swap if entry.layers),
-        layer_swap=tuple(entry for entry in layer_swap if entry.layers),
-        layer_recompute=cut(policy.layer_recompute),
-        select_recompute=select(policy.select_recompute),
-        select_comm_recompute=select(policy.select_comm_recompute),
-        select_recompute_exclude=select(policy.select_recompute_exclude),
-        select_comm_recompute_exclude=select(policy.select_comm_recompute_exclude),
-        output_recompute=cut(policy.output_recompute),
-    )
+    changes: dict[str, Any] = {name: cut(getattr(policy, name)) for name in ("layer_recompute", "output_recompute")}
+    for name in ENTRY_FIELDS:
+        entries = [replace(entry, layers=cut(entry.layers)) for entry in getattr(policy, name)]
+        changes[name] = tuple(entry for entry in entries if entry.layers)
+    return replace(policy, **changes)

@@ -29,7 +29,7 @@ class Wanted:
 
     Attributes:
         num_steps: steps of training.
-        num_workers: workers of msrun.
+        num_workers: workers of msrun; 0: as the configuration has, which `derive` does not look up.
         num_layers: layers of the cut model; None leaves them.
         data: in place of the user's; None keeps that.
         is_profiled: profile the last step of rank 0.
@@ -54,9 +54,9 @@ def derive(config: Mapping[str, Any], wanted: Wanted) -> tuple[dict[str, Any], t
     """
     edit = _Edit(copy.deepcopy(dict(config)))
     edit.set("run_mode", "train")
-    for key, value in (("load_checkpoint", ""), ("resume_training", False), ("auto_trans_ckpt", False)):
-        edit.set(key, value)
-    edit.set("do_eval", False)
+    edit.set("load_checkpoint", "")
+    for key in ("resume_training", "auto_trans_ckpt", "do_eval"):
+        edit.set(key, False)
     if edit.get("seed") is None:  # weights would differ from run to run
         edit.set("seed", 0)
     edit.set("only_save_strategy", False)
@@ -128,12 +128,11 @@ class _Edit:
 def _show(value: Any) -> str:
     if value is None:
         return "not set"
-    text = inline_text(value) if is_inline(value) else ", ".join(_names(value))
+    if is_inline(value):
+        text = inline_text(value)
+    else:
+        text = ", ".join(str(item.get("type", "...") if isinstance(item, dict) else item) for item in value)
     return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _names(value: Any) -> list[str]:
-    return [str(item.get("type", "...")) if isinstance(item, dict) else str(item) for item in value]
 
 
 def _set_layers(edit: _Edit, num_layers: int) -> None:

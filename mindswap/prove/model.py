@@ -7,7 +7,19 @@ from dataclasses import dataclass, field
 from mindswap.logs.step_report import ReportedStep
 from mindswap.prove.overlap import Overlap
 
-__all__ = ["Check", "Effect", "Fit", "Measured", "Proof", "Simulated", "Variant", "Verdict", "Worker", "typical_ns"]
+__all__ = [
+    "Check",
+    "Effect",
+    "Fit",
+    "Measured",
+    "Proof",
+    "Simulated",
+    "Variant",
+    "Verdict",
+    "Worker",
+    "peak_bytes",
+    "typical_ns",
+]
 
 
 class Verdict(enum.Enum):
@@ -214,18 +226,19 @@ class Proof:
         return not self.is_interrupted and all(check.verdict is not Verdict.FAIL for check in self.checks)
 
 
-def typical_ns(measured: Measured, is_profiled: bool) -> int | None:
+def peak_bytes(measured: Measured | None) -> int | None:
+    """Highest use of device memory of any worker of a run, without fragments; None where no log says it."""
+    workers = measured.workers if measured is not None else ()
+    return max((worker.used_peak_bytes or 0 for worker in workers), default=0) or None
+
+
+def typical_ns(measured: Measured | None, is_profiled: bool) -> int | None:
     """Step time of a run: the middle of its steps, of the slowest worker, without the compiling and the profiled one.
 
-    Args:
-        measured: a run.
-        is_profiled: its last step was profiled.
-
-    Returns:
-        None where no step is left.
+    None where no step is left. `is_profiled`: the last step was.
     """
     times = []
-    for worker in measured.workers:
+    for worker in measured.workers if measured is not None else ():
         own = sorted(step.duration_ns for step in worker.steps[1 : len(worker.steps) - is_profiled])
         if own:
             times.append(own[len(own) // 2])

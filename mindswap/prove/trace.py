@@ -9,13 +9,12 @@ of mindspore 2.9.0).
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from typing import Any
 
 from mindswap.prove.overlap import Interval, Overlap, measure_overlap
 
-__all__ = ["Trace", "read_trace", "trace_overlap"]
+__all__ = ["trace_overlap"]
 
 HARDWARE, ANALYSIS = "Ascend Hardware", "Overlap Analysis"
 COPY = "MEMCPY_ASYNC"
@@ -26,25 +25,11 @@ MAX_NS = 2**62
 DIRECTION_KEYS, SIZE_KEYS = ("memcpy direction", "operation"), ("data size(Byte)", "size(B)")
 
 
-@dataclass(frozen=True)
-class Trace:
-    """What one rank did.
+def trace_overlap(events: Iterable[Any]) -> Overlap | None:
+    """The overlap in the Chrome trace of one rank; None where no device computed, as in that of a CPU.
 
-    Attributes:
-        compute: kernels, as the analysis of the profiler has them.
-        communication: collectives.
-        copies: between device and host.
-        size_bytes: of all copies; None where a copy has no size.
+    What is no event, or has no times, is left out.
     """
-
-    compute: tuple[Interval, ...] = ()
-    communication: tuple[Interval, ...] = ()
-    copies: tuple[Interval, ...] = ()
-    size_bytes: int | None = None
-
-
-def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
-    """Sort the events of a Chrome trace; what is no event, or has no times, is left out."""
     rows = [event for event in events if isinstance(event, Mapping)]
     process = {
         str(row.get("pid")): _args(row).get("name")
@@ -63,14 +48,9 @@ def read_trace(events: Iterable[Mapping[str, Any]]) -> Trace:
             lanes[COPY].append(interval)
             sizes.append(_size(_args(row)))
     total = None if None in sizes or not sizes else sum(size or 0 for size in sizes)
-    return Trace(tuple(lanes[COMPUTING]), tuple(lanes[COMMUNICATION]), tuple(lanes[COPY]), total)
-
-
-def trace_overlap(trace: Trace) -> Overlap | None:
-    """The overlap of a trace; None for one in which no device computed, such as that of a CPU."""
-    if not trace.compute:
+    if not lanes[COMPUTING]:
         return None
-    return measure_overlap(trace.copies, trace.compute, trace.communication, trace.size_bytes)
+    return measure_overlap(lanes[COPY], lanes[COMPUTING], lanes[COMMUNICATION], total)
 
 
 def _args(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -11,16 +11,16 @@ from mindswap.mindformers_2x.convert import Swapped
 from mindswap.mindformers_2x.effect import Effect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
-from mindswap.mindformers_2x.names import to_2x_path
+from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
 __all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
 
-
 # A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
 RIM = 0.1
+INPUT = "the input of the layer"
 
 
 @dataclass(frozen=True)
@@ -32,21 +32,16 @@ class TensorFate:
 
 
 def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
-    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver.
-
-    Args:
-        trace: the step.
-        layers: what the policy decides for each layer.
-    """
+    """What MindFormers 1.9 does with each storage: it goes with its maker, or where none was seen, with its saver."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         if maker.layer_index is None:
             continue
-        decisions = [layers[maker.layer_index].of(path) for path in _own_paths(maker)]
+        decisions = [layers[maker.layer_index].of(path) for path in maker.paths]
         claims = [claim for decision in decisions for claim in decision.recomputed_by]
         # The output of a recomputed cell is kept: somebody outside reads it.
         if claims and any(
-            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _path)
+            claim.match.node.is_primitive or _are_inside(savers, maker.layer_index, ".".join(claim.path), _paths)
             for claim in claims
         ):
             again.add(index)
@@ -56,18 +51,13 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
 
 
 def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
-    """What MindFormers 2.x does with each storage: it goes with the cell that saves it.
-
-    Args:
-        trace: the step.
-        effect: what 2.x makes of the settings, with the paths of its layers.
-    """
+    """What MindFormers 2.x does with each storage: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
         own = maker.layer_index
         if own is not None and any(
             # A cell keeps what somebody outside saves of it; a single operator gives its output up, too.
-            _is_at_or_below(_path_2x(maker), path) and (is_single or _are_inside(savers, own, path, _path_2x))
+            _are_inside([maker], own, path, _paths_2x) and (is_single or _are_inside(savers, own, path, _paths_2x))
             for path, is_single in _recomputed_2x(effect, own)
         ):
             again.add(index)
@@ -81,11 +71,7 @@ def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
 def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layers: int) -> Swapped:
     """Settings of 2.x that move these storages, as nearly as whole cells and operators can say it.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        known: what can be named in a layer of 2.x.
-        num_layers: layers that may be swapped, from the first.
+    `known` is what can be named in a layer of 2.x; `num_layers` may be swapped, from the first.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, savers) in _activations(trace).items():
@@ -93,7 +79,7 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
             continue
         for saver in savers:
             if saver.layer_index is not None and saver.layer_index < num_layers:
-                for path in _prefixes(_path_2x(saver)):
+                for path in _prefixes(to_2x_path(_sure_path(saver))):
                     if path in known.cells or path in known.callables or not path:
                         offers.setdefault((saver.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -102,15 +88,12 @@ def choose_2x(trace: Trace, wanted: frozenset[int], known: LayerPaths, num_layer
 def choose_1_9(trace: Trace, wanted: frozenset[int], nameable: Callable[[str], bool]) -> Swapped:
     """Settings of 1.9 that move these storages; paths are those of the network that was recorded.
 
-    Args:
-        trace: the step.
-        wanted: storages.
-        nameable: whether a layer has a cell or primitive at a path.
+    `nameable` says whether a layer has a cell or primitive at a path.
     """
     offers: dict[tuple[int, str], set[int]] = {}
     for index, (maker, _) in _activations(trace).items():
         if maker.layer_index is not None:
-            for path in _prefixes(_path(maker)):
+            for path in _prefixes(_sure_path(maker)):
                 if not path or nameable(path):
                     offers.setdefault((maker.layer_index, path), set()).add(index)
     return _choose(trace, wanted, offers)
@@ -130,17 +113,16 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
         by_cell: dict[tuple[int, str], list[int]] = {}
         for index in sorted(found):
             maker, savers = known[index]
-            layer = savers[0].layer_index if maker.layer_index is None else maker.layer_index
-            cell = "the input of the layer" if maker.layer_index is None else maker.path[0]
+            layer, cell = maker.layer_index, maker.path[0]
+            if layer is None:
+                layer, cell = savers[0].layer_index, INPUT
             by_cell.setdefault((layer or 0, cell), []).append(index)
         groups: dict[str, list[int]] = {}
         for (layer, cell), indices in by_cell.items():
-            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
-            label = cell
+            label = cell if cell == INPUT else _paths(known[indices[0]][0])[0]
             if len(indices) > 1:
                 label = f"{len(indices)} tensors of {cell}"
-            elif cell != "the input of the layer":
-                label = _path(known[indices[0]][0])
+            size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
         lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
     return lines
@@ -209,26 +191,22 @@ def _choose(trace: Trace, wanted: frozenset[int], offers: Mapping[tuple[int, str
     return Swapped(tuple(paths.pop("", ())), {path: tuple(layers) for path, layers in paths.items()})
 
 
-def _is_below(path: str, parent: str) -> bool:
-    return not parent or is_below(path, parent)
-
-
 def _is_at_or_below(path: str, parent: str) -> bool:
-    return path == parent or _is_below(path, parent)
+    return not parent or path == parent or is_below(path, parent)
 
 
-def _path(operator: Operator) -> str:
-    return ".".join(operator.path)
+def _paths(operator: Operator) -> list[str]:
+    """All that may be its path; what decides about it has to hold for each."""
+    return [".".join(path) for path in operator.paths]
 
 
-def _path_2x(operator: Operator) -> str:
-    return to_2x_path(_path(operator))
+def _paths_2x(operator: Operator) -> list[str]:
+    return [to_2x_path(path) for path in _paths(operator)]
 
 
-def _own_paths(operator: Operator) -> list[tuple[str, ...]]:
-    """Several names that cannot be told apart stand in the last part, with `|` between."""
-    *cell, names = operator.path
-    return [(*cell, name) for name in names.split("|")]
+def _sure_path(operator: Operator) -> str:
+    """Its path, or that of its cell where several may be meant."""
+    return ".".join(operator.path[:-1] if operator.also else operator.path)
 
 
 def _prefixes(path: str) -> list[str]:
@@ -237,8 +215,11 @@ def _prefixes(path: str) -> list[str]:
     return [".".join(parts[:length]) for length in range(len(parts) + 1)]
 
 
-def _are_inside(savers: Iterable[Operator], layer: int, path: str, name: Callable[[Operator], str]) -> bool:
-    return all(saver.layer_index == layer and _is_at_or_below(name(saver), path) for saver in savers)
+def _are_inside(operators: Iterable[Operator], layer: int, path: str, names: Callable[[Operator], list[str]]) -> bool:
+    return all(
+        operator.layer_index == layer and all(_is_at_or_below(name, path) for name in names(operator))
+        for operator in operators
+    )
 
 
 def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
@@ -251,13 +232,14 @@ def _recomputed_2x(effect: Effect, layer: int) -> list[tuple[str, bool]]:
     found = effect.layers[layer]
     if found.is_recomputed:
         return [("", False)]
-    return [
-        (path, effect.model is not None and path in effect.model.layers[layer].callables) for path in found.recomputed
-    ]
+    single = effect.model.layers[layer].callables if effect.model is not None else ()
+    return [(path, path in single) for path in found.recomputed]
 
 
 def _is_swapped_2x(effect: Effect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
     found = effect.layers[saver.layer_index]
-    return found.is_swapped or any(_is_at_or_below(_path_2x(saver), path) for path in found.swapped)
+    return found.is_swapped or all(
+        any(_is_at_or_below(name, path) for path in found.swapped) for name in _paths_2x(saver)
+    )

@@ -10,16 +10,11 @@ __all__ = ["decide"]
 
 
 def decide(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
-    """Prefetch distance of each storage that a policy names.
+    """Prefetch distance of each storage that a policy names, in this unit.
 
     As in graph mode a storage goes with the operator that makes it: an entry that names the operator, or a cell around
     it, takes it along. Functions that no cell holds (`x + y`, `mint.matmul`) go with their cell. What no operator was
     seen to make (on CPU a kernel copies a view before it uses it) goes with the operator that saves it.
-
-    Args:
-        trace: the step.
-        layers: what the policy decides for each layer, from `policy.resolve.resolve_layer`.
-        unit: what the distances of the policy count.
     """
     found = {}
     for save in trace.saves:

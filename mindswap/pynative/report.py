@@ -63,9 +63,5 @@ class SwapReport:
 
     def to_json(self) -> dict[str, Any]:
         """As plain data."""
-        return {
-            "schema": SCHEMA,
-            "version": SCHEMA_VERSION,
-            **asdict(self),
-            "is_as_predicted": self.is_as_predicted,
-        }
+        header = {"schema": SCHEMA, "version": SCHEMA_VERSION}
+        return {**header, **asdict(self), "is_as_predicted": self.is_as_predicted}

@@ -98,7 +98,7 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
         for index, distance in decisions.items()
         if not trace.storages[index].protection and trace.storages[index].size_bytes
     }
-    watched = {trace.saves[k].layer_index for k in range(len(trace.saves)) if trace.saves[k].storage in wanted}
+    watched = {save.layer_index for save in trace.saves if save.storage in wanted}
     hooked = tuple(sorted(watched | set(hooked_layers)))
     events = trace.events_of(hooked)
     clock = _Clock(trace, events)
@@ -106,28 +106,22 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
     moved = []
     for index in sorted(clock.saves):
         storage = trace.storages[index]
-        lives = _own_moments(clock, index)
+        # It is gone with the event behind its last read, or with the step.
+        reads = clock.reads.get(index, [len(events) - 1])
         if storage.size_bytes and not storage.protection:
-            actions[lives.saved].append(Action(ActionKind.ADD, index))
-            actions[lives.dropped].append(Action(ActionKind.DROP, index))
+            actions[clock.saves[index][0]].append(Action(ActionKind.ADD, index))
+            actions[min(reads[-1] + 1, len(events) - 1)].append(Action(ActionKind.DROP, index))
         moments = _moments(clock, trace, index, storage, wanted[index]) if index in wanted else None
-        if moments is None or not moments.offload <= moments.release < moments.prefetch < lives.first_read:
+        if moments is None or not moments.offload <= moments.release < moments.prefetch < reads[0]:
             continue
         moved.append(index)
         actions[moments.offload].append(Action(ActionKind.OFFLOAD, index))
         actions[moments.release].append(Action(ActionKind.RELEASE, index))
         actions[moments.prefetch].append(Action(ActionKind.PREFETCH, index))
-        actions[lives.first_read].append(Action(ActionKind.WAIT, index))
+        actions[reads[0]].append(Action(ActionKind.WAIT, index))
     order = list(ActionKind)
-    sorted_actions = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
-    return Schedule(hooked, events, tuple(sorted_actions), tuple(moved))
-
-
-@dataclass(frozen=True)
-class _Life:
-    saved: int
-    first_read: int
-    dropped: int
+    in_order = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
+    return Schedule(hooked, events, tuple(in_order), tuple(moved))
 
 
 @dataclass(frozen=True)
@@ -166,13 +160,6 @@ class _Clock:
     def last_before(self, num_operators: int) -> int:
         """The last event at which no more than so many operators have begun, in backward."""
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
-
-
-def _own_moments(clock: _Clock, index: int) -> _Life:
-    """When a storage is saved and read. It is gone with the event behind its last read, or with the step."""
-    last = len(clock.events) - 1
-    reads = clock.reads.get(index, [last])
-    return _Life(clock.saves[index][0], reads[0], min(reads[-1] + 1, last))
 
 
 def _moments(clock: _Clock, trace: Trace, index: int, storage: SavedStorage, distance: Distance) -> _Moments | None:

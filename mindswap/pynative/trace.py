@@ -5,7 +5,7 @@ strided input first, so views are storages of their own there.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 
 __all__ = ["Event", "EventKind", "Operator", "Save", "SavedStorage", "Trace", "Value"]
@@ -140,7 +140,7 @@ class Trace:
     storages: tuple[SavedStorage, ...]
     saves: tuple[Save, ...]
     events: tuple[Event, ...]
-    device: str = field(default="CPU")
+    device: str = "CPU"
 
     def events_of(self, layers: Sequence[int]) -> tuple[Event, ...]:
         """What an executor sees that has its hooks in some layers only: begins and ends

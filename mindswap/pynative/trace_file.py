@@ -1,7 +1,7 @@
 """A recorded step as a file: JSON with a schema and a version, and the configuration that it is of. Pure."""
 
 import json
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from mindswap.errors import DataError
@@ -47,9 +47,9 @@ def dump_trace(step: RecordedStep) -> str:
         "versions": step.versions,
         "notes": list(step.notes),
         "num_layers": step.trace.num_layers,
-        "operators": [_row(operator) for operator in step.trace.operators],
-        "storages": [_row(storage) for storage in step.trace.storages],
-        "saves": [_row(save) for save in step.trace.saves],
+        "operators": [astuple(operator) for operator in step.trace.operators],
+        "storages": [astuple(storage) for storage in step.trace.storages],
+        "saves": [astuple(save) for save in step.trace.saves],
         "events": [[event.kind.value, event.index, event.num_operators] for event in step.trace.events],
         "layers": [_tree(layer) for layer in step.layers],
         "config": step.config,
@@ -58,11 +58,7 @@ def dump_trace(step: RecordedStep) -> str:
 
 
 def load_trace(text: str, file: str) -> RecordedStep:
-    """What `dump_trace` has written.
-
-    Args:
-        text: of the file.
-        file: its name, for messages.
+    """What `dump_trace` has written; the name of the file is for messages.
 
     Raises:
         DataError: it is no trace, or one of another version.
@@ -90,17 +86,6 @@ def load_trace(text: str, file: str) -> RecordedStep:
         return RecordedStep(trace, layers, data["config"], dict(data["versions"]), tuple(data["notes"]))
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{file}: the trace is damaged: {error!r}") from error
-
-
-def _row(value: Any) -> list[Any]:
-    """Fields in order; nested dataclasses in the same way."""
-    return [_plain(getattr(value, f.name)) for f in fields(value)]
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Value):
-        return _row(value)
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _operator(row: list[Any]) -> Operator:

@@ -31,13 +31,9 @@ class UpstreamCalls:
 
 
 def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCalls:
-    """The calls that put a policy on the layers of a network.
+    """The calls that put a policy on the layers of a network, its distances counted in this unit.
 
     What is recomputed does not move. A cell inside of another that moves needs no wrapper of its own.
-
-    Args:
-        layers: what the policy decides for each layer, from `policy.resolve.resolve_layer`.
-        unit: what the distances of the policy count.
 
     Raises:
         ApplyError: with everything that upstream cannot express.

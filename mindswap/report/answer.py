@@ -18,30 +18,20 @@ __all__ = ["VERSION", "answer_text", "error_text"]
 VERSION = 1
 
 
-def answer_text(command: str, data: Mapping[str, Any], is_ok: bool) -> str:
+def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str | None = None) -> str:
     """The answer of a command.
 
     Args:
-        command: its name.
+        command: its name; "" where there is no such command.
         data: JSON values; `problems` among them if there are any.
         is_ok: whether it exits with 0.
+        error: why there is no data.
     """
-    return _text(command, is_ok, None, data)
+    name = f"mindswap.{command}" if command else "mindswap"
+    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error, "problems": []}
+    return json.dumps({**outer, **data}, indent=1)
 
 
 def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:
-    """What a command answers that cannot do what it is asked.
-
-    Args:
-        command: its name; "" where there is no such command.
-        error: what is wrong.
-        problems: of the configuration, if that is what is wrong.
-    """
-    return _text(command, False, error, problems_to_data(problems))
-
-
-def _text(command: str, is_ok: bool, error: str | None, data: Mapping[str, Any]) -> str:
-    name = f"mindswap.{command}" if command else "mindswap"
-    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error, "problems": []}
-    own = {key: value for key, value in data.items() if key == "problems" or key not in outer}
-    return json.dumps({**outer, **own}, indent=1)
+    """What a command answers that cannot do what it is asked: what is wrong, or what is wrong in the configuration."""
+    return answer_text(command, problems_to_data(problems), False, error)

@@ -4,11 +4,11 @@ from dataclasses import asdict
 
 from mindswap.cost.calibrate import Calibration
 from mindswap.cost.explained import WITHOUT_FIGURES, Explained
-from mindswap.cost.figures import FIGURES, Kind
 from mindswap.cost.kernel_fit import FigureFit
 from mindswap.cost.profile import Profile
+from mindswap.report.device_figures import format_figure
 from mindswap.report.tables import format_table
-from mindswap.units import format_bandwidth, format_bytes, format_time
+from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
 
 __all__ = ["calibration_header", "calibration_json", "format_calibration"]
 
@@ -83,21 +83,21 @@ def _steps(profile: Profile) -> list[str]:
         return []
     count = len(profile.steps)
     total = sum(step.total_ns for step in profile.steps)
-    parts = (
-        ("computing", sum(step.computing_ns for step in profile.steps)),
-        ("communication not overlapped", sum(step.exposed_communication_ns for step in profile.steps)),
-        ("free", sum(step.free_ns for step in profile.steps)),
-    )
-    shares = ", ".join(f"{name} {100 * part / total if total else 0:.0f} %" for name, part in parts)
-    return [f"{count} step{'s' * (count > 1)} of {format_time(total // count)} on average: {shares}"]
+    parts = {
+        "computing": [step.computing_ns for step in profile.steps],
+        "communication not overlapped": [step.exposed_communication_ns for step in profile.steps],
+        "free": [step.free_ns for step in profile.steps],
+    }
+    shares = ", ".join(f"{name} {100 * sum(part) / total if total else 0:.0f} %" for name, part in parts.items())
+    return [f"{format_count(count, 'step')} of {format_time(total // count)} on average: {shares}"]
 
 
 def _figures(figures: tuple[FigureFit, ...]) -> list[str]:
     rows = [
         (
             figure.name,
-            _show(figure.name, figure.before),
-            _show(figure.name, figure.fitted),
+            format_figure(figure.name, figure.before),
+            format_figure(figure.name, figure.fitted),
             str(figure.num_samples),
             "-" if figure.residual_permille is None else f"{figure.residual_permille / 10:.1f} %",
             "" if figure.is_accepted else "stays",
@@ -148,12 +148,3 @@ def _explained(explained: Explained) -> list[str]:
     if worst:
         lines += ["", format_table(("worst explained", "inputs", "runs", "measured", "by the figures"), worst)]
     return lines
-
-
-def _show(name: str, value: int) -> str:
-    kind = FIGURES[name].kind
-    if kind is Kind.BANDWIDTH:
-        return format_bandwidth(value)
-    if kind is Kind.FRACTION:
-        return f"{value / 1000:.3f}"
-    return format_time(value) if kind is Kind.TIME else f"{value / 10**9:.1f} G/s"

@@ -1,10 +1,11 @@
 """The figures of a device that a simulation used, in words, for every report."""
 
+from mindswap.cost.figures import FIGURES, Kind
 from mindswap.cost.hardware import Device
 from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
-__all__ = ["device_figures"]
+__all__ = ["device_figures", "format_figure"]
 
 
 def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
@@ -64,6 +65,16 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
         for figures, is_main in ((main, True), (rest, False))
         for key, name, value in figures
     )
+
+
+def format_figure(name: str, value: int) -> str:
+    """A figure of a device file, in its smallest unit, as calibrations show it: shares in parts of 1."""
+    kind = FIGURES[name].kind
+    if kind is Kind.BANDWIDTH:
+        return format_bandwidth(value)
+    if kind is Kind.FRACTION:
+        return f"{value / 1000:.3f}"
+    return format_time(value) if kind is Kind.TIME else f"{value / 10**9:.1f} G/s"
 
 
 def _share(permille: int) -> str:

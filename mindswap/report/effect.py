@@ -6,10 +6,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from mindswap.effect.recompute import RecomputeEffect
-from mindswap.effect.swap import Idle, LayerEffect
-from mindswap.graph.model import Node, SwapPair
-from mindswap.graph.storage import SavedStorage
-from mindswap.report.tables import format_table, group_equal
+from mindswap.effect.swap import LayerEffect
+from mindswap.graph.model import Node
+from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 __all__ = ["effect_to_json", "format_effect", "format_recompute_effect", "recompute_effect_to_json"]
@@ -55,7 +54,8 @@ def _format(
     verdict: str,
 ) -> str:
     """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
-    groups = group_equal(effects, describe, [effect.layer_index for effect in effects])
+    equal = group_equal(effects, describe, [effect.layer_index for effect in effects])
+    groups = [(format_layers(indices), effect) for indices, effect in equal]
     lines = [format_table(header, [(name, *row(effect)) for name, effect in groups]), ""]
     for name, effect in groups:
         if described := describe(effect)[1:]:
@@ -79,7 +79,7 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                 "num_recomputed_ops": effect.num_recomputed,
                 "pairs": [
                     {
-                        "operator": _name(pair),
+                        "operator": _name(pair.producer),
                         "num_prefetch_ops": pair.num_prefetch_ops,
                         "size_bytes": pair.size_bytes,
                         "shape": list(pair.copy_out.outputs[0].shape),
@@ -87,16 +87,16 @@ def effect_to_json(effects: Sequence[LayerEffect], is_ok: bool, notes: Sequence[
                     }
                     for pair in effect.pairs
                 ],
-                "missing": [f"{node.cell_path} {node.op}".strip() for node in effect.missing],
-                "unasked": [_name(pair) for pair in effect.unasked],
-                "wrong_prefetch": [_name(pair) for pair in effect.wrong_prefetch],
+                "missing": [_name(node) for node in effect.missing],
+                "unasked": [_name(pair.producer) for pair in effect.unasked],
+                "wrong_prefetch": [_name(pair.producer) for pair in effect.wrong_prefetch],
                 "one_way": [node.scope for node in effect.one_way],
                 "one_way_bytes": effect.one_way_bytes,
                 "without_effect": [
                     {"entry": idle.entry, "reason": idle.reason.value, "keeps_instead": list(idle.keeps_instead)}
                     for idle in effect.idle
                 ],
-                "beyond_specification": [_name(pair) for pair in effect.beyond_specification],
+                "beyond_specification": [_name(pair.producer) for pair in effect.beyond_specification],
                 "wasted_bytes": sum(entry.copied_bytes for entry in effect.wasted),
             }
             for effect in effects
@@ -127,45 +127,32 @@ def _row(effect: LayerEffect, unit: str) -> tuple[str, ...]:
 
 def _describe(effect: LayerEffect) -> tuple[str, ...]:
     """Everything that makes two layers look alike; the first entry stands for the row of the table."""
-    return (
-        repr(_row(effect, "B")),
-        *(f"swapped {_name(pair)}: {_size(pair)}, prefetch {pair.num_prefetch_ops}" for pair in effect.pairs),
-        *(f"NOT swapped though asked: {node.cell_path} {node.op}" for node in effect.missing),
-        *(f"swapped though not asked: {_name(pair)}" for pair in effect.unasked),
-        *(
-            f"prefetch differs from the policy: {_name(pair)}: {pair.num_prefetch_ops}"
-            for pair in effect.wrong_prefetch
-        ),
-        *(
-            f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing"
-            for node in effect.one_way
-        ),
-        *(f"without effect: {_reason(idle)}" for idle in effect.idle),
-        *(f"copied for nothing: {_waste(entry)}" for entry in effect.wasted),
-        *(
-            f"a recomputed operator uses {_name(pair)}: by the specification this swap has no effect, "
+    lines = [repr(_row(effect, "B"))]
+    for pair in effect.pairs:
+        lines.append(f"swapped {_name(pair.producer)}: {_tensor(pair.copy_out)}, prefetch {pair.num_prefetch_ops}")
+    lines += [f"NOT swapped though asked: {_name(node)}" for node in effect.missing]
+    lines += [f"swapped though not asked: {_name(pair.producer)}" for pair in effect.unasked]
+    for pair in effect.wrong_prefetch:
+        lines.append(f"prefetch differs from the policy: {_name(pair.producer)}: {pair.num_prefetch_ops}")
+    for node in effect.one_way:
+        lines.append(f"copied out and never read back: {_tensor(node)} of {node.cell_path}, for nothing")
+    for idle in effect.idle:
+        kept = f"; what it keeps: {', '.join(idle.keeps_instead)}" if idle.keeps_instead else ""
+        lines.append(f"without effect: '{idle.entry}': {idle.reason.value}{kept}")
+    for entry in effect.wasted:
+        size, keepers = format_bytes(entry.copied_bytes), ", ".join(map(_name, entry.keepers))
+        name = _name(entry.pairs[0].producer)
+        lines.append(f"copied for nothing: {size} of {name}: the same memory stays for {keepers}")
+    for pair in effect.beyond_specification:
+        lines.append(
+            f"a recomputed operator uses {_name(pair.producer)}: by the specification this swap has no effect, "
             "MindSpore copies all the same"
-            for pair in effect.beyond_specification
-        ),
-    )
+        )
+    return tuple(lines)
 
 
-def _name(pair: SwapPair) -> str:
-    return f"{pair.producer.cell_path} {pair.producer.op}".strip()
-
-
-def _reason(idle: Idle) -> str:
-    text = f"'{idle.entry}': {idle.reason.value}"
-    return f"{text}; what it keeps: {', '.join(idle.keeps_instead)}" if idle.keeps_instead else text
-
-
-def _waste(entry: SavedStorage) -> str:
-    keepers = ", ".join(f"{node.cell_path} {node.op}".strip() for node in entry.keepers)
-    return f"{format_bytes(entry.copied_bytes)} of {_name(entry.pairs[0])}: the same memory stays for {keepers}"
-
-
-def _size(pair: SwapPair) -> str:
-    return _tensor(pair.copy_out)
+def _name(node: Node) -> str:
+    return f"{node.cell_path} {node.op}".strip()
 
 
 def _tensor(copy: Node) -> str:

@@ -1,21 +1,31 @@
 """What a configuration does in each layer, as text and as JSON; equal layers print once."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.config.pipeline import Layout
+from mindswap.config.pipeline import Cell
 from mindswap.mindformers_2x.form import Form
+from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
-from mindswap.policy.words import format_indices
+from mindswap.policy.words import index_runs
 from mindswap.report.policy_text import Action, LayerGroup, Step, format_steps, group_layers
 from mindswap.report.problems import escape
-from mindswap.report.tables import format_table
+from mindswap.report.tables import format_indices, format_table
 from mindswap.stage.applied import as_applied
+from mindswap.stage.expand import StageRecompute
 
-__all__ = ["Explanation", "explain", "explanation_to_json", "format_explanation", "format_paths", "paths_to_json"]
+__all__ = [
+    "Explanation",
+    "explain",
+    "explanation_to_json",
+    "format_explanation",
+    "format_paths",
+    "list_paths",
+    "list_paths_2x",
+]
 
 
 @dataclass(frozen=True)
@@ -23,45 +33,32 @@ class Explanation:
     """What happens in each layer.
 
     Attributes:
-        is_swap_enabled: mindswap acts; otherwise MindFormers does its own recompute.
+        policy: of the configuration; with swap off what MindFormers does by itself.
         groups: equal layers together, in order of their first.
         num_layers: layers of the model; None if not known.
         source: where the operators come from; None leaves names as the configuration has them.
-        formative_lines: what MindFormers logs with swap off.
-        layout: layers of each stage and chunk; None with swap on, where stages play no role.
-        whole: layers that are recomputed whole.
+        stages: with swap off, what MindFormers logs and the layers of each stage and chunk.
     """
 
-    is_swap_enabled: bool
+    policy: Policy
     groups: tuple[LayerGroup, ...]
     num_layers: int | None
     source: str | None
-    formative_lines: tuple[str, ...] = ()
-    layout: Layout | None = None
-    whole: Layers = Layers(())
+    stages: StageRecompute | None = None
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Layers of each stage and chunk; none with swap on, where stages play no role."""
+        layout = self.stages.layout if self.stages is not None else None
+        return tuple(layout.cells()) if layout is not None else ()
 
 
 def explain(
-    policy: Policy,
-    num_layers: int | None,
-    trees: LayerTrees | None,
-    formative_lines: tuple[str, ...] = (),
-    layout: Layout | None = None,
+    policy: Policy, num_layers: int | None, trees: LayerTrees | None, stages: StageRecompute | None = None
 ) -> Explanation:
-    """What a policy does in each layer.
-
-    Args:
-        policy: with swap on, or one of `policy.stage_recompute`.
-        num_layers: layers of the model; None if not known.
-        trees: the layers; None leaves names as they are.
-        formative_lines, layout: with swap off, from `policy.stage_recompute`.
-    """
+    """What a policy does in each layer; `stages`: with swap off, what the policy is from."""
     acting = policy if policy.is_swap_enabled else as_applied(policy, trees)
     groups = tuple(_merge(group_layers(acting, num_layers, trees, with_reasons=True)))
-    source = trees.source if trees is not None else None
-    return Explanation(
-        policy.is_swap_enabled, groups, num_layers, source, formative_lines, layout, policy.layer_recompute
-    )
+    return Explanation(policy, groups, num_layers, trees.source if trees is not None else None, stages)
 
 
 def _merge(groups: Sequence[LayerGroup]) -> Iterator[LayerGroup]:
@@ -79,12 +76,12 @@ def format_explanation(explanation: Explanation) -> str:
     """The explanation as text."""
     count = "an unknown number of" if explanation.num_layers is None else str(explanation.num_layers)
     source = f"; operators of {explanation.source}" if explanation.source else ""
-    if explanation.is_swap_enabled:
+    if explanation.stages is None:
         blocks = [f"{Form.GRAPH.value}; swap is on, {count} layers{source}"]
     else:
         blocks = [f"{Form.GRAPH.value}; swap is off: this is what MindFormers does by itself, {count} layers{source}"]
-        blocks.append("\n".join(map(escape, explanation.formative_lines)))
-        if explanation.layout is not None and sum(map(len, explanation.layout.sizes)) > 1:
+        blocks.append("\n".join(map(escape, explanation.stages.formative_lines)))
+        if len(explanation.cells()) > 1:
             blocks.append(_format_cells(explanation))
     blocks.append("\n".join(line for group in explanation.groups for line in _format_group(group, explanation)))
     return "\n\n".join(blocks)
@@ -96,21 +93,16 @@ def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
         yield "[every other layer]" if len(explanation.groups) > 1 else "[every layer]"
     else:
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
-        yield f"[layer{'s' * (len(indices) > 1)} {format_indices(indices)}]{repeat}{_places(indices, explanation)}"
+        cells = explanation.cells()
+        stages = sorted({cell.stage for cell in cells if set(cell.layers) & set(indices)})
+        place = f" on {format_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
+        yield f"[{format_indices('layer', indices)}]{repeat}{place}"
     yield from (f"    {line}" for line in format_steps(group.steps))
-
-
-def _places(indices: Sequence[int], explanation: Explanation) -> str:
-    """Stages of these layers, where there are several."""
-    if explanation.layout is None or len(explanation.layout.sizes[0]) == 1:
-        return ""
-    stages = {cell.stage for cell in explanation.layout.cells() if set(cell.layers) & set(indices)}
-    return f" on stage{'s' * (len(stages) > 1)} {format_indices(stages)}"
 
 
 def _format_cells(explanation: Explanation) -> str:
     """Layers of each stage and chunk, with those that are recomputed."""
-    assert explanation.layout is not None
+    again = explanation.policy.layer_recompute
     selected = {
         index
         for group in explanation.groups
@@ -118,44 +110,48 @@ def _format_cells(explanation: Explanation) -> str:
         for index in group.layers.indices or ()
     }
     rows = []
-    for cell in sorted(explanation.layout.cells(), key=lambda cell: (cell.stage, cell.chunk)):
-        whole = [index for index in cell.layers if index in explanation.whole]
-        in_part = [index for index in cell.layers if index in selected and index not in explanation.whole]
-        cells = (cell.layers, whole, in_part)
-        rows.append((str(cell.stage), str(cell.chunk), *(format_indices(indices) or "-" for indices in cells)))
+    for cell in sorted(explanation.cells(), key=lambda cell: (cell.stage, cell.chunk)):
+        whole = [index for index in cell.layers if index in again]
+        in_part = [index for index in cell.layers if index in selected and index not in again]
+        cells = (", ".join(index_runs(indices)) or "-" for indices in (cell.layers, whole, in_part))
+        rows.append((str(cell.stage), str(cell.chunk), *cells))
     return format_table(("stage", "chunk", "layers", "recomputed whole", "in part"), rows)
 
 
 def explanation_to_json(explanation: Explanation) -> dict[str, Any]:
     """The same as plain data."""
-    cells = explanation.layout.cells() if explanation.layout is not None else ()
+    cells, stages = explanation.cells(), explanation.stages
     return {
         "form": "1.9",
-        "is_swap_enabled": explanation.is_swap_enabled,
+        "is_swap_enabled": stages is None,
         "num_layers": explanation.num_layers,
         "operators_from": explanation.source,
-        "formative_lines": list(explanation.formative_lines),
+        "formative_lines": list(stages.formative_lines) if stages is not None else [],
         "stages": [{"stage": cell.stage, "chunk": cell.chunk, "layers": list(cell.layers)} for cell in cells],
         "layers": [group.to_data() for group in explanation.groups],
     }
 
 
-def format_paths(trees: LayerTrees) -> str:
-    """Every name that op_swap and select_recompute can have, with what it is."""
-    rows = list(_paths(trees))
-    width = max(len(name) for name, *_ in rows)
-    return "\n".join(f"{name:<{width}}  {kind}" for name, kind, _ in rows)
-
-
-def paths_to_json(trees: LayerTrees) -> list[dict[str, Any]]:
-    """The same as plain data."""
-    return [{"name": name, "is": kind, "is_operator": is_operator} for name, kind, is_operator in _paths(trees)]
-
-
-def _paths(trees: LayerTrees) -> Iterator[tuple[str, str, bool]]:
-    found: dict[str, tuple[str, bool]] = {}
+def list_paths(trees: LayerTrees) -> list[dict[str, Any]]:
+    """Every name that op_swap and select_recompute can have, with what it is: plain data."""
+    found: dict[str, dict[str, Any]] = {}
     for tree in Coverage(trees).kinds:
         for path, node in tree.walk():
-            found.setdefault(r"\.".join(path), (node.type_name, node.is_primitive))
-    for name, (type_name, is_primitive) in found.items():
-        yield name, f"operator {type_name}" if is_primitive else f"cell {type_name}", is_primitive
+            name = r"\.".join(path)
+            kind = f"{'operator' if node.is_primitive else 'cell'} {node.type_name}"
+            found.setdefault(name, {"name": name, "is": kind, "is_operator": node.is_primitive})
+    return list(found.values())
+
+
+def list_paths_2x(model: Model) -> list[dict[str, Any]]:
+    """The same of a model in PyNative mode."""
+    layer = model.layers[0]
+    return [
+        {"name": path.replace(".", "\\."), "is": "cell" if path in layer.cells else "operator"} for path in layer.order
+    ]
+
+
+def format_paths(paths: Sequence[Mapping[str, Any]]) -> str:
+    """Such names in a column, what they are beside them."""
+    width = max(len(path["name"]) for path in paths)
+    return "\n".join(f"{path['name']:<{width}}  {path['is']}" for path in paths)

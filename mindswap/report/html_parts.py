@@ -6,7 +6,7 @@ from pathlib import Path
 
 from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
 
-__all__ = ["FILES", "colours", "read_part", "table"]
+__all__ = ["FILES", "card", "colours", "list_items", "read_part", "table"]
 
 FILES = Path(__file__).parents[1] / "data" / "report"
 
@@ -24,6 +24,19 @@ def colours() -> str:
     light = "".join(f"--{name}:{style.light};" for name, style in styles)
     dark = "".join(f"--{name}:{style.dark};" for name, style in styles)
     return f":root{{{light}}}\n@media (prefers-color-scheme: dark){{:root{{{dark}}}}}"
+
+
+def card(name: str, value: str, remark: str, judged: str = "") -> str:
+    """A figure with its name above and a remark below it, which is `judged` "good", "bad" or not at all."""
+    return (
+        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
+        f'<div class="{f"remark {judged}".strip()}">{escape(remark)}</div></div>'
+    )
+
+
+def list_items(texts: Iterable[str]) -> str:
+    """Texts as the items of a list."""
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]], text_columns: Sequence[int] = ()) -> str:

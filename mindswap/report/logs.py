@@ -2,11 +2,15 @@
 
 from typing import Any
 
-from mindswap.logs.compare import Finding, FindingLevel, LogReport, MemoryRow
-from mindswap.report.tables import format_indices, format_table
-from mindswap.units import format_bytes
+from mindswap.logs.compare import Finding, FindingLevel, LogReport
+from mindswap.logs.model import MemoryStatistics
+from mindswap.report.tables import format_indices, format_table, group_equal
+from mindswap.units import format_bytes, format_count
 
 __all__ = ["format_logs", "logs_to_json"]
+
+# Of the memory of a worker, as `MemoryStatistics` has them.
+FIGURES = ("device", "available", "used_peak", "actual_peak")
 
 
 def format_logs(report: LogReport) -> str:
@@ -14,9 +18,8 @@ def format_logs(report: LogReport) -> str:
     lines = [_format_memory(report), ""] if report.memory else []
     for finding in report.findings:
         lines += _format_finding(finding)
-    workers = f"{report.num_workers} worker{'s' * (report.num_workers != 1)}"
     verdict = "agree with the policy" if report.is_ok else "do NOT show that the policy was in effect"
-    return "\n".join([*lines, f"logs of {workers} {verdict}"])
+    return "\n".join([*lines, f"logs of {format_count(report.num_workers, 'worker')} {verdict}"])
 
 
 def logs_to_json(report: LogReport) -> dict[str, Any]:
@@ -26,24 +29,16 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
         "num_workers": report.num_workers,
         "predicted_peak_bytes": report.predicted_peak_bytes,
         "findings": [
-            {
-                "workers": list(finding.workers),
-                "level": finding.level.value,
-                "message": finding.message,
-                "fix": finding.fix,
-            }
+            {**vars(finding), "workers": list(finding.workers), "level": finding.level.value}
             for finding in report.findings
         ],
         "memory": [
             {
-                "worker": row.worker,
-                "device_bytes": row.statistics.device_bytes,
-                "available_bytes": row.statistics.available_bytes,
-                "used_peak_bytes": row.statistics.used_peak_bytes,
-                "actual_peak_bytes": row.statistics.actual_peak_bytes,
-                "difference_bytes": row.difference_bytes,
+                "worker": worker,
+                **{f"{name}_bytes": getattr(measured, f"{name}_bytes") for name in FIGURES},
+                "difference_bytes": report.difference_bytes(measured),
             }
-            for row in report.memory
+            for worker, measured in report.memory.items()
         ],
     }
 
@@ -57,29 +52,21 @@ def _format_finding(finding: Finding) -> list[str]:
 
 def _format_memory(report: LogReport) -> str:
     """Measured memory; the difference to the prediction only if there is one."""
-    groups: dict[tuple[str, ...], list[int]] = {}
-    for row in report.memory:
-        groups.setdefault(_cells(row, report.predicted_peak_bytes), []).append(row.worker)
+
+    def cells(measured: MemoryStatistics) -> tuple[str, ...]:
+        shown = [_size(getattr(measured, f"{name}_bytes")) for name in FIGURES]
+        if report.predicted_peak_bytes is not None:
+            difference = report.difference_bytes(measured)
+            sign = "-" if difference is not None and difference < 0 else "+"
+            shown.append(format_bytes(report.predicted_peak_bytes))
+            shown.append("-" if difference is None else sign + format_bytes(abs(difference)))
+        return tuple(shown)
+
     header = ["memory", "device", "for MindSpore", "used peak", "with fragments"]
     if report.predicted_peak_bytes is not None:
         header += ["simulated peak", "difference"]
-    rows = [(format_indices("worker", sorted(workers)), *cells) for cells, workers in groups.items()]
-    return format_table(header, rows)
-
-
-def _cells(row: MemoryRow, predicted: int | None) -> tuple[str, ...]:
-    statistics = row.statistics
-    cells = [
-        _size(statistics.device_bytes),
-        _size(statistics.available_bytes),
-        _size(statistics.used_peak_bytes),
-        _size(statistics.actual_peak_bytes),
-    ]
-    if predicted is not None:
-        difference = row.difference_bytes
-        sign = "-" if difference is not None and difference < 0 else "+"
-        cells += [_size(predicted), "-" if difference is None else sign + format_bytes(abs(difference))]
-    return tuple(cells)
+    groups = group_equal(report.memory.values(), cells, report.memory)
+    return format_table(header, [(format_indices("worker", workers), *cells(first)) for workers, first in groups])
 
 
 def _size(size_bytes: int | None) -> str:

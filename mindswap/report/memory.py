@@ -5,14 +5,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import CAPTURE_PREFIX, LayerMemory, OperatorMemory, OperatorNames
-from mindswap.graph.model import Graph, Node
-from mindswap.report.tables import format_layers, format_table
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, path_from_root
+from mindswap.graph.model import Graph
+from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 __all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
 
-COLUMNS = ("kept", "swapped", "recomputed", "op_swap alone frees")
+WHATS = ("kept", "swapped", "recomputed")
+COLUMNS = (*WHATS, "op_swap alone frees")
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,14 @@ class MemoryReport:
         return replace(self, layers=tuple(kept))
 
     @property
-    def kept_bytes(self) -> int:
-        """Bytes on the device from forward to backward, all shown layers."""
-        return sum(layer.kept_bytes for layer in self.layers)
+    def total(self) -> OperatorMemory:
+        """All shown layers together."""
+        return _sum("step", [operator for layer in self.layers for operator in layer.operators])
 
-    @property
-    def swapped_bytes(self) -> int:
-        """Bytes that cross the link, each way."""
-        return sum(layer.swapped_bytes for layer in self.layers)
-
-    @property
-    def recomputed_bytes(self) -> int:
-        """Bytes that recompute saves."""
-        return sum(layer.recomputed_bytes for layer in self.layers)
+    def describe_total(self) -> str:
+        """`1.2 GiB kept, 0 B swapped, 0 B recomputed`."""
+        sizes = [getattr(self.total, f"{what}_bytes") for what in WHATS]
+        return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, WHATS, strict=True))
 
 
 def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, int]) -> Iterator[str]:
@@ -63,12 +59,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
 
 
 def format_memory(report: MemoryReport, by: str = "operator") -> str:
-    """Tables, equal layers once.
-
-    Args:
-        report: what to show.
-        by: a row per "layer", per "operator" or per "cell".
-    """
+    """Tables, equal layers once; a row per "layer", per "operator" or per "cell"."""
     groups = group_layers(report.layers)
     unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
     rows: list[tuple[str, ...]] = []
@@ -79,42 +70,34 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
             largest_first = sorted(operators, key=lambda operator: -_weight(operator))
             rows += [(f"    {operator.path}", *_sizes(operator, unit)) for operator in largest_first]
     peak = report.peak
+    where = "" if peak.node.layer_index is None else f"layer {peak.node.layer_index}, "
     lines = [
         format_table(("one micro-batch, one rank", *COLUMNS), rows),
         "",
-        f"step: {format_bytes(report.kept_bytes)} kept, {format_bytes(report.swapped_bytes)} swapped, "
-        f"{format_bytes(report.recomputed_bytes)} recomputed",
+        f"step: {report.describe_total()}",
         f"peak of activations by lifetime: {format_bytes(peak.size_bytes)}, in "
-        f"{'forward' if peak.is_forward else 'backward'} at {_place(peak.node)}",
+        f"{'forward' if peak.is_forward else 'backward'} at {where}{path_from_root(peak.node)}",
         *(f"note: {note}" for note in report.notes),
     ]
     return "\n".join(lines)
 
 
-def _place(node: Node) -> str:
-    """An operator as `simulate` names it."""
-    path = f"{CAPTURE_PREFIX.sub('', node.cell_path)}.{node.op}".strip(".")
-    return path if node.layer_index is None else f"layer {node.layer_index}, {path}"
-
-
 def memory_to_json(report: MemoryReport) -> dict[str, Any]:
     """The same as plain data: every layer, sizes in bytes."""
+
+    def sums(found: LayerMemory | OperatorMemory) -> dict[str, int]:
+        return {f"{what}_bytes": getattr(found, f"{what}_bytes") for what in WHATS}
+
     return {
         "layers": [
             {
                 "layer": layer.layer_index,
-                "kept_bytes": layer.kept_bytes,
-                "swapped_bytes": layer.swapped_bytes,
-                "recomputed_bytes": layer.recomputed_bytes,
+                **sums(layer),
                 "operators": [vars(operator) for operator in layer.operators],
             }
             for layer in report.layers
         ],
-        "total": {
-            "kept_bytes": report.kept_bytes,
-            "swapped_bytes": report.swapped_bytes,
-            "recomputed_bytes": report.recomputed_bytes,
-        },
+        "total": sums(report.total),
         "peak": {
             "size_bytes": report.peak.size_bytes,
             "scope": report.peak.node.scope,
@@ -126,14 +109,9 @@ def memory_to_json(report: MemoryReport) -> dict[str, Any]:
 
 def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory]]:
     """Layers that hold the same under one name, what is outside the layers last."""
-    groups: dict[tuple[OperatorMemory, ...], list[LayerMemory]] = {}
-    for layer in layers:
-        if layer.layer_index is not None:
-            groups.setdefault(layer.operators, []).append(layer)
-    named = [
-        (format_layers([layer.layer_index for layer in group if layer.layer_index is not None]), group[0])
-        for group in groups.values()
-    ]
+    inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
+    groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
+    named = [(format_layers(indices), layer) for indices, layer in groups]
     return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
 
 

@@ -7,7 +7,7 @@ from mindswap.config.device_memory import PATH
 from mindswap.plan.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
-from mindswap.units import UNITS, format_bytes, format_time
+from mindswap.units import UNITS, format_bytes, format_count, format_time
 
 __all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
 
@@ -16,14 +16,7 @@ NUM_HOLDERS = 6
 
 
 def format_plan(plan: Plan, device_title: str, tokens_per_card: float, budget_source: str = "") -> str:
-    """The plan and what it is compared with.
-
-    Args:
-        plan: what was found.
-        device_title: for which device.
-        tokens_per_card: of a step.
-        budget_source: where the budget is from, if the user did not name it.
-    """
+    """The plan and what it is compared with; `budget_source`: "" where the user named the budget."""
     budget = format_bytes(plan.budget_bytes)
     lines = [f"plan for {budget} per card on {device_title}; all figures are simulated"]
     lines += [f"budget: {budget_source}", ""] if budget_source else [""]
@@ -66,8 +59,7 @@ def _coupling_lines(plan: Plan) -> list[str]:
 
 
 def _simulations(plan: Plan) -> str:
-    """How long was searched."""
-    number = f"{plan.num_evaluations} simulation{'s' if plan.num_evaluations != 1 else ''}"
+    number = format_count(plan.num_evaluations, "simulation")
     return f"{number}, then interrupted" if plan.is_interrupted else number
 
 
@@ -120,10 +112,13 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = N
 
 def format_sweep(plans: Sequence[Plan], device_title: str) -> str:
     """The curve as a table, least memory first."""
-    rows = [
-        (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown), _gap(plan), _how(plan))
-        for plan in plans
-    ]
+    rows = []
+    for plan in plans:
+        policy, gap = plan.policy, "" if plan.gap is None else _percent(plan.gap)
+        num_swaps = len(policy.op_swap) + len(policy.layer_swap)
+        entries = f"{num_swaps}, {len(policy.select_recompute) + bool(policy.layer_recompute)}"
+        figures = (format_bytes(plan.peak_bytes), format_time(plan.step_time_ns), _percent(plan.slowdown))
+        rows.append((*figures, gap, entries))
     head = ("peak memory", "step time", "vs. keep all", "above the bound", "swap entries, recompute entries")
     return f"simulated on {device_title}\n\n{format_table(head, rows)}"
 
@@ -168,16 +163,6 @@ def _policy_lines(plan: Plan) -> list[str]:
     if policy.layer_recompute:
         lines.append(f"recompute  whole layers  {_layers(policy.layer_recompute)}")
     return lines or ["nothing is swapped and nothing is recomputed: everything fits"]
-
-
-def _gap(plan: Plan) -> str:
-    return _percent(plan.gap) if plan.gap is not None else ""
-
-
-def _how(plan: Plan) -> str:
-    policy = plan.policy
-    again = len(policy.select_recompute) + bool(policy.layer_recompute)
-    return f"{len(policy.op_swap) + len(policy.layer_swap)}, {again}"
 
 
 def _row(one: Compared, keep_ns: int, tokens_per_card: float) -> tuple[str, ...]:

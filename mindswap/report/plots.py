@@ -1,6 +1,5 @@
 """Pictures. Needs matplotlib, which the extra `mindswap[plot]` brings."""
 
-from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,33 +42,24 @@ def plot_memory(report: MemoryReport, path: Path, title: str, by: str = "operato
     """
     figure_class = load_figure_class()
     groups = group_layers(report.layers)
-    bars = [_largest(rows_of(layer, by)) for _, layer in groups]
+    rows = [sorted(filter(_size, rows_of(layer, by)), key=_size) for _, layer in groups]
+    bars = [panel[-MAX_BARS:] for panel in rows]
     height = 1.6 + sum(0.24 * len(b) + 0.9 for b in bars)
     figure = figure_class(figsize=(11, height), layout="constrained")
     axes = figure.subplots(len(groups), 1, squeeze=False, height_ratios=[len(b) + 2 for b in bars])[:, 0]
-    for axis, (name, layer), operators in zip(axes, groups, bars, strict=True):
-        _draw_panel(axis, name, layer, operators, sum(map(bool, map(_size, rows_of(layer, by)))) - len(operators))
+    for axis, (name, layer), operators, panel in zip(axes, groups, bars, rows, strict=True):
+        _draw_panel(axis, name, layer, operators, len(panel) - len(operators))
     is_layer = [layer.layer_index is not None for _, layer in groups]
-    for wanted, label in (
-        (True, "MiB per layer, one micro-batch, one rank"),
-        (False, "MiB, one micro-batch, one rank"),
-    ):
+    for wanted, label in ((True, "MiB per layer"), (False, "MiB")):
         panels = [index for index, found in enumerate(is_layer) if found is wanted]
         longest = max((_size(row) / 2**20 for index in panels for row in bars[index]), default=0)
         for index in panels:
             axes[index].set_xlim(0, ROOM * longest or 1)
         for index in panels[-1:]:
-            axes[index].set_xlabel(label)
+            axes[index].set_xlabel(f"{label}, one micro-batch, one rank")
     axes[0].legend(loc="lower right", frameon=False)
-    figure.suptitle(
-        f"{title}: activations from forward to backward\n{format_bytes(report.kept_bytes)} kept, "
-        f"{format_bytes(report.swapped_bytes)} swapped, {format_bytes(report.recomputed_bytes)} recomputed in the step"
-    )
+    figure.suptitle(f"{title}: activations from forward to backward\n{report.describe_total()} in the step")
     save_figure(figure, path)
-
-
-def _largest(rows: Collection[OperatorMemory]) -> list[OperatorMemory]:
-    return sorted((row for row in rows if _size(row)), key=_size)[-MAX_BARS:]
 
 
 def _size(operator: OperatorMemory) -> int:

@@ -6,7 +6,7 @@ from enum import Enum
 from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
-from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.resolve import (
     Decision,
     Entry,
@@ -20,6 +20,7 @@ from mindswap.policy.resolve import (
 )
 from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
+from mindswap.units import format_count
 
 __all__ = ["Action", "LayerGroup", "Step", "format_policy", "format_steps", "group_layers"]
 
@@ -114,7 +115,7 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     """The policy as indented text, one block per group of equal layers."""
     if not policy.is_swap_enabled:
         return "policy: swap is off; MindFormers runs as it does without mindswap"
-    count = "unknown number of layers" if num_layers is None else f"{num_layers} layer{'' if num_layers == 1 else 's'}"
+    count = "unknown number of layers" if num_layers is None else format_count(num_layers, "layer")
     lines = [f"policy: swap is on, {count}" + (f"; operators of {trees.source}" if trees is not None else "")]
     groups = group_layers(policy, num_layers, trees)
     for group in groups:
@@ -126,7 +127,11 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
 
 def format_steps(steps: Iterable[Step]) -> list[str]:
     """One line per step, prefetch distances in a column, the reasons below it."""
-    rows = [(f"{step.action.value} {_name(step)}", _distance(step), step.reasons) for step in steps]
+    rows = []
+    for step in steps:
+        count = "" if step.num_operators in (None, 1) else f" ({step.num_operators} operators)"
+        distance = "" if step.num_prefetch_ops is None else f"prefetch {step.num_prefetch_ops}"
+        rows.append((f"{step.action.value} {escape(step.name) or 'the whole layer'}{count}", distance, step.reasons))
     width = max((len(what) for what, *_ in rows), default=0)
     lines: list[str] = []
     for what, distance, reasons in rows:
@@ -134,26 +139,8 @@ def format_steps(steps: Iterable[Step]) -> list[str]:
     return lines or ["nothing is offloaded or recomputed"]
 
 
-def _name(step: Step) -> str:
-    name = escape(step.name) or "the whole layer"
-    if step.num_operators is None or step.num_operators == 1:
-        return name
-    return f"{name} ({step.num_operators} operators)"
-
-
-def _distance(step: Step) -> str:
-    return "" if step.num_prefetch_ops is None else f"prefetch {step.num_prefetch_ops}"
-
-
 def _all_layers(policy: Policy) -> list[Layers]:
-    entries: tuple[LayerSwap | OpSwap | OpRecompute, ...] = (
-        *policy.layer_swap,
-        *policy.op_swap,
-        *policy.select_recompute,
-        *policy.select_comm_recompute,
-        *policy.select_recompute_exclude,
-        *policy.select_comm_recompute_exclude,
-    )
+    entries = (entry for name in ENTRY_FIELDS for entry in getattr(policy, name))
     return [policy.layer_recompute, policy.output_recompute, *(entry.layers for entry in entries)]
 
 

@@ -1,9 +1,11 @@
 """Problems as text: what is wrong, where, what is allowed, how to fix it."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.units import format_count
 
 __all__ = ["MAX_SHOWN", "escape", "format_counts", "format_problems", "problems_to_data"]
 
@@ -14,12 +16,7 @@ _BOLD, _RESET = "\033[1m", "\033[0m"
 
 
 def format_problems(problems: Iterable[Problem], colour: bool = False) -> str:
-    """The problems in file order, one block of lines each; of very many the first, then how many there are.
-
-    Args:
-        problems: what was found.
-        colour: write ANSI colours, for a terminal.
-    """
+    """The problems in file order, one block of lines each; of very many the first, then how many there are."""
     found = sort_problems(problems)
     blocks = [_format(problem, colour) for problem in _shown(found)]
     if len(blocks) < len(found):
@@ -43,9 +40,7 @@ def _shown(problems: tuple[Problem, ...]) -> tuple[Problem, ...]:
 
 def _to_data(problem: Problem) -> dict[str, Any]:
     return {
-        "file": problem.location.file,
-        "line": problem.location.line,
-        "column": problem.location.column,
+        **asdict(problem.location),
         "rule": problem.rule,
         "level": problem.level.value,
         "message": problem.message,
@@ -58,15 +53,11 @@ def format_counts(problems: Iterable[Problem], ignored: Iterable[Problem] = ()) 
     """How many there are of each level: `1 error, 2 warnings, 3 warnings ignored (overlap)`."""
     levels = [problem.level for problem in problems]
     counts = [(levels.count(level), level.value) for level in Level]
-    parts = [_count(count, name) for count, name in counts if count] or ["no problems"]
+    parts = [format_count(count, name) for count, name in counts if count] or ["no problems"]
     rules = [problem.rule for problem in ignored]
     if rules:
-        parts.append(f"{_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
+        parts.append(f"{format_count(len(rules), 'warning')} ignored ({', '.join(sorted(set(rules)))})")
     return ", ".join(parts)
-
-
-def _count(count: int, name: str) -> str:
-    return f"{count} {name}{'' if count == 1 else 's'}"
 
 
 def escape(text: str) -> str:

@@ -5,16 +5,26 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from mindswap.cost.figures import FIGURES, Kind
-from mindswap.prove.model import Proof, Variant, Verdict, typical_ns
-from mindswap.report.html_parts import colours, read_part, table
+from mindswap.prove.model import Proof, Verdict, peak_bytes, typical_ns
+from mindswap.report.device_figures import format_figure
+from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
-from mindswap.units import format_bandwidth, format_bytes, format_time
+from mindswap.units import format_bytes, format_count, format_time
 from mindswap.version import __version__
 
 __all__ = ["format_proof_html"]
 
 MARKS = {Verdict.PASS: "pass", Verdict.FAIL: "fail", Verdict.UNSEEN: "unseen"}
+CPU_HINT = (
+    "The runs were on a CPU: their times are shown and compared with nothing, and there is no device memory. "
+    "The simulated figures are of the device named above."
+)
+DEVICE_HINT = (
+    "Step time: the middle of the steps of the slowest worker, without the first and the profiled one. Peak "
+    "memory: without fragments, the highest of all workers. Copies: of the profiled step of rank 0. The "
+    "difference is that of the simulation to what was measured; calibrated: simulated with the figures of the "
+    "profile."
+)
 FIT_HEADER = ("figure", "in the device file", "from the profile", "fitted to, or why it stays")
 SENT = (
     ("report.json, report.html", "this report; the JSON has the schema mindswap.prove"),
@@ -27,7 +37,6 @@ SENT = (
 
 def format_proof_html(proof: Proof) -> str:
     """The page as text; whatever is from the user's files and logs is escaped."""
-    is_cpu = proof.target == "CPU"
     return Template(read_part("proof.html")).substitute(
         title=escape(Path(proof.config).name),
         target=escape(proof.target),
@@ -37,63 +46,41 @@ def format_proof_html(proof: Proof) -> str:
         lead=escape(_lead(proof)),
         cards="\n".join(_cards(proof)),
         checks=_check_table(proof),
-        figures_hint=escape(_figures_hint(is_cpu)),
+        figures_hint=escape(CPU_HINT if proof.target == "CPU" else DEVICE_HINT),
         charts=_charts(proof),
         figures=_figure_table(proof),
-        losses_hint=escape(
-            "Of the last worker, as it computed them, with every digit. The checks compare all workers."
-        ),
+        losses_hint="Of the last worker, as it computed them, with every digit. The checks compare all workers.",
         losses=_loss_table(proof),
         calibration=_calibration(proof),
         runs=_runs(proof),
-        send_back=_send_back(),
+        send_back="<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>"
+        + table(("file", "what it is"), [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT], (1,)),
     )
 
 
 def _lead(proof: Proof) -> str:
     runs = ", ".join(variant.name for variant in proof.variants)
-    workers = f"{proof.num_workers} worker{'s' * (proof.num_workers > 1)}"
+    workers = format_count(proof.num_workers, "worker")
     return (
         f"Runs {runs}: {proof.num_steps} steps each, {proof.num_layers} layers, {workers}, on {proof.target}. "
         f"Simulated device: {proof.device}."
     )
 
 
-def _figures_hint(is_cpu: bool) -> str:
-    if is_cpu:
-        return (
-            "The runs were on a CPU: their times are shown and compared with nothing, and there is no device memory. "
-            "The simulated figures are of the device named above."
-        )
-    return (
-        "Step time: the middle of the steps of the slowest worker, without the first and the profiled one. Peak "
-        "memory: without fragments, the highest of all workers. Copies: of the profiled step of rank 0. The "
-        "difference is that of the simulation to what was measured; calibrated: simulated with the figures of the "
-        "profile."
-    )
-
-
 def _cards(proof: Proof) -> Iterable[str]:
     counts = count_verdicts(proof)
     judged = "bad" if counts[Verdict.FAIL] or proof.is_interrupted else "good"
-    yield _card("checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), judged)
+    yield card("checks that hold", f"{counts[Verdict.PASS]} of {len(proof.checks)}", verdict_line(proof), judged)
     for variant in proof.variants:
-        step = typical_ns(variant.measured, proof.is_profiled) if variant.measured is not None else None
+        step = typical_ns(variant.measured, proof.is_profiled)
         value = format_time(step) if step is not None else "not timed"
         simulated = variant.simulated
         beside = variant.skipped
         if simulated is not None:
             where = " on the device" if proof.target == "CPU" else ""
             beside = f"{format_time(simulated.step_time_ns)} simulated{where}"
-        yield _card(f"{variant.name}: step on {proof.target}", value, f"{beside}; {variant.title}")
-    yield _card("the whole proof took", format_time(round(proof.wall_s * 1e9)), "")
-
-
-def _card(name: str, value: str, remark: str, judged: str = "") -> str:
-    return (
-        f'<div class="card"><div class="name">{escape(name)}</div><div class="value">{escape(value)}</div>'
-        f'<div class="remark {judged}">{escape(remark)}</div></div>'
-    )
+        yield card(f"{variant.name}: step on {proof.target}", value, f"{beside}; {variant.title}")
+    yield card("the whole proof took", format_time(round(proof.wall_s * 1e9)), "")
 
 
 def _check_table(proof: Proof) -> str:
@@ -117,61 +104,54 @@ def _figure_table(proof: Proof) -> str:
 
 def _charts(proof: Proof) -> str:
     """Step time and peak memory as bars, measured above simulated; on a CPU only what is simulated."""
-    is_cpu = proof.target == "CPU"
-    peaks = [(variant, None if is_cpu else _peak(variant)) for variant in proof.variants]
-    steps = [
-        (variant, None if is_cpu or v is None else typical_ns(v, proof.is_profiled))
-        for variant, v in ((variant, variant.measured) for variant in proof.variants)
-    ]
-    time_rows = [(v, m, v.simulated.step_time_ns if v.simulated else None) for v, m in steps]
-    memory_rows = [(v, m, v.simulated.peak_bytes if v.simulated else None) for v, m in peaks]
+    times, sizes = [], []
+    for variant in proof.variants:
+        measured, simulated = variant.measured if proof.target != "CPU" else None, variant.simulated
+        step_ns = typical_ns(measured, proof.is_profiled)
+        times.append((variant.name, step_ns, simulated.step_time_ns if simulated else None))
+        sizes.append((variant.name, peak_bytes(measured), simulated.peak_bytes if simulated else None))
     return (
         '<div class="charts">'
-        f"<div><h3>Step time</h3>{_bars(time_rows, format_time)}</div>"
-        f"<div><h3>Peak memory</h3>{_bars(memory_rows, format_bytes)}</div></div>"
+        f"<div><h3>Step time</h3>{_bars(times, format_time)}</div>"
+        f"<div><h3>Peak memory</h3>{_bars(sizes, format_bytes)}</div></div>"
     )
 
 
-def _peak(variant: Variant) -> int | None:
-    workers = variant.measured.workers if variant.measured is not None else ()
-    return max((worker.used_peak_bytes or 0 for worker in workers), default=0) or None
-
-
-def _bars(rows: Sequence[tuple[Variant, int | None, int | None]], form: Callable[[int], str]) -> str:
+def _bars(rows: Sequence[tuple[str, int | None, int | None]], form: Callable[[int], str]) -> str:
+    """For each run, what was measured above what was simulated; all bars in one scale."""
     largest = max((value or 0 for _, *values in rows for value in values), default=0)
     parts = []
-    for variant, measured, simulated in rows:
+    for run, measured, simulated in rows:
         bars = ""
-        for name, value, colour in (
-            ("measured", measured, "var(--accent)"),
-            ("simulated", simulated, "var(--static)"),
-        ):
+        for name, value, colour in (("measured", measured, "accent"), ("simulated", simulated, "static")):
             if value is not None:
                 width = f"{100 * value / max(1, largest):.1f}%"
                 bars += (
-                    f'<span class="what">{escape(variant.name)}, {name}</span>'
-                    f'<i style="width:{width};background:{colour}"></i><span>{escape(form(value))}</span>'
+                    f'<span class="what">{escape(run)}, {name}</span>'
+                    f'<i style="width:{width};background:var(--{colour})"></i><span>{escape(form(value))}</span>'
                 )
         parts.append(f'<div class="pair">{bars}</div>')
     return "".join(parts)
 
 
 def _loss_table(proof: Proof) -> str:
-    runs = [v for v in proof.variants if v.measured is not None and v.measured.workers and v.measured.workers[-1].steps]
-    if not runs:
+    losses = {
+        variant.name: {step.number: step.loss for step in variant.measured.workers[-1].steps}
+        for variant in proof.variants
+        if variant.measured is not None and variant.measured.workers and variant.measured.workers[-1].steps
+    }
+    if not losses:
         return "<p>No run reported a loss.</p>"
-    losses = {v.name: {step.number: step.loss for step in v.measured.workers[-1].steps} for v in runs if v.measured}
-    numbers = sorted({number for own in losses.values() for number in own})
     rows = []
-    for number in numbers:
-        first = losses[runs[0].name].get(number)
+    for number in sorted({number for own in losses.values() for number in own}):
+        first, *_ = (own.get(number) for own in losses.values())
         cells = [str(number)]
-        for variant in runs:
-            loss = losses[variant.name].get(number)
+        for own in losses.values():
+            loss = own.get(number)
             text = "-" if loss is None else escape(repr(loss))
             cells.append(text if loss == first else f'<b style="color:var(--bad)">{text}</b>')
         rows.append(cells)
-    return table(("step", *(variant.name for variant in runs)), rows)
+    return table(("step", *losses), rows)
 
 
 def _calibration(proof: Proof) -> str:
@@ -180,40 +160,24 @@ def _calibration(proof: Proof) -> str:
     if not proof.calibration:
         return text
     rows = [
-        (escape(fit.name), *(escape(_figure(fit.name, value)) for value in (fit.before, fit.after)), escape(fit.basis))
+        (
+            escape(fit.name),
+            format_figure(fit.name, fit.before),
+            "stays" if fit.after is None else format_figure(fit.name, fit.after),
+            escape(fit.basis),
+        )
         for fit in proof.calibration
     ]
-    notes = "".join(f"<li>{escape(note)}</li>" for note in proof.calibration_notes)
-    return f"{text}{table(FIT_HEADER, rows, text_columns=(3,))}<ul>{notes}</ul>"
-
-
-def _figure(name: str, value: int | None) -> str:
-    """A figure of a device file in its unit; shares in parts of 1."""
-    if value is None:
-        return "stays"
-    kind = FIGURES[name].kind if name in FIGURES else None
-    if kind is Kind.BANDWIDTH:
-        return format_bandwidth(value)
-    if kind is Kind.TIME:
-        return format_time(value)
-    return f"{value / 1000:.3f}" if kind is Kind.FRACTION else str(value)
+    return f"{text}{table(FIT_HEADER, rows, text_columns=(3,))}<ul>{list_items(proof.calibration_notes)}</ul>"
 
 
 def _runs(proof: Proof) -> str:
-    notes = "".join(f"<li>{escape(note)}</li>" for note in proof.notes)
-    changes = "".join(f"<li>{escape(change)}</li>" for change in proof.changes)
     machine = "".join(
         f"<tr><td>{escape(name)}</td><td class='text'><pre style='margin:0'>{escape(text)}</pre></td></tr>"
         for name, text in proof.environment.items()
     )
     return (
-        f"<ul>{notes}</ul><h3>Different from {escape(Path(proof.config).name)}</h3><ul>{changes}</ul>"
+        f"<ul>{list_items(proof.notes)}</ul>"
+        f"<h3>Different from {escape(Path(proof.config).name)}</h3><ul>{list_items(proof.changes)}</ul>"
         f"<h3>The machine</h3><div class='scroll'><table><tbody>{machine}</tbody></table></div>"
-    )
-
-
-def _send_back() -> str:
-    rows = [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT]
-    return "<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>" + table(
-        ("file", "what it is"), rows, text_columns=(1,)
     )

@@ -4,14 +4,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.prove.model import Proof, Simulated, Variant, Verdict, typical_ns
+from mindswap.prove.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["SCHEMA", "count_verdicts", "figure_rows", "format_proof", "proof_to_json", "verdict_line"]
+__all__ = ["FIGURE_HEADER", "count_verdicts", "figure_rows", "format_proof", "proof_to_json", "verdict_line"]
 
-SCHEMA, SCHEMA_VERSION = "mindswap.prove", 1
 FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibrated", "difference")
 NOTHING = "-"
 
@@ -36,12 +35,9 @@ def format_proof(proof: Proof) -> str:
 
 def _left_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of words, all to the left."""
-    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header) - 1)]
-
-    def line(cells: Sequence[str]) -> str:
-        return "  ".join([*(cell.ljust(width) for cell, width in zip(cells, widths, strict=False)), cells[-1]]).rstrip()
-
-    return "\n".join([line(header), *map(line, rows)])
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+    lines = (zip(row, widths, strict=True) for row in (header, *rows))
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in line).rstrip() for line in lines)
 
 
 def count_verdicts(proof: Proof) -> dict[Verdict, int]:
@@ -58,63 +54,35 @@ def verdict_line(proof: Proof) -> str:
 
 
 def figure_rows(proof: Proof) -> list[tuple[str, ...]]:
-    """Measured beside simulated: step time, peak memory and copies of every run."""
+    """Measured beside simulated: step time, peak memory and copies of every run; the cells of `FIGURE_HEADER`."""
     rows = []
-    is_device = proof.target != "CPU"
     for variant in proof.variants:
-        peak, step, copies = _measured_figures(proof, variant)
-        simulated, calibrated = variant.simulated, variant.calibrated
-
-        def row(
-            name: str,
-            measured: int | None,
-            value: Callable[[Simulated], int],
-            form: Callable[[int], str],
-            variant: Variant = variant,
-            simulated: Simulated | None = simulated,
-            calibrated: Simulated | None = calibrated,
-        ) -> tuple[str, ...]:
-            cells = [_form(measured, form)]
-            for one in (simulated, calibrated):
-                figure = value(one) if one is not None else None
-                cells += [_form(figure, form), _difference(measured if is_device else None, figure)]
-            return (variant.name, name, *cells)
-
-        rows.append(row("step time", step, lambda s: s.step_time_ns, format_time))
-        rows.append(row("peak memory", peak, lambda s: s.peak_bytes, format_bytes))
-        if simulated is not None and simulated.copy_ns:
-            rows.append(row("copies", copies[0], lambda s: s.copy_ns, format_time))
-            rows.append(row("copies, exposed", copies[1], lambda s: s.exposed_copy_ns, format_time))
-            rows.append(row("copied", copies[2], _copied, format_bytes))
+        copies = variant.measured.overlap if variant.measured is not None else None
+        # Name, what was measured, where the simulation has it, how it is written.
+        figures: list[tuple[str, int | None, str, Callable[[int], str]]] = [
+            ("step time", typical_ns(variant.measured, proof.is_profiled), "step_time_ns", format_time),
+            ("peak memory", peak_bytes(variant.measured), "peak_bytes", format_bytes),
+        ]
+        if variant.simulated is not None and variant.simulated.copy_ns:
+            figures += [
+                ("copies", copies.copy_ns if copies else None, "copy_ns", format_time),
+                ("copies, exposed", copies.exposed_ns if copies else None, "exposed_copy_ns", format_time),
+                ("copied", copies.size_bytes if copies else None, "copied_bytes", format_bytes),
+            ]
+        for name, measured, attribute, form in figures:
+            cells = [NOTHING if measured is None else form(measured)]
+            for simulated in (variant.simulated, variant.calibrated):
+                figure: int | None = getattr(simulated, attribute, None)
+                difference = NOTHING
+                if measured and figure is not None and proof.target != "CPU":
+                    difference = f"{(figure - measured) * 100 / measured:+.1f} %"
+                cells += [NOTHING if figure is None else form(figure), difference]
+            rows.append((variant.name, name, *cells))
     return rows
-
-
-def _copied(simulated: Simulated) -> int:
-    return simulated.copied_bytes
-
-
-def _measured_figures(proof: Proof, variant: Variant) -> tuple[int | None, int | None, Sequence[int | None]]:
-    """Peak memory, step time; copies, exposed copies, copied bytes."""
-    measured = variant.measured
-    if measured is None:
-        return None, None, (None, None, None)
-    peak = max((worker.used_peak_bytes or 0 for worker in measured.workers), default=0) or None
-    overlap = measured.overlap
-    copies = (overlap.copy_ns, overlap.exposed_ns, overlap.size_bytes) if overlap is not None else (None, None, None)
-    return peak, typical_ns(measured, proof.is_profiled), copies
-
-
-def _form(value: int | None, form: Callable[[int], str]) -> str:
-    return NOTHING if value is None else form(value)
-
-
-def _difference(measured: int | None, figure: int | None) -> str:
-    """How far the figure is above what was measured."""
-    return NOTHING if not measured or figure is None else f"{(figure - measured) * 100 / measured:+.1f} %"
 
 
 def proof_to_json(proof: Proof) -> dict[str, Any]:
     """Everything as plain data; sizes in bytes, times in ns."""
     data = asdict(proof)
     data["checks"] = [{**check, "verdict": check["verdict"].value} for check in data["checks"]]
-    return {"schema": SCHEMA, "version": SCHEMA_VERSION, "mindswap": __version__, "ok": proof.is_ok, **data}
+    return {"mindswap": __version__, **data}

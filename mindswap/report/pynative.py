@@ -4,11 +4,12 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.document.problem import Problem
-from mindswap.mindformers_2x.effect import Drop, Effect, LayerEffect
+from mindswap.mindformers_2x.effect import Effect, LayerEffect
 from mindswap.mindformers_2x.form import Form
 from mindswap.mindformers_2x.log_lines import log_lines
 from mindswap.policy.words import format_indices
 from mindswap.report.problems import escape
+from mindswap.report.tables import format_layers, group_equal
 
 __all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
 
@@ -22,12 +23,7 @@ _NAMES = {
 
 
 def format_effect(effect: Effect, has_errors: bool = False) -> str:
-    """The whole explanation.
-
-    Args:
-        effect: what upstream makes of the configuration.
-        has_errors: upstream refuses it, so it would log nothing.
-    """
+    """The whole explanation; with errors upstream refuses the file, and so logs nothing."""
     blocks = [_header(effect), format_layers_2x(effect)]
     dropped = _dropped(effect)
     if dropped:
@@ -57,37 +53,30 @@ def _header(effect: Effect) -> str:
 
 def format_layers_2x(effect: Effect) -> str:
     """What happens in each layer; equal layers print once."""
-    groups: dict[LayerEffect, list[int]] = {}
-    for index, layer in enumerate(effect.layers):
-        groups.setdefault(replace(layer, fetch_layer=None), []).append(index)
     lines: list[str] = []
-    for layer, indices in groups.items():
+    num_layers = len(effect.layers)
+    for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
-        lines.append(f"[layer{'s' * (len(indices) > 1)} {format_indices(indices)}]{repeat}")
+        lines.append(f"[{format_layers(indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]
     return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
 
 
 def _layer_lines(layer: LayerEffect) -> list[str]:
-    lines = []
-    if layer.is_recomputed:
-        lines.append("recompute  the whole layer")
+    lines = ["recompute  the whole layer"] if layer.is_recomputed else []
     lines += [f"recompute  {escape(path)}" for path in layer.recomputed]
     lines += [f"recompute  {escape(path)} (communication)" for path in layer.comm_recomputed]
     lines += [f"not recomputed  {escape(path)}" for path in layer.excluded]
-    inputs = (layer.is_recomputed, layer.recomputed)
-    if layer.is_swapped:
-        lines.append(f"swap       {_what_is_moved('the whole layer', layer.is_recomputed)}")
-    lines += [f"swap       {_what_is_moved(escape(path), path in inputs[1])}" for path in layer.swapped]
+    moved = [("the whole layer", layer.is_recomputed)] if layer.is_swapped else []
+    moved += [(escape(path), path in layer.recomputed) for path in layer.swapped]
+    for what, is_recomputed in moved:
+        saved = "its input only, since it is recomputed" if is_recomputed else "what it saves for backward"
+        lines.append(f"swap       {what}: {saved}")
     lines += [
         f"dropped    {_NAMES[drop.option]} '{escape(drop.path)}': {escape(drop.reason)}"
         for drop in dict.fromkeys(layer.drops)
     ]
     return lines or ["keep       every activation"]
-
-
-def _what_is_moved(what: str, is_recomputed: bool) -> str:
-    return f"{what}: its input only, since it is recomputed" if is_recomputed else f"{what}: what it saves for backward"
 
 
 def _dropped(effect: Effect) -> list[str]:
@@ -143,9 +132,8 @@ def _layer_to_json(index: int, layer: LayerEffect) -> dict[str, Any]:
         "is_swapped": layer.is_swapped,
         "swap": list(layer.swapped),
         "fetch_at_backward_of": layer.fetch_layer,
-        "dropped": [_drop_to_json(drop) for drop in dict.fromkeys(layer.drops)],
+        "dropped": [
+            {"option": _NAMES[drop.option], "path": drop.path, "reason": drop.reason}
+            for drop in dict.fromkeys(layer.drops)
+        ],
     }
-
-
-def _drop_to_json(drop: Drop) -> dict[str, Any]:
-    return {"option": _NAMES[drop.option], "path": drop.path, "reason": drop.reason}

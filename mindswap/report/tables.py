@@ -1,6 +1,6 @@
 """Plain-text tables, equal layers in one row."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from mindswap.policy import words
@@ -21,21 +21,18 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * width for width in widths), *map(line, rows)])
 
 
-def group_equal(
-    items: Sequence[T], key: Callable[[T], object], layer_indices: Sequence[int] | None = None
-) -> list[tuple[str, T]]:
-    """Layers with equal keys as one, in order of their first: `layers 0-2, 5`.
+def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:
+    """Items with equal keys as one, in order of their first: the indices of all of them, and the first.
 
     Args:
-        items: one entry per layer, in order of layer index.
+        items: one for each index.
         key: what must be equal; hashable.
-        layer_indices: layer of each item; default 0, 1, 2, ...
+        indices: of layers, workers, ..., rising.
     """
-    groups: dict[object, list[int]] = {}
-    for position, item in enumerate(items):
-        groups.setdefault(key(item), []).append(position)
-    layers = layer_indices or range(len(items))
-    return [(format_layers([layers[i] for i in positions]), items[positions[0]]) for positions in groups.values()]
+    groups: dict[object, tuple[list[int], T]] = {}
+    for index, item in zip(indices, items, strict=True):
+        groups.setdefault(key(item), ([], item))[0].append(index)
+    return list(groups.values())
 
 
 def format_layers(indices: Sequence[int]) -> str:

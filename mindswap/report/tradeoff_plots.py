@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-__all__ = ["TradeOff", "plot_compare", "plot_pareto"]
+__all__ = ["TradeOff", "plot_tradeoffs"]
 
 GIB, SECOND = 2**30, 10**9
 WIDE = 2  # step times that differ by more are drawn on a logarithmic scale
@@ -39,54 +39,32 @@ class TradeOff:
     peak_bytes: int
 
 
-def plot_compare(
-    points: Sequence[TradeOff], path: Path, *, title: str, caption: str, budget_bytes: int | None = None
-) -> None:
-    """Step time against peak memory of several configurations, each with its name.
-
-    Args:
-        points: at least one.
-        path: file to write; its ending says the format.
-        title: what the picture is about.
-        caption: the device and its figures.
-        budget_bytes: device memory that may be used.
-
-    Raises:
-        DataError: if matplotlib is missing or the file cannot be written.
-    """
-    figure, axis = _start(title, caption)
-    _draw(figure, axis, points, [], budget_bytes)
-    save_figure(figure, path, dpi=120)
-
-
-def plot_pareto(
-    curve: Sequence[TradeOff],
-    baselines: Sequence[TradeOff],
+def plot_tradeoffs(
+    points: Sequence[TradeOff],
     path: Path,
     *,
     title: str,
     caption: str,
     budget_bytes: int | None = None,
+    curve: Sequence[TradeOff] = (),
     bound: Sequence[TradeOff] = (),
 ) -> None:
-    """The least step time for every memory, with other configurations as points.
+    """Step time against peak memory of several configurations, each with its name, and the plans for every memory.
 
     Args:
+        points: configurations; at least one, or a curve.
+        path: file to write; its ending says the format.
+        title: what the picture is about.
+        caption: the device and its figures.
+        budget_bytes: device memory that may be used.
         curve: plans, in any order; their names are not shown.
-        baselines: to compare with, each with its name.
-        path, title, caption, budget_bytes: as in `plot_compare`.
         bound: step times that no policy can beat, each for a memory, least memory first; no policy can do with less
             memory than the first has.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
-    figure, axis = _start(title, caption)
-    _draw(figure, axis, baselines, sorted(curve, key=lambda point: point.peak_bytes), budget_bytes, bound)
-    save_figure(figure, path, dpi=120)
-
-
-def _start(title: str, caption: str) -> "tuple[Figure, Axes]":
+    curve = sorted(curve, key=lambda point: point.peak_bytes)
     figure = load_figure_class()(figsize=(9.6, 6.2))
     axis = figure.add_axes((0.085, 0.165, 0.885, 0.735))
     figure.text(0.012, 0.95, f"{title}: simulated", fontsize=13, weight="bold")
@@ -97,17 +75,6 @@ def _start(title: str, caption: str) -> "tuple[Figure, Axes]":
     axis.spines[["top", "right"]].set_visible(False)
     axis.grid(alpha=0.25, linewidth=0.6)
     axis.set_axisbelow(True)
-    return figure, axis
-
-
-def _draw(
-    figure: "Figure",
-    axis: "Axes",
-    points: Sequence[TradeOff],
-    curve: Sequence[TradeOff],
-    budget_bytes: int | None,
-    bound: Sequence[TradeOff] = (),
-) -> None:
     everything = [*points, *curve]
     longest_ns, shortest_ns = (choose(p.step_time_ns for p in everything) for choose in (max, min))
     unit_ns, unit = (SECOND, "s") if longest_ns >= 2 * SECOND else (SECOND // 1000, "ms")
@@ -132,6 +99,7 @@ def _draw(
                       xycoords=("data", "axes fraction"), textcoords="offset points", ha="center", fontsize=8.5,
                       color=OVER)  # fmt: skip
     _write_names(figure, axis, points, curve, unit_ns, budget_bytes)
+    save_figure(figure, path, dpi=120)
 
 
 def _set_log_scale(axis: "Axes") -> None:
@@ -157,15 +125,13 @@ def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_b
     """Room around the points for their names."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
-    low, high = min(x), max(x)
-    room = 0.14 * (high - low) or 0.1 * high or 1.0
-    axis.set_xlim(max(0.0, low - room), high + room)
-    low, high = min(y), max(y)
-    if axis.get_yscale() == "log":
-        axis.set_ylim(low / (high / low) ** 0.14, high * (high / low) ** 0.14)
-    else:
+    for values, set_limits in ((x, axis.set_xlim), (y, axis.set_ylim)):
+        low, high = min(values), max(values)
         room = 0.14 * (high - low) or 0.1 * high or 1.0
-        axis.set_ylim(max(0.0, low - room), high + room)
+        set_limits(max(0.0, low - room), high + room)
+    if axis.get_yscale() == "log":
+        low, high = min(y), max(y)
+        axis.set_ylim(low / (high / low) ** 0.14, high * (high / low) ** 0.14)
 
 
 def _colour(point: TradeOff, points: Sequence[TradeOff], budget_bytes: int | None) -> str:

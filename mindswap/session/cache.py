@@ -1,17 +1,25 @@
 """Results that take a compile, kept on disk under everything that decides them."""
 
 from collections.abc import Callable, Iterable
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar
 
+from mindswap.adapters.installed import installed_version
 from mindswap.document.nodes import Document, to_data
 from mindswap.graph.cache import cache_folder, cached, make_key
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.sample import LayerSample
+from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 
-__all__ = ["cached_result"]
+__all__ = ["GRAPH_CLASSES", "POLICY_SECTIONS", "asks_for_stand_ins", "cached_result"]
 
 T = TypeVar("T")
+# What a compiled network is made of.
+GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
+POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 # Rooms that read, write or show what was found, and the planner: none of them decides a captured step or a verdict.
 WITHOUT_A_SAY = ("adaptive", "commands", "convert", "datasets", "doctor", "launch", "logs", "megatron", "plan", "prove")
 
@@ -45,6 +53,12 @@ def cached_result(
     return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
 
 
+def asks_for_stand_ins(document: Document) -> bool:
+    """Whether the network is one that MindSpore's CPU backend can train."""
+    stand_ins = document.get("mindswap", "cpu_stand_ins")
+    return stand_ins is not None and stand_ins.value is True
+
+
 def _has_own_code(data: Any) -> bool:
     """Whether the network comes from code of the user's, which may change without the YAML."""
     if isinstance(data, dict):
@@ -54,12 +68,7 @@ def _has_own_code(data: Any) -> bool:
 
 def _versions() -> dict[str, str]:
     """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
-    found = {}
-    for name in ("mindspore", "mindformers"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "none"
+    found = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
     texts = [[str(path), (package / path).read_text("utf-8")] for path in files if path.parts[0] not in WITHOUT_A_SAY]

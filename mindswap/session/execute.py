@@ -26,8 +26,8 @@ from mindswap.execute.small_copy import small_copy
 from mindswap.execute.timetable import StepTimetable, make_timetable
 from mindswap.graph.load_code import Instruction, StepCode
 from mindswap.policy.model import Policy
-from mindswap.session.cache import cached_result
-from mindswap.session.step import POLICY_SECTIONS, load_step
+from mindswap.session.cache import POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.session.step import load_step
 from mindswap.simulate.instant import simulate_instant
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _reference(path: str, document: Document, alignment_bytes: int, use_cache: b
             values, timetable = make_values(plain), make_timetable(plain.graph, result_names(plain.code))
             with eager():
                 run = run_step(plain.graph, plain.code, timetable, values, CpuKernels(), alignment_bytes)
-            witness = _ask_mindspore(path, plain, values, run) if _runs_on_cpu(document) else None
+            witness = _ask_mindspore(path, plain, values, run) if asks_for_stand_ins(document) else None
         return make_reference([parameter for parameter, _ in plain.code.weights.values()], run, witness)
 
     return cached_result(
@@ -114,7 +114,7 @@ def _reference(path: str, document: Document, alignment_bytes: int, use_cache: b
         without=POLICY_SECTIONS,
         ask="reference",
         alignment_bytes=alignment_bytes,
-        runs_on_cpu=_runs_on_cpu(document),
+        runs_on_cpu=asks_for_stand_ins(document),
     )
 
 
@@ -138,12 +138,6 @@ def result_names(code: StepCode) -> tuple[str, ...]:
         if isinstance(entry, Instruction) and entry.name == code.backward.output and entry.op == "MakeTuple":
             return entry.inputs
     return (code.backward.output,)
-
-
-def _runs_on_cpu(document: Document) -> bool:
-    """Whether the configuration says that MindSpore's CPU backend can train it."""
-    stand_ins = document.get("mindswap", "cpu_stand_ins")
-    return stand_ins is not None and stand_ins.value is True
 
 
 def _ask_mindspore(path: str, plain: "Runnable", values: Mapping[str, np.ndarray], reference: Executed) -> Witness:

@@ -4,8 +4,6 @@ import os
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.adapters.installed import require_mindformers
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
@@ -19,7 +17,7 @@ from mindswap.policy.resolve import resolve_layer
 from mindswap.report.memory import MemoryReport, one_way_notes
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
-from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
 __all__ = ["Inspection", "inspect_config", "inspect_memory"]
@@ -69,7 +67,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         document,
         policy,
         REPORT_CLASSES,
-        lambda: inspect_config(config_path, policy, placement),
+        lambda: inspect_config(config_path, policy, placement, use_cache),
         use_cache,
         ask="inspect",
         rank=rank,
@@ -94,28 +92,27 @@ def _inspect_trace(path: str) -> Inspection:
     return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), notes))
 
 
-def inspect_config(config_path: str, policy: Policy, placement: RankPlacement | None = None) -> MemoryReport:
+def inspect_config(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> MemoryReport:
     """Compile with and without the policy, and measure what is kept.
 
     Args:
         config_path: MindFormers YAML.
         policy: what it asks for.
         placement: measure as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without the policy again and keeps nothing.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
     """
-    require_mindformers()
-    with quiet():
-        from mindswap.adapters.mindformers import PATH_TAG, capture
+    plain_policy = Policy(is_swap_enabled=True)
+    compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    from mindswap.adapters.mindformers import PATH_TAG
 
-        compiled = capture(config_path, policy, placement=placement)
-        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, True, placement)
-    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
-    indices = placement.layers if placement is not None else range(len(compiled.sample.layer_map))
-    layer_map = dict(zip(indices, compiled.sample.layer_map, strict=True))
+    layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
     notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))
     if placement is not None:
         layers = tuple(

@@ -87,7 +87,7 @@ class StepPlan:
     def run(self) -> Run:
         """The step under the plan."""
         simulated = evaluate(self.problem, self.policy).step
-        return Run(self.step.model, self.step.device, self.policy, simulated, f"{self.step.title}, planned")
+        return Run(self.step.model, self.policy, simulated, f"{self.step.title}, planned")
 
     def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
         """Write the configuration with the plan, comments and all else as they were; it is read back before.

@@ -5,10 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.config.step import read_step_settings
-from mindswap.cost.calibration_file import load_measured
-from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.cost.settings import read_cost_settings
-from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document, show
 from mindswap.document.parse import parse_document
 from mindswap.document.problem import Problem
@@ -16,14 +12,15 @@ from mindswap.document.sections import rewrite_section
 from mindswap.errors import PlanError, PolicyError
 from mindswap.mindformers_2x.check import PynativeCheck, check_pynative
 from mindswap.mindformers_2x.form import Form, find_form, form_problem
-from mindswap.mindformers_2x.layers import to_specs
 from mindswap.mindformers_2x.read import find_mtp_layers, find_num_layers_2x
 from mindswap.plan.result import Plan
 from mindswap.plan.write import plan_comment
 from mindswap.policy.model import Policy
+from mindswap.policy.words import index_runs
 from mindswap.report.problems import format_problems
+from mindswap.session.device import find_costs
 from mindswap.session.recorded import capture_of, read_trace
-from mindswap.session.step import Step, within_configuration
+from mindswap.session.step import Step
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.simulate.step_model import StepModel
 
@@ -60,19 +57,14 @@ def load_step_2x(document: Document, trace: str | None, device: str | None, over
         raise PolicyError(checked.problems)
     recorded, source = read_trace(trace)
     refuse_mismatched(document, source, recorded.trace.num_layers, trace)
-    own, other = read_cost_settings(document), read_cost_settings(source)
-    if own.problems or other.problems:
-        raise PolicyError([*own.problems, *other.problems])
-    chosen = device or own.device or other.device or DEFAULT_DEVICE
-    figures = within_configuration(load_device(chosen, {**other.overrides, **own.overrides, **overrides}), document)
-    costs = CostTable(figures, load_measured(chosen))
+    costs = find_costs([document, source], device, overrides)
     model = LayerSwapModel.of(StepModel(capture_of(recorded), costs, read_step_settings(source)))
     name, other_name = _architecture(document), _architecture(source)
     if name and other_name and name != other_name:
         model.doubts = (*model.doubts, f"the trace is of {other_name}, this file of {name}: equal sizes, another model")
     if checked.effect.settings.is_comm_enabled:
         model.doubts = (*model.doubts, "recompute_comm stays as it is: a trace of one rank has no communication")
-    return Step(document, Policy(), model, figures, None, Path(document.file))
+    return Step(document, Policy(), model, None, Path(document.file))
 
 
 def _trace_problem(document: Document) -> Problem:
@@ -147,10 +139,12 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
     """
     swap: dict[str, Any] = {"enable": False}
     for entry in policy.layer_swap:
-        layers = to_specs(entry.layers.resolve(num_layers))
+        layers = index_runs(entry.layers.resolve(num_layers))
         swap = {"enable": True, "default_prefetch": entry.prefetch, "layer_swap": [{"layers": layers}]}
     again = policy.layer_recompute.resolve(num_layers)
-    recompute: dict[str, Any] = {"mode": "full", "full_recompute_layer": to_specs(again)} if again else {"mode": "None"}
+    recompute: dict[str, Any] = {"mode": "None"}
+    if again:
+        recompute = {"mode": "full", "full_recompute_layer": index_runs(again)}
     return {"swap": swap, "recompute": recompute}
 
 

@@ -32,10 +32,11 @@ def record_step(config: str) -> RecordedStep:
         raise PolicyError(checked.problems)
     require_mindformers()
     legacy = document.get("use_legacy")
+    config_path = str(Path(config).resolve())  # quiet() changes the working directory
     with quiet():
         from mindswap.adapters.pynative.trace_config import record_config
 
-        found = record_config(str(Path(config).resolve()), legacy is None or legacy.value is not False)
+        found = record_config(config_path, legacy is None or legacy.value is not False)
     text = Path(config).read_text("utf-8")
     if document.get("base_config") is not None:
         text = "\n".join(block_lines(to_data(document.root), 0, 2)) + "\n"

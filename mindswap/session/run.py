@@ -5,16 +5,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.cost.hardware import Device
+from mindswap.files import write_new
 from mindswap.policy.model import Policy
 from mindswap.report.device_figures import device_figures
-from mindswap.report.outside import describe_outside
-from mindswap.report.simulation.html import write_html
+from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
-from mindswap.simulate.memory import profile_memory
+from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.step_model import SimulatedStep, StepModel
-from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary import find_causes, measure_stages
+from mindswap.simulate.summary_layers import measure_layers
 from mindswap.simulate.summary_model import SimulationReport
+from mindswap.units import format_bytes, format_count
 
 __all__ = ["Run", "outside_line"]
 
@@ -25,17 +27,20 @@ class Run:
 
     Attributes:
         model: the step under any policy.
-        device: on what.
         policy: in layer indices.
         simulated: what came out.
         title: name of what was simulated.
     """
 
     model: StepModel
-    device: Device
     policy: Policy
     simulated: SimulatedStep
     title: str
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
 
     @property
     def step_time_ns(self) -> int:
@@ -61,20 +66,23 @@ class Run:
     def report(self) -> SimulationReport:
         """Who waits for whom, what each layer costs, what fills the memory at its peak."""
         model, settings, device, timeline = self.model, self.model.settings, self.device, self.simulated.timeline
-        return build_report(
-            timeline,
-            [profile_memory(timeline, stage) for stage in range(timeline.program.num_stages)],
-            self.simulated.static,
+        stages = measure_stages(timeline, self.simulated.static)
+        host_bytes = [stage.host_bytes for stage in stages]
+        return SimulationReport(
             title=self.title,
             device_title=device.title,
             figures=device_figures(device, settings.compute_dtype),
+            timeline=timeline,
+            stages=stages,
+            layers=measure_layers(timeline),
+            causes=find_causes(timeline),
+            terms=self.simulated.terms,
             num_tokens=settings.num_tokens,
+            num_cards=settings.num_cards,
             model_flops=model.model_flops(),
             peak_flops=device.peak_flops[settings.compute_dtype],
-            num_cards=settings.num_cards,
-            num_cards_per_node=device.num_cards_per_node,
             budget_bytes=device.usable_memory_bytes,
-            terms=self.simulated.terms,
+            host_bytes_per_node=host_bytes_per_node(host_bytes, settings.num_cards, device.num_cards_per_node),
             notes=model.captured.notes,
             outside_bytes=model.outside_bytes,
             outside=outside_line(model, device),
@@ -86,7 +94,7 @@ class Run:
         Raises:
             DataError: it cannot be written.
         """
-        write_html(self.report(), Path(path))
+        write_new(path, format_html(self.report()), overwrite=True)
 
     def save_trace(self, path: str | os.PathLike[str]) -> None:
         """A Chrome trace (.json, .json.gz) for Perfetto.
@@ -111,6 +119,13 @@ class Run:
 
 
 def outside_line(model: StepModel, device: Device) -> str:
-    """Device memory beside what MindSpore may use, in words; "" for none."""
+    """Device memory beside what MindSpore may use, which no policy moves and no budget counts; "" for none."""
+    if not model.outside_bytes:
+        return ""
     left_bytes = device.memory_bytes - device.usable_memory_bytes
-    return describe_outside(model.outside_bytes, model.communicators, left_bytes)
+    communicators = f"{format_count(len(model.communicators), 'communicator')} ({', '.join(model.communicators)})"
+    left = f"of {format_bytes(left_bytes)} that are left"
+    if model.outside_bytes > left_bytes:
+        left = f"but only {format_bytes(left_bytes)} are left: lower max_device_memory or HCCL_BUFFSIZE"
+    size = format_bytes(model.outside_bytes)
+    return f"outside the pool  {size} of HCCL buffers, 2 for each of {communicators}, {left}"

@@ -4,55 +4,38 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindswap.adapters.installed import require_mindformers
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
-from mindswap.config.device_memory import read_device_memory
 from mindswap.config.pipeline import SCHEDULER_PATH
-from mindswap.config.rank import place_rank
-from mindswap.config.sequences import find_ring_faults, find_sequence_faults
+from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.step import DEFAULT_OPTIMIZER, StepSettings, read_step_settings
-from mindswap.cost.calibration_file import load_measured
-from mindswap.cost.device_file import DEFAULT_DEVICE, load_device
-from mindswap.cost.hardware import SET_BY_USER, Device
-from mindswap.cost.settings import read_cost_settings
-from mindswap.cost.table import CostTable
+from mindswap.cost.device_file import DEFAULT_DEVICE
+from mindswap.cost.hardware import Device
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
-from mindswap.errors import GraphError, PolicyError, SimulationError
-from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.errors import PolicyError, SimulationError
+from mindswap.graph.model import Graph
 from mindswap.graph.ops import Unit, classify
-from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.sample import LayerSample
 from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-from mindswap.session.cache import cached_result
+from mindswap.session.capture import capture_config, read_skew
 from mindswap.session.compilable import require_compilable
+from mindswap.session.device import find_costs
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 from mindswap.session.run import Run
-from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.layout import require_schedule
 from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["POLICY_SECTIONS", "Step", "capture_step", "load_step", "policy_of", "within_configuration"]
+__all__ = ["Step", "capture_step", "load_step", "policy_of"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
-
-# What a captured step is made of, for the cache.
-STEP_CLASSES = (CapturedStep, LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
-# Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
-BALANCED, MAX_SKEW = 1000, 1_000_000
-# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
-POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +46,6 @@ class Step:
         document: the configuration; empty for a network without one.
         policy: what it asks for, in layer indices.
         model: the step under any policy.
-        device: on what.
         known_layers: trees in which operator names of the configuration must be; None if there is no table of them.
         path: the file of the configuration; None for a network without one.
     """
@@ -71,9 +53,13 @@ class Step:
     document: Document
     policy: Policy
     model: StepModel
-    device: Device
     known_layers: tuple[CellNode, ...] | None
     path: Path | None = None
+
+    @property
+    def device(self) -> Device:
+        """On what."""
+        return self.model.costs.device
 
     @property
     def title(self) -> str:
@@ -104,7 +90,7 @@ class Step:
         except SimulationError as error:
             section = self.document.get("recompute_config", "select_recompute") if policy is None else None
             raise SimulationError(f"{section.location}: {error}" if section is not None else str(error)) from None
-        return Run(self.model, self.device, chosen, simulated, title or self.title)
+        return Run(self.model, chosen, simulated, title or self.title)
 
     def plan(self, memory: str | int | None = None, **options: Any) -> "StepPlan":
         """The swap and recompute settings that train fastest within a memory budget.
@@ -153,62 +139,24 @@ def load_step(
         require_compilable(document)
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
-    asked = read_cost_settings(document)
-    if asked.problems:
-        raise PolicyError(asked.problems)
-    device = device or asked.device or DEFAULT_DEVICE
-    overrides = {**asked.overrides, **(overrides or {}), **({"memory": memory} if memory is not None else {})}
-    figures = within_configuration(load_device(device, overrides), document)
-    costs = CostTable(figures, load_measured(device))
-    settings = read_step_settings(document)
-    settings = _with_schedule(document, settings)
+    overrides = {**(overrides or {}), **({"memory": memory} if memory is not None else {})}
+    costs = find_costs([document], device, overrides)
+    settings = _with_schedule(document, read_step_settings(document))
     if recorded is not None:
         captured = capture_of(recorded)
     else:
-        captured = _capture(config, document, checked.num_layers, rank, use_cache, read_skew(expert_skew))
+        skew = read_skew(expert_skew)
+        captured = capture_config(config, document, settings, checked.num_layers, rank, skew, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
-    return Step(document, policy, StepModel(captured, costs, settings), figures, known_layers, Path(config))
-
-
-def read_skew(text: str | None) -> int:
-    """How uneven tokens go to the ranks of experts, in thousandths.
-
-    Args:
-        text: such as `"1.5"`; None is balanced.
-
-    Raises:
-        GraphError: if it is no number from 1 on.
-    """
-    if text is None:
-        return BALANCED
-    try:
-        skew = round(float(text) * BALANCED)
-    except (ValueError, OverflowError):
-        skew = 0
-    if not BALANCED <= skew <= MAX_SKEW:
-        raise GraphError(
-            f"--expert-skew: {text} is not how many times as many tokens the busiest rank receives\n"
-            f"    allowed: a number from 1 (balanced) to {MAX_SKEW // BALANCED}"
-        )
-    return skew
-
-
-def within_configuration(device: Device, document: Document) -> Device:
-    """The device with no more memory than the configuration lets MindSpore take, unless a budget is named."""
-    limit = read_device_memory(document)
-    is_named = device.sources["usable_memory"] == SET_BY_USER
-    if limit is None or is_named or limit.size_bytes >= device.usable_memory_bytes:
-        return device
-    sources = {**device.sources, "usable_memory": limit.source}
-    return replace(device, usable_memory_bytes=limit.size_bytes, sources=sources)
+    return Step(document, policy, StepModel(captured, costs, settings), known_layers, Path(config))
 
 
 def _with_schedule(document: Document, settings: StepSettings) -> StepSettings:
     """The settings with the schedule that the environment makes of it; what is not simulated is refused at once."""
-    fault = next(chain(find_sequence_faults(document), find_ring_faults(document)), None)
+    fault = next(find_sequence_faults(document), None)
     if fault is not None:
         raise SimulationError(
-            f"{fault.node.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
+            f"{fault.location}: {fault.message}\n    allowed: {fault.allowed}\n    fix:     {fault.fix}"
         )
     node = document.get(*SCHEDULER_PATH)
     path = ".".join(SCHEDULER_PATH)
@@ -262,9 +210,8 @@ def capture_step(
         optimizer=optimizer,
         compute_dtype=find_compute_dtype(captured.graph),
     )
-    figures = load_device(device, {"memory": memory} if memory is not None else {})
-    model = StepModel(captured, CostTable(figures, load_measured(device)), settings)
-    return Step(document, Policy(is_swap_enabled=True), model, figures, None)
+    costs = find_costs([document], device, {"memory": memory} if memory is not None else {})
+    return Step(document, Policy(is_swap_enabled=True), StepModel(captured, costs, settings), None)
 
 
 def find_compute_dtype(graph: Graph) -> str:
@@ -288,35 +235,3 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     if checked.policy.is_swap_enabled:
         return checked.policy
     return expand_stage_recompute(document, num_layers).policy
-
-
-def _capture(
-    config: str, document: Document, num_layers: int, rank: int | None, use_cache: bool, skew_permille: int
-) -> CapturedStep:
-    path = str(Path(config).resolve())
-    settings = read_step_settings(document)
-    placement = None
-    if rank is not None or settings.num_parts > 1:
-        placement = place_rank(document, rank or 0, num_layers, skew_permille)
-    if settings.num_parts == 1:
-        placement = None  # every rank of a stage is like one that has the whole model
-
-    def make() -> CapturedStep:
-        require_mindformers()
-        with quiet():
-            from mindswap.adapters.step import capture_step
-
-            return capture_step(path, num_layers, placement)
-
-    stand_ins = document.get("mindswap", "cpu_stand_ins")
-    return cached_result(
-        document,
-        Policy(),
-        STEP_CLASSES,
-        make,
-        use_cache,
-        without=POLICY_SECTIONS,
-        ask="step",
-        **({"expert_skew": skew_permille} if skew_permille != BALANCED else {}),
-        stand_ins=stand_ins is not None and stand_ins.value is True,
-    )

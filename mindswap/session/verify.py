@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mindswap.adapters.installed import require_mindformers
-from mindswap.adapters.quiet import quiet
 from mindswap.check.check import CheckResult, check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.nodes import Document
@@ -33,7 +31,7 @@ from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
-from mindswap.session.gathered import with_gathered_weights
+from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.trees import read_real_trees
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import expand_stage_recompute
@@ -66,6 +64,11 @@ class Verification:
     def __str__(self) -> str:
         return self.text
 
+    def and_also(self, name: str, is_ok: bool, text: str, data: Any) -> "Verification":
+        """With the answer to another question, under its name."""
+        is_ok = self.is_as_asked and is_ok
+        return Verification(is_ok, f"{self.text}\n\n{text}", {**self.data, "ok": is_ok, name: data}, self.log_lines)
+
 
 def verify(
     path: str | os.PathLike[str],
@@ -94,40 +97,19 @@ def verify(
     if checked.policy is None:
         raise PolicyError(checked.problems)
     workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
-    found = _verify_graph(config, document, checked, rank, use_cache)
+    policy = checked.policy if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:
-        found = _with_execution(config, document, checked, found, use_cache)
+        from mindswap.session.execute import execute_config  # brings the simulator along
+
+        result = execute_config(config, document, policy, use_cache)
+        found = found.and_also("execution", result.is_ok, format_execution(result), execution_to_json(result))
     if workers is None:
         return found
     has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
     predicted = _predict_peak(config, use_cache) if has_peaks else None
     report = compare_logs(found.log_lines, workers, predicted_peak_bytes=predicted)
-    is_ok = found.is_as_asked and report.is_ok
-    return Verification(
-        is_ok,
-        f"{found.text}\n\n{format_logs(report)}",
-        {**found.data, "ok": is_ok, "logs": logs_to_json(report)},
-        found.log_lines,
-    )
-
-
-def _with_execution(
-    config: str, document: Document, checked: CheckResult, found: Verification, use_cache: bool
-) -> Verification:
-    """The answer, and what running the compiled step shows."""
-    from mindswap.session.execute import execute_config  # brings the simulator along
-
-    policy = checked.policy or Policy()
-    if not checked.is_swap_enabled:
-        policy = _stage_policy(document, checked.num_layers)
-    result = execute_config(config, document, policy, use_cache)
-    is_ok = found.is_as_asked and result.is_ok
-    return Verification(
-        is_ok,
-        f"{found.text}\n\n{format_execution(result)}",
-        {**found.data, "ok": is_ok, "execution": execution_to_json(result)},
-        found.log_lines,
-    )
+    return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
 
 
 def _predict_peak(config: str, use_cache: bool) -> int | None:
@@ -142,22 +124,20 @@ def _predict_peak(config: str, use_cache: bool) -> int | None:
 
 
 def _verify_graph(
-    config: str, document: Document, checked: CheckResult, rank: int | None, use_cache: bool
+    config: str, document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
 ) -> Verification:
     """What the compiled graph says, or that there is nothing to ask it."""
-    policy, config_path = checked.policy or Policy(), str(Path(config).resolve())
-    if not checked.is_swap_enabled:
-        policy = _stage_policy(document, checked.num_layers)
-        if policy == Policy():
-            return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    if not checked.is_swap_enabled and policy == Policy():
+        return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    config_path = str(Path(config).resolve())
     require_compilable(document, takes_trace=False)
     placement = None
     if rank is not None:
         placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
     if checked.is_swap_enabled:
-        make = partial(_answer_swap, config_path, policy, placement, checked.num_layers)
+        make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
     else:
-        make = partial(_answer_recompute, config_path, policy, placement)
+        make = partial(_answer_recompute, config_path, policy, placement, use_cache)
     return cached_result(
         document,
         policy,
@@ -183,9 +163,9 @@ def _stage_policy(document: Document, num_layers: int | None) -> Policy:
 
 
 def _answer_swap(
-    config_path: str, policy: Policy, placement: RankPlacement | None, num_layers: int | None
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
 ) -> Verification:
-    effects, swapped = verify_policy(config_path, policy, placement)
+    effects, swapped = verify_policy(config_path, policy, placement, use_cache)
     asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
     # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
@@ -200,8 +180,10 @@ def _answer_swap(
     return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))
 
 
-def _answer_recompute(config_path: str, policy: Policy, placement: RankPlacement | None) -> Verification:
-    effects, compiled = verify_recompute(config_path, policy, placement)
+def _answer_recompute(
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool
+) -> Verification:
+    effects, compiled = verify_recompute(config_path, policy, placement, use_cache)
     is_ok = all(effect.is_as_asked for effect in effects)
     notes = _notes(compiled, placement)
     text = format_recompute_effect(effects, is_ok, notes)
@@ -224,7 +206,7 @@ def _expected_lines(
 
 
 def verify_policy(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
@@ -232,29 +214,22 @@ def verify_policy(
         One effect per layer of the model (of the rank's stage, with `placement`), and the compiled
         network under the policy.
     """
-    require_mindformers()
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-    with quiet():
-        from mindswap.adapters.mindformers import capture
-
-        swapped = capture(config_path, policy, placement=placement)
-        baseline = capture(config_path, without_swap, swapped.sample, placement=placement)
-    swapped, baseline = (with_gathered_weights(each, config_path) for each in (swapped, baseline))
+    swapped, baseline = compile_pair(config_path, policy, without_swap, placement, use_cache)
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
     compiled = compare_effect(decided, baseline.graph, swapped.graph)
-    indices = placement.layers if placement is not None else range(len(swapped.sample.layer_map))
     effects = tuple(
         dataclasses.replace(compiled[position], layer_index=index)
-        for index, position in zip(indices, swapped.sample.layer_map, strict=True)
+        for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
     )
     return effects, swapped
 
 
 def verify_recompute(
-    config_path: str, policy: Policy, placement: RankPlacement | None = None
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
@@ -262,20 +237,14 @@ def verify_recompute(
         config_path: MindFormers YAML with swap off.
         policy: from `policy.stage_recompute`.
         placement: as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without recompute again and keeps nothing.
 
     Returns:
         One effect per layer of the model, and the compiled network.
     """
-    require_mindformers()
-    with quiet():
-        from mindswap.adapters.mindformers import capture
-
-        compiled = capture(config_path, Policy(), placement=placement)
-        plain = capture(config_path, Policy(is_swap_enabled=True), compiled.sample, placement=placement)
-    compiled, plain = (with_gathered_weights(each, config_path) for each in (compiled, plain))
-    positions = compiled.sample.layer_map
-    indices = placement.layers if placement is not None else range(len(positions))
-    built = dict(zip(indices, positions, strict=True))
+    compiled, plain = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    indices = layer_indices(compiled, placement)
+    built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.
     of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
     acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))

@@ -2,9 +2,10 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from mindswap.graph.names import Label
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 
 __all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
 
@@ -41,9 +42,9 @@ class BlockOp:
         label: operator path below the layer; for gradients that of the operator they are the gradient of.
         kind: forward, backward, recompute or collective.
         duration_ns: on the device.
-        wait_op: position in the same pass of an operator on the other stream that must have ended; None for none.
+        wait_op: position in the same pass of an operator on the other stream that must have ended; `NO_OP` for none.
         op: name of the primitive.
-        wait_once: position in `Block.once` of an operator that must have ended; None for none.
+        wait_once: position in `Block.once` of an operator that must have ended; `NO_OP` for none.
         is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
         piece_ns: durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then.
     """
@@ -51,32 +52,31 @@ class BlockOp:
     label: Label
     kind: OpKind
     duration_ns: int
-    wait_op: int | None = None
+    wait_op: int = NO_OP
     op: str = ""
-    wait_once: int | None = None
+    wait_once: int = NO_OP
     is_weight: bool = False
     piece_ns: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True)
-class Uses:
-    """Positions at which a block reads a tensor; None where it does not.
+class Uses(NamedTuple):
+    """Positions at which a block reads a tensor; `NO_OP` where it does not.
 
     Attributes:
         last_forward, first_backward, last_backward: in forward and backward.
-        last_once: in `Block.once`.
         first_input, last_input: in backward by operators that are not `BlockOp.is_weight`.
         first_weight, last_weight: by those that are.
+        last_once: in `Block.once`.
     """
 
-    last_forward: int | None = None
-    first_backward: int | None = None
-    last_backward: int | None = None
-    last_once: int | None = None
-    first_input: int | None = None
-    last_input: int | None = None
-    first_weight: int | None = None
-    last_weight: int | None = None
+    last_forward: int = NO_OP
+    first_backward: int = NO_OP
+    last_backward: int = NO_OP
+    first_input: int = NO_OP
+    last_input: int = NO_OP
+    first_weight: int = NO_OP
+    last_weight: int = NO_OP
+    last_once: int = NO_OP
 
 
 @dataclass(frozen=True)

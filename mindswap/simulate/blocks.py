@@ -12,14 +12,14 @@ from dataclasses import dataclass
 from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Names
-from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.work import Work, measure_work
+from mindswap.graph.work import Work
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Read, Role, Source, Uses
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.program import ONE_WAY
 from mindswap.simulate.reading import Place, StepReader, StepTensor
+from mindswap.units import ceil_div
 
 __all__ = ["StepBlocks", "cut_blocks"]
 
@@ -63,11 +63,8 @@ def cut_blocks(
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    works = measure_work(graph)
-    if is_fused:
-        works = fuse_work(graph, works)
     step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
-    step.read(works)
+    step.read()
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]
     return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
@@ -141,7 +138,7 @@ class _BlockMaker:
 
     def _memory_of(self, size_bytes: int) -> int:
         """The piece of memory that a tensor gets."""
-        return -(-size_bytes // self.alignment_bytes) * self.alignment_bytes
+        return ceil_div(size_bytes, self.alignment_bytes) * self.alignment_bytes
 
     def _gradient(self, tensor: StepTensor) -> Iterable[BlockTensor]:
         """What a gradient of a weight is until its sum or its ReduceScatter has taken it, and what stays."""
@@ -151,8 +148,11 @@ class _BlockMaker:
         behind = [at for at in range(made_at + 1, len(ops)) if not ops[at].kind.is_communication]
         taken_at = behind[0] if behind else made_at
         taken_in_half = next((at for at in behind if ops[at].is_weight == is_weight), made_at)
-        half = (None, None, taken_in_half, taken_in_half) if is_weight else (taken_in_half, taken_in_half, None, None)
-        taken = Uses(None, None, taken_at, None, *half)
+        taken = Uses(last_backward=taken_at)
+        if is_weight:
+            taken = taken._replace(first_weight=taken_in_half, last_weight=taken_in_half)
+        else:
+            taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
         rule, is_cut = self.rule, self.rule.is_cut(tensor.type)
         passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
         kept_bytes = rule.kept_bytes(size_bytes, is_cut)

@@ -9,14 +9,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from mindswap.graph.names import Label
 from mindswap.simulate.block import Block
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
 from mindswap.simulate.schedules import Pass, Work
-from mindswap.simulate.stage_layout import StageLayout
-from mindswap.simulate.stage_pass import PassMaker, StagePass, cut_backward, shift
-from mindswap.simulate.stage_tensors import TensorTable
+from mindswap.simulate.stage_pass import ModelSections, StagePass, cut_backward, shift
+from mindswap.simulate.stage_tensors import TensorTable, once_columns
 from mindswap.simulate.turns import TENSOR_COLUMNS, Turns
 
 __all__ = ["StageLayout", "TransferCosts", "build_program"]
@@ -57,6 +56,18 @@ class _Chunk:
     turns: dict[tuple[bool, bool], Turns] = field(default_factory=dict)
     once_begin: int = 0  # of its first forward
 
+    def turns_of(self, entry: Pass, is_cut: bool) -> Turns:
+        """The turns that a micro-batch belongs to; made when the first of them comes."""
+        forward = self.later_forward if entry.micro_batch or entry.sequence else self.first_forward
+        key = (forward is self.first_forward, is_cut)
+        if key not in self.turns:
+            if is_cut:
+                *halves, places = cut_backward(self.backward)
+                self.turns[key] = Turns(forward, self.backward, (halves[0], halves[1]), places)
+            else:
+                self.turns[key] = Turns(forward, self.backward)
+        return self.turns[key]
+
 
 class _Builder:
     """Lays out stage after stage: first the operators of all turns, then the tensors between them.
@@ -65,12 +76,9 @@ class _Builder:
     """
 
     def __init__(self, blocks: Sequence[Block], costs: TransferCosts, layout: StageLayout):
-        self.blocks = blocks
         self.costs = costs
         self.layout = layout
-        self.labels: dict[Label, int] = {}
-        self.label_maps: dict[int, np.ndarray] = {}
-        self.maker = PassMaker(blocks, self.label_maps, self._label, self._send_ns)
+        self.model = ModelSections(blocks, self._send_ns)
         self.stages = {s: i for i, chunks in enumerate(layout.chunks) for own in chunks for s in own}
         self.position = 0
         self.last_compute = 0  # of the stage that is laid out
@@ -103,7 +111,7 @@ class _Builder:
             ops,
             join(copies),
             join(intervals),
-            tuple(self.labels),
+            tuple(self.model.labels),
             self.costs.contended_permille,
             self.layout.num_sequences,
         )
@@ -116,75 +124,59 @@ class _Builder:
         cut = {_key(entry) for entry in passes if entry.work is Work.WEIGHT_GRADIENT}
         for entry in passes:
             self._run(chunks[entry.chunk], entry, _key(entry) in cut)
-        tables = []
+        tables, others = [], []
         for chunk in chunks:
-            tables += [turns.laid_down(turns.own, self.last_compute) for turns in chunk.turns.values()]
-            once = [section for section in chunk.sections if self.blocks[section].once]
-            tables += [self._shared(once, chunk)] if once else []
-        for chunk in chunks:
-            tables += [turns.laid_down(turns.others, self.last_compute) for turns in chunk.turns.values()]
+            for turns in chunk.turns.values():
+                made = TensorTable(self.model, chunk.sections, turns)
+                tables.append(turns.laid_down(made.own(), self.last_compute))
+                others.append(turns.laid_down(made.others(), self.last_compute))
+            once = {section: chunk.once_begin + at for section, at in chunk.first_forward.once.items()}
+            if once:
+                tables.append(once_columns(self.model, once, list(chunk.turns.values())))
+        tables += others
         closing_bytes = self.layout.closing_bytes[stage] if self.layout.closing_bytes else 0
         if closing_bytes:
             # The optimizer has no operator here: the last one of backward stands for its begin.
             last, no_use = self.last_compute, (NO_OP, NO_OP, NO_OP)
-            label = self._label("gradients for the optimizer")
+            label = self.model.label("gradients for the optimizer")
             row = (closing_bytes, False, last, *no_use, MemoryKind.GRADIENT, label, NO_OP, NO_OP, 0, 0, False)
             tables.append({name: np.array([value]) for name, value in zip(TENSOR_COLUMNS, row, strict=True)})
         return {name: np.concatenate([table[name] for table in tables]) for name in TENSOR_COLUMNS}
 
-    # -- operators --------------------------------------------------------------------------------
-
     def _chunk(self, sections: tuple[int, ...], has_later: bool) -> _Chunk:
-        for section in sections:
-            block = self.blocks[section]
-            if id(block) not in self.label_maps:
-                names = block.arrays.labels
-                self.label_maps[id(block)] = np.array([self._label(name) for name in names], np.int32)
-        backward = self.maker.make(sections, False, {})
-        first = self.maker.make(sections, True, None)
-        later = self.maker.make(sections, True, first.once) if first.once and has_later else first
-        return _Chunk(sections, first, later, backward)
-
-    def _turns(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> Turns:
-        """The turns that a micro-batch belongs to; made when the first of them comes."""
-        forward = chunk.later_forward if entry.micro_batch or entry.sequence else chunk.first_forward
-        key = (forward is chunk.first_forward, is_cut)
-        if key not in chunk.turns:
-            *halves, places = cut_backward(chunk.backward) if is_cut else (None,)
-            turns = Turns(forward, chunk.backward, (halves[0], halves[1]) if halves else None, places)
-            table = TensorTable(self.blocks, chunk.sections, turns, self.label_maps, self._label, self.maker.layer_of)
-            turns.own.update(table.own())
-            turns.others.update(table.others())
-            chunk.turns[key] = turns
-        return chunk.turns[key]
+        first = self.model.make_pass(sections, True, None)
+        later = self.model.make_pass(sections, True, first.once) if first.once and has_later else first
+        return _Chunk(sections, first, later, self.model.make_pass(sections, False, {}))
 
     def _run(self, chunk: _Chunk, entry: Pass, is_cut: bool) -> None:
-        turns = self._turns(chunk, entry, is_cut)
+        """Lays down the operators of a pass."""
+        turns = chunk.turns_of(entry, is_cut)
         turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
         begins = turns.begins.setdefault(turn, [])
         which = {Work.FORWARD: 0, Work.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
         assert len(begins) == which, f"{entry} comes too early"
         part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
+        columns = part.columns
         if which == 0 and not turn:
             chunk.once_begin = self.position
         begins.append(self.position)
-        wait_op = shift(part.columns["wait_op"], self.position)
-        if len(part.wait_half):
-            wait_op = np.where(wait_op == NO_OP, shift(part.wait_half, begins[1]), wait_op)
-        if len(part.wait_once):
-            wait_op = np.where(wait_op == NO_OP, shift(part.wait_once, chunk.once_begin), wait_op)
+        wait_op = shift(columns["wait_op"], self.position)
+        if "wait_half" in columns:
+            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_half"], begins[1]), wait_op)
+        if "wait_once" in columns:
+            wait_op = np.where(wait_op == NO_OP, shift(columns["wait_once"], chunk.once_begin), wait_op)
         if part.is_first_held_back:
             wait_op[0] = max(int(wait_op[0]), self.position - 1)
         self.ops["wait_op"].append(wait_op)
         for name in ("kind", "label", "layer"):
-            self.ops[name].append(part.columns[name])
-        pieces = part.columns.get("piece_ns")
-        self.ops["duration_ns"].append(part.columns["duration_ns"] if pieces is None else pieces[:, entry.sequence])
+            self.ops[name].append(columns[name])
+        pieces = columns.get("piece_ns")
+        self.ops["duration_ns"].append(columns["duration_ns"] if pieces is None else pieces[:, entry.sequence])
         self.ops["micro_batch"].append(np.full(part.num_ops, turn))
         hand = entry.micro_batch, entry.sequence, which == 0
         if part.receive is not None:
             self.receives[self.position] = (part.receive, *hand)
-        compute = np.flatnonzero(part.columns["kind"] < OpKind.COLLECTIVE)
+        compute = np.flatnonzero(columns["kind"] < OpKind.COLLECTIVE)
         if len(compute):
             self.last_compute = self.position + int(compute[-1])
         self.position += part.num_ops
@@ -194,48 +186,6 @@ class _Builder:
     def _send_ns(self, section: int, target: int, size_bytes: int) -> int:
         """Nothing moves where both sections are on one stage: the turn of a V."""
         return 0 if self.stages[section] == self.stages[target] else self.costs.send_ns(size_bytes)
-
-    def _label(self, name: Label) -> int:
-        return self.labels.setdefault(name, len(self.labels))
-
-    # -- tensors ----------------------------------------------------------------------------------
-
-    def _shared(self, sections: Sequence[int], chunk: _Chunk) -> dict[str, np.ndarray]:
-        """Tensors that are made once and read by all micro-batches, of sections that make some."""
-        shared = [self.blocks[section].arrays.shared for section in sections]
-        sizes = [len(tensors.size_bytes) for tensors in shared]
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(tensors, name) for tensors in shared])
-
-        def of_each(values: Sequence[int]) -> np.ndarray:
-            return np.repeat(values, sizes)
-
-        once = chunk.once_begin + of_each([chunk.first_forward.once[section] for section in sections])
-        turns = chunk.turns.values()
-        forward = [int(own.begins_of(0).max()) + of_each([own.forward.starts[at] for at in sections]) for own in turns]
-        uses = [
-            own.extreme_uses(
-                of_each([own.backward.starts[section] for section in sections]),
-                joined("first_backward"),
-                joined("last_backward"),
-            )
-            for own in turns
-        ]
-        first, last = zip(*uses, strict=True)
-        last_forward = shift(joined("last_forward"), np.maximum.reduce(forward), NO_OP)
-        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
-        names = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
-        return {
-            **{name: joined(name) for name in names},
-            "begin": joined("made_at") + once,
-            "last_forward": np.maximum(last_forward, shift(joined("last_once"), once, NO_OP)),
-            "first_backward": np.minimum.reduce(first),
-            "last_backward": np.maximum.reduce(last),
-            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, shared, strict=True)]),
-            "layer": of_each([self.maker.layer_of(section) for section in sections]),
-            "micro_batch": np.zeros(sum(sizes), np.int64),
-        }
 
 
 def _key(entry: Pass) -> tuple[int, int, int]:

@@ -24,6 +24,8 @@ def check_program(program: Program) -> None:
     _check_ops(program)
     _check_copies(program)
     _check_intervals(program)
+    for what, part in (("operator", program.ops), ("copy", program.copies), ("interval", program.intervals)):
+        _refuse(_is_outside(part.label, 0, len(program.labels)), what, "its label is not in labels")
 
 
 def _refuse(wrong: np.ndarray, what: str, why: str) -> None:
@@ -49,7 +51,6 @@ def _check_ops(program: Program) -> None:
     num_ops = len(ops)
     _refuse(ops.duration_ns < 0, "operator", "its duration is negative")
     _refuse((ops.kind < 0) | (ops.kind >= len(OpKind)), "operator", "its kind is no OpKind")
-    _refuse(_is_outside(ops.label, 0, len(program.labels)), "operator", "its label is not in labels")
     _refuse(_is_outside(ops.wait_op, NO_OP, num_ops), "operator", "wait_op is no operator")
     position = np.arange(num_ops)
     is_later = ops.wait_op >= position
@@ -72,7 +73,6 @@ def _check_copies(program: Program) -> None:
     _refuse(copies.release_op < copies.producer_op, "copy", "release_op comes before producer_op")
     _refuse(copies.first_user_op <= copies.producer_op, "copy", "first_user_op does not come after producer_op")
     _refuse(copies.prefetch_op >= copies.first_user_op, "copy", "prefetch_op does not come before first_user_op")
-    _refuse(_is_outside(copies.label, 0, len(program.labels)), "copy", "its label is not in labels")
 
 
 def _check_intervals(program: Program) -> None:
@@ -81,7 +81,6 @@ def _check_intervals(program: Program) -> None:
     begin, end = np.asarray(intervals.begin), np.asarray(intervals.end)
     _refuse(intervals.size_bytes < 0, "interval", "its size is negative")
     _refuse(_is_outside(intervals.kind, 0, len(MemoryKind)), "interval", "its kind is no MemoryKind")
-    _refuse(_is_outside(intervals.label, 0, len(program.labels)), "interval", "its label is not in labels")
     _refuse(_is_outside(begin, -num_copies, num_ops), "interval", "it begins at no operator and no copy")
     _refuse(_is_outside(end, -num_copies, num_ops), "interval", "it ends at no operator and no copy")
     _refuse((begin < 0) & (end < 0), "interval", "it begins when a copy comes in and ends when one goes out")

@@ -37,7 +37,7 @@ def simulate(program: Program, check: bool = True) -> Timeline:
     if check:
         check_program(program)
     state = initial_state(program)
-    _run(state.ops, state.copies, state.stages, state.streams, state.links, program.contended_permille)
+    _run(state, program.contended_permille)
     _raise_deadlock(program, state)
     num_copies = len(program.copies)
     start_ns, end_ns = np.empty((2, 2, num_copies), np.int64)
@@ -62,30 +62,24 @@ def simulate(program: Program, check: bool = True) -> Timeline:
 
 
 @compiled
-def _run(
-    ops: np.ndarray,
-    copies: np.ndarray,
-    stages: np.ndarray,
-    streams: np.ndarray,
-    links: np.ndarray,
-    contended_permille: int,
-) -> None:
+def _run(state: State, contended_permille: int) -> None:
     """Takes the stage in which something can happen first, until nothing can happen any more."""
+    stages = state.stages
     while True:
         stage = _first_to_wake(stages)
         now = stages[stage].wake_ns
         if now == NEVER:
             return
         stages[stage].wake_ns = NEVER
-        _let_copies_run(stages, links, stage, contended_permille, now)
+        _let_copies_run(state, stage, contended_permille, now)
         changed = True
         while changed:
-            changed = _start_ops(ops, copies, stages, streams, stage, COMPUTE, now)
-            changed |= _start_ops(ops, copies, stages, streams, stage, COMMUNICATION, now)
-            changed |= _start_ops(ops, copies, stages, streams, stage, RECEIVING, now)
-            changed |= _end_and_start_copies(ops, copies, links, stage, OUT, now)
-            changed |= _end_and_start_copies(ops, copies, links, stage, IN, now)
-        next_ns = _next_event_ns(ops, stages, streams, links, stage, contended_permille, now)
+            changed = _start_ops(state, stage, COMPUTE, now)
+            changed |= _start_ops(state, stage, COMMUNICATION, now)
+            changed |= _start_ops(state, stage, RECEIVING, now)
+            changed |= _end_and_start_copies(state, stage, OUT, now)
+            changed |= _end_and_start_copies(state, stage, IN, now)
+        next_ns = _next_event_ns(state, stage, contended_permille, now)
         stages[stage].wake_ns = min(stages[stage].wake_ns, next_ns)
 
 
@@ -100,21 +94,17 @@ def _first_to_wake(stages: np.ndarray) -> int:
 
 
 @compiled
-def _start_ops(
-    ops: np.ndarray, copies: np.ndarray, stages: np.ndarray, streams: np.ndarray, stage: int, kind: int, now: int
-) -> bool:
+def _start_ops(state: State, stage: int, kind: int, now: int) -> bool:
     """Starts what a stream can start at this moment; whether it did."""
-    stream = streams[stage, kind]
+    stages, stream = state.stages, state.streams[stage, kind]
     changed = False
-    while (
-        stream.next_op < stages[stage].end and stream.free_ns <= now and _has_inputs(ops, copies, stream.next_op, now)
-    ):
-        op = ops[stream.next_op]
+    while stream.next_op < stages[stage].end and stream.free_ns <= now and _has_inputs(state, stream.next_op, now):
+        op = state.ops[stream.next_op]
         op.start_ns = now
         op.end_ns = now + op.duration_ns
         if now > stream.free_ns:
             op.stall_ns = now - stream.free_ns
-            op.stall_cause, op.stall_copy = _waited_for(ops, copies, stream.next_op, now)
+            op.stall_cause, op.stall_copy = _waited_for(state, stream.next_op, now)
         if op.is_awaited:
             for other in range(len(stages)):
                 stages[other].wake_ns = min(stages[other].wake_ns, op.end_ns)
@@ -125,21 +115,21 @@ def _start_ops(
 
 
 @compiled
-def _has_inputs(ops: np.ndarray, copies: np.ndarray, position: int, now: int) -> bool:
+def _has_inputs(state: State, position: int, now: int) -> bool:
     """Whether everything that an operator waits for has ended."""
-    op = ops[position]
+    op, copies = state.ops[position], state.copies
     return (
-        (op.wait_op == NO_OP or ops[op.wait_op].end_ns <= now)
+        (op.wait_op == NO_OP or state.ops[op.wait_op].end_ns <= now)
         and (op.outs_needed == 0 or copies[OUT, op.outs_needed - 1].end_ns <= now)
         and (op.ins_needed == 0 or copies[IN, op.ins_needed - 1].end_ns <= now)
     )
 
 
 @compiled
-def _waited_for(ops: np.ndarray, copies: np.ndarray, position: int, now: int) -> tuple[int | np.int64, int]:
+def _waited_for(state: State, position: int, now: int) -> tuple[int | np.int64, int]:
     """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
-    op = ops[position]
-    if op.wait_op != NO_OP and ops[op.wait_op].end_ns == now:
+    op, copies = state.ops[position], state.copies
+    if op.wait_op != NO_OP and state.ops[op.wait_op].end_ns == now:
         return np.int64(op.wait_cause), NO_COPY
     if op.outs_needed > 0 and copies[OUT, op.outs_needed - 1].end_ns == now:
         return CAUSE_OUT, copies[OUT, op.outs_needed - 1].copy
@@ -147,12 +137,12 @@ def _waited_for(ops: np.ndarray, copies: np.ndarray, position: int, now: int) ->
 
 
 @compiled
-def _let_copies_run(stages: np.ndarray, links: np.ndarray, stage: int, contended_permille: int, now: int) -> None:
+def _let_copies_run(state: State, stage: int, contended_permille: int, now: int) -> None:
     """Runs the copies of the stage on from its last moment to this one."""
-    done = _rate(links, stage, contended_permille) * (now - stages[stage].clock_ns)
+    done = _rate(state.links, stage, contended_permille) * (now - state.stages[stage].clock_ns)
     for direction in (OUT, IN):
-        links[stage, direction].work_left -= done  # means nothing where no copy runs
-    stages[stage].clock_ns = now
+        state.links[stage, direction].work_left -= done  # means nothing where no copy runs
+    state.stages[stage].clock_ns = now
 
 
 @compiled
@@ -162,16 +152,15 @@ def _rate(links: np.ndarray, stage: int, contended_permille: int) -> int:
 
 
 @compiled
-def _end_and_start_copies(
-    ops: np.ndarray, copies: np.ndarray, links: np.ndarray, stage: int, direction: int, now: int
-) -> bool:
+def _end_and_start_copies(state: State, stage: int, direction: int, now: int) -> bool:
     """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
-    link = links[stage, direction]
+    link = state.links[stage, direction]
     changed = False
     while link.next_copy < link.end:
-        copy = copies[direction, link.next_copy]
+        copy = state.copies[direction, link.next_copy]
         if not link.is_copying:
-            if not _is_ready(ops, copies, copy, now):
+            has_left = copy.after_out == NO_COPY or state.copies[OUT, copy.after_out].end_ns <= now
+            if not has_left or (copy.after_op != NO_OP and state.ops[copy.after_op].end_ns > now):
                 break
             copy.start_ns = now
             link.work_left = WORK_PER_NS * copy.duration_ns
@@ -187,35 +176,20 @@ def _end_and_start_copies(
 
 
 @compiled
-def _is_ready(ops: np.ndarray, copies: np.ndarray, copy: np.record, now: int) -> bool:
-    """Whether a copy may start, its stream being free."""
-    has_left = copy.after_out == NO_COPY or copies[OUT, copy.after_out].end_ns <= now
-    return has_left and (copy.after_op == NO_OP or ops[copy.after_op].end_ns <= now)
-
-
-@compiled
-def _next_event_ns(
-    ops: np.ndarray,
-    stages: np.ndarray,
-    streams: np.ndarray,
-    links: np.ndarray,
-    stage: int,
-    contended_permille: int,
-    now: int,
-) -> int:
+def _next_event_ns(state: State, stage: int, contended_permille: int, now: int) -> int:
     """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
     event_ns = NEVER
     for kind in (COMPUTE, COMMUNICATION, RECEIVING):
-        stream = streams[stage, kind]
+        stream = state.streams[stage, kind]
         if stream.free_ns > now:
             event_ns = min(event_ns, stream.free_ns)
-        if stream.next_op < stages[stage].end:
-            wait = ops[stream.next_op].wait_op
-            if wait != NO_OP and ops[wait].end_ns > now:
-                event_ns = min(event_ns, ops[wait].end_ns)
-    rate = _rate(links, stage, contended_permille)
+        if stream.next_op < state.stages[stage].end:
+            wait = state.ops[stream.next_op].wait_op
+            if wait != NO_OP and state.ops[wait].end_ns > now:
+                event_ns = min(event_ns, state.ops[wait].end_ns)
+    rate = _rate(state.links, stage, contended_permille)
     for direction in (OUT, IN):
-        link = links[stage, direction]
+        link = state.links[stage, direction]
         if link.is_copying:
             event_ns = min(event_ns, now + (link.work_left + rate - 1) // rate)
     return event_ns

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
+from mindswap.units import ceil_div
 
 __all__ = ["GradientRule"]
 
@@ -63,4 +64,4 @@ class GradientRule:
         return self._own_bytes(size_bytes if self.is_summed else num_elements * FLOAT32_BYTES, is_cut)
 
     def _own_bytes(self, size_bytes: int, is_cut: bool) -> int:
-        return -(-size_bytes // self.sharding.num_ranks) if is_cut else size_bytes
+        return ceil_div(size_bytes, self.sharding.num_ranks) if is_cut else size_bytes

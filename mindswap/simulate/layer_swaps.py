@@ -21,7 +21,7 @@ from mindswap.policy.model import Layers, LayerSwap, Policy
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockTensor, Role, Source
 from mindswap.simulate.blocks import StepBlocks
-from mindswap.simulate.program import ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
+from mindswap.simulate.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["LayerSwapModel", "swap_at_ends_of_layers"]
@@ -64,7 +64,7 @@ def _keep_outputs(step: StepBlocks) -> StepBlocks:
         read.role
         for block in (*step.layers, step.epilogue)
         for read in block.reads
-        if read.source is Source.BEFORE and read.uses.first_backward is not None
+        if read.source is Source.BEFORE and read.uses.first_backward != NO_OP
     }
     return replace(step, layers=tuple(_without_copies(block, inputs) for block in step.layers))
 

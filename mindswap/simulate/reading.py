@@ -7,12 +7,13 @@ from typing import NamedTuple
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.names import Label, Names
 from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
+from mindswap.graph.predict.fusion import fuse_work
 from mindswap.graph.predict.halves import find_weight_gradients
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.ranks.ring import RING, list_rounds
-from mindswap.graph.work import Work
+from mindswap.graph.work import Work, measure_work
 from mindswap.simulate.block_parts import BlockOp, Uses
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 
@@ -54,9 +55,9 @@ class StepTensor:
     is_again: bool
     is_cast: bool
     uses: dict[int, dict[str, int]] = field(default_factory=dict)
-    last_once: int | None = None
+    last_once: int = NO_OP
     is_read: bool = False
-    collective: int | None = None
+    collective: int = NO_OP
     prefetch: list[int] = field(default_factory=list)
     has_keeper: bool = False
     is_gradient: bool = False
@@ -69,7 +70,7 @@ class StepTensor:
 
     def uses_in(self, section: int) -> Uses:
         """Where a section reads it."""
-        last_once = self.last_once if section == self.section else None
+        last_once = self.last_once if section == self.section else NO_OP
         return Uses(**self.uses.get(section, {}), last_once=last_once)
 
     def note_use(self, place: Place, position: int, is_weight: bool) -> None:
@@ -132,20 +133,20 @@ class StepReader:
         self.values: dict[str, tuple[StepTensor | None, ...]] = {}  # value -> its tensors, one per output
         self.weight_nodes = find_weight_gradients(graph)
 
-    def read(self, works: tuple[Sequence[Work], Sequence[Work]]) -> None:
-        """The whole step.
-
-        Args:
-            works: of each operator of forward and of backward.
-        """
+    def read(self) -> None:
+        """The whole step."""
         graph, saved = self.graph, self.graph.saved
+        works = measure_work(graph)
+        if self.is_fused:
+            works = fuse_work(graph, works)
         sections = forward_sections(graph, self.num_layers)
         for node, section, work in zip(graph.forward, sections, works[0], strict=True):
             self._read(node, Place(section, True, node.name in self.once), work)
         for value in saved:
             self.values[value.backward_name] = self.values.get(value.forward_name, ())
-        pairs = zip(graph.forward, sections, strict=True)
-        behind = {node.name for node, section in pairs if section == self.num_layers}
+        behind = {
+            node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
+        }
         sections = backward_sections(graph, self.num_layers, behind)
         for node, section, work in zip(graph.backward, sections, works[1], strict=True):
             self._read(node, Place(section, False), work)
@@ -176,34 +177,34 @@ class StepReader:
         label = self._label(node, place)
         is_weight = not place.is_forward and node.name in self.weight_nodes
         known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
-        begin = self._made_at(node, place) if known else None
+        begin = self._made_at(node, place) if known else NO_OP
         waits = [
             _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
         ]
         after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
         position = len(ops)
-        wait_once = None
+        wait_once = NO_OP
         for tensor in self._tensors_of(node.inputs):
             tensor.note_use(place, position, is_weight)
-            if tensor.collective is not None and tensor.place == place:
+            if tensor.collective != NO_OP and tensor.place == place:
                 waits.append(tensor.collective)
-            elif tensor.collective is not None and tensor.place == place._replace(is_once=True):
-                wait_once = max(wait_once or 0, tensor.collective)
+            elif tensor.place == place._replace(is_once=True):
+                wait_once = max(wait_once, tensor.collective)
         if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
             # Without a collective it takes no time: another one has the tensor already.
             duration_ns = after.pop()[1] if after else 0
-            _communicate(ops, label, node.op, duration_ns, None, is_weight)
+            _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
         else:
             kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
             pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
             duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
-            wait_op = max(waits, default=None)
+            wait_op = max(waits, default=NO_OP)
             own = BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces)
             exchange = next((c for c in known if c.kind == RING), None)
             ops += [own] if exchange is None else self._run_ring(own, node, place, position, work, exchange)
         outputs = self._make_outputs(node, label, place, position)
         for name, duration_ns in after:
-            _communicate(ops, label, name, duration_ns, None, is_weight)
+            _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
         if ops[-1].kind is OpKind.COLLECTIVE:
             for tensor in outputs:
                 tensor.collective = len(ops) - 1
@@ -241,11 +242,11 @@ class StepReader:
     def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
         return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
 
-    def _made_at(self, node: Node, place: Place) -> int | None:
+    def _made_at(self, node: Node, place: Place) -> int:
         """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
         known = list(self._tensors_of(node.inputs[:1]))
         is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
-        return max(tensor.made_at for tensor in known) if known and is_here else None
+        return max(tensor.made_at for tensor in known) if known and is_here else NO_OP
 
     def _label(self, node: Node, place: Place) -> Label:
         if place.is_forward:
@@ -281,14 +282,12 @@ class StepReader:
                 tensor.is_gradient = not tensor.place.is_forward
 
 
-def _communicate(
-    ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int | None, is_weight: bool
-) -> int:
+def _communicate(ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
     """Appends communication; its position.
 
     Args:
         begin: position of the operator with whose end it begins; by default that of the one before it.
     """
-    wait_op = begin if begin is not None else len(ops) - 1 if ops else None
-    ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, None, is_weight))
+    wait_op = len(ops) - 1 if begin == NO_OP else begin
+    ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
     return len(ops) - 1

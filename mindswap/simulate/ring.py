@@ -7,7 +7,7 @@ from mindswap.graph.model import TensorType
 from mindswap.graph.ranks.ring import RING, Kernel, Round
 from mindswap.graph.work import Work
 from mindswap.simulate.block_parts import BlockOp
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 
 __all__ = ["ring_buffers", "ring_ops"]
 
@@ -30,20 +30,20 @@ def ring_ops(
     ops: list[BlockOp] = []
     wait_op = op.wait_op
 
-    def compute(duration_ns: int, wait: int | None) -> None:
+    def compute(duration_ns: int, wait: int) -> None:
         ops.append(replace(op, duration_ns=duration_ns, wait_op=wait))
 
     for one in rounds:
         if one.before:
             compute(_kernels_ns(one.before, time_ns), wait_op)
-            wait_op = None
+            wait_op = NO_OP
         for _ in range(one.num_exchanges):
-            ops.append(BlockOp(f"{op.label} {RING}", OpKind.COLLECTIVE, exchange_ns, begin + len(ops) - 1, RING, None))
+            ops.append(BlockOp(f"{op.label} {RING}", OpKind.COLLECTIVE, exchange_ns, begin + len(ops) - 1, RING))
         attention_ns = time_ns(Work(one.flops, 0, 0), op.op)
         compute(attention_ns + _kernels_ns(one.after, time_ns), wait_op)
         # The next round begins with what this exchange brings.
         sent = [at for at, entry in enumerate(ops) if entry.kind is OpKind.COLLECTIVE]
-        wait_op = begin + sent[-1] if sent else None
+        wait_op = begin + sent[-1] if sent else NO_OP
     return ops
 
 

@@ -3,7 +3,7 @@
 Positions count from the begin of the pass.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -14,13 +14,10 @@ from mindswap.simulate.block_arrays import PassArrays
 from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["NONE", "WEIGHT_HALF", "PassMaker", "StagePass", "cut_backward", "neighbour_reads", "shift"]
+__all__ = ["WEIGHT_HALF", "ModelSections", "StagePass", "cut_backward", "neighbour_reads", "shift"]
 
-# "No use" where positions count from the begin of a pass: those before it are negative.
-NONE = -(2**40)
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.
 WEIGHT_HALF = 2**40
-NO_WAITS = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,11 +26,11 @@ class StagePass:
 
     Attributes:
         columns: duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients
-            where backward is cut; piece_ns, where they differ, the durations of each piece of the sequence.
+            where backward is cut. Only where there are any: piece_ns, the durations of each piece of the sequence;
+            wait_once, what an operator waits for where `wait_op` has nothing, from the begin of the first forward
+            pass; wait_half, the same from the begin of the other half of backward.
         starts: where each section begins.
         once: where what a section does once in a step begins; only in the first forward pass.
-        wait_once: what an operator waits for where `wait_op` has nothing, from the begin of the first forward pass.
-        wait_half: the same, from the begin of the other half of backward.
         receive: the section for which another stage hands something over; None for none.
         send: the section of another stage to which something is handed over.
         is_first_held_back: the pass begins with communication of what was computed just before it.
@@ -42,8 +39,6 @@ class StagePass:
     columns: dict[str, np.ndarray]
     starts: dict[int, int]
     once: dict[int, int] = field(default_factory=dict)
-    wait_once: np.ndarray = field(default_factory=lambda: NO_WAITS)
-    wait_half: np.ndarray = field(default_factory=lambda: NO_WAITS)
     receive: int | None = None
     send: int | None = None
     is_first_held_back: bool = False
@@ -54,9 +49,9 @@ class StagePass:
         return len(self.columns["kind"])
 
 
-def shift(positions: np.ndarray, base: int | np.ndarray, before: int = NONE, after: int = NO_OP) -> np.ndarray:
-    """Positions counted from an earlier begin; `before` says where there is none, which becomes `after`."""
-    return np.where(positions == before, after, positions + base)
+def shift(positions: np.ndarray, base: int | np.ndarray) -> np.ndarray:
+    """Positions counted from an earlier begin; `NO_OP` stays."""
+    return np.where(positions == NO_OP, NO_OP, positions + base)
 
 
 def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
@@ -76,48 +71,52 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
         those in the second half count from `WEIGHT_HALF`.
     """
     is_weight = whole.columns["is_weight"]
-    is_first = ~is_weight
-    place = np.cumsum(is_first) - 1  # of the last operator of the first half that is not behind
+    place = np.cumsum(~is_weight) - 1  # of the last operator of the first half that is not behind; -1 is `NO_OP`
     places = np.where(is_weight, np.cumsum(is_weight) - 1 + WEIGHT_HALF, place)
     waits = whole.columns["wait_op"]
-    is_waiting = waits != NONE
+    is_waiting = waits != NO_OP
     waits = np.maximum(waits, 0)
     # An operator of the first half waits for none of the second, but for the one before it.
-    in_first = np.where(is_waiting, place[waits], NONE)
-    in_first[in_first < 0] = NONE
+    in_first = np.where(is_waiting, place[waits], NO_OP)
     waits_within = is_waiting & is_weight[waits]
-    in_second = np.where(waits_within, places[waits] - WEIGHT_HALF, NONE)
-    across = np.where(is_waiting & ~waits_within, places[waits], NONE)
-    halves = []
-    for which, wait_op in ((is_first, in_first), (is_weight, in_second)):
-        columns = {name: column[which] for name, column in whole.columns.items()} | {"wait_op": wait_op[which]}
-        wait_once = whole.wait_once[which] if len(whole.wait_once) else whole.wait_once
-        halves.append(replace(whole, columns=columns, wait_once=wait_once, starts={}))
-    second = replace(halves[1], wait_half=across[is_weight], receive=None, send=None, is_first_held_back=False)
-    return halves[0], second, places
+    in_second = np.where(waits_within, places[waits] - WEIGHT_HALF, NO_OP)
+    across = np.where(is_waiting & ~waits_within, places[waits], NO_OP)
+    first = {name: column[~is_weight] for name, column in (whole.columns | {"wait_op": in_first}).items()}
+    own = whole.columns | {"wait_op": in_second, "wait_half": across}
+    second = {name: column[is_weight] for name, column in own.items()}
+    return replace(whole, columns=first, starts={}), StagePass(second, {}), places
 
 
-@dataclass(frozen=True)
-class PassMaker:
-    """Puts the operators of blocks one behind the other.
+class ModelSections:
+    """The sections of a model: numbers for all of their labels, and their operators one behind the other.
 
-    Attributes:
-        blocks: sections of the model.
-        label_maps: for each block, by its id, the labels of the step that its own stand for.
-        label: number of a label.
-        send_ns: time of handing bytes to another section: (section, bytes) -> ns.
+    Args:
+        blocks: of each section.
+        send_ns: time of handing bytes to another section: (section, other, bytes) -> ns.
     """
 
-    blocks: Sequence[Block]
-    label_maps: Mapping[int, np.ndarray]
-    label: Callable[[Label], int]
-    send_ns: Callable[[int, int, int], int]
+    def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
+        self.blocks = blocks
+        self.send_ns = send_ns
+        self.labels: dict[Label, int] = {}
+        self._numbers = {
+            id(block): np.array([self.label(name) for name in block.arrays.labels], np.int32)
+            for block in dict.fromkeys(blocks)
+        }
+
+    def label(self, name: Label) -> int:
+        """Number of a label."""
+        return self.labels.setdefault(name, len(self.labels))
+
+    def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
+        """Labels of a section's block, as the block numbers them, in numbers of the step."""
+        return self._numbers[id(self.blocks[section])][numbers]
 
     def layer_of(self, section: int) -> int:
         """The layer of the model that a section is."""
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
-    def make(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
+    def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
         """The operators of one pass; the first of them waits for what another stage sends.
 
         Args:
@@ -125,58 +124,56 @@ class PassMaker:
             is_forward: which pass.
             once: where what is done once begins in the first pass; None if this is the first pass.
         """
-        order = sections if is_forward else sections[::-1]
-        ends = (0, len(self.blocks) - 1)  # a pass begins and ends at the ends of the model, else at another stage
-        step = 1 if is_forward else -1
-        has_receive = order[0] != ends[0 if is_forward else 1]
-        target = order[-1] + step if order[-1] != ends[1 if is_forward else 0] else None
+        order, step = (sections, 1) if is_forward else (sections[::-1], -1)
+        # A pass begins and ends at the ends of the model, else at another stage.
+        ends = (0, len(self.blocks) - 1)[::step]
+        has_receive = order[0] != ends[0]
+        target = order[-1] + step if order[-1] != ends[1] else None
         parts: list[tuple[int, PassArrays, bool]] = []
         for section in order:
             arrays = self.blocks[section].arrays
             if once is None and self.blocks[section].once:
                 parts.append((section, arrays.once, True))
             parts.append((section, arrays.forward if is_forward else arrays.backward, False))
-        sizes = [len(part.duration_ns) for _, part, _ in parts]
-        begins = np.cumsum([has_receive, *sizes])
-        placed = [(*part, at) for part, at in zip(parts, begins.tolist(), strict=False)]
-        begun = {section: at for section, _, is_once, at in placed if is_once} if once is None else {}
-        wait_op = shift(
-            np.concatenate([part.wait_op for _, part, _ in parts]), np.repeat(begins[:-1], sizes), NO_OP, NONE
-        )
-        wait_once = _wait_once(parts, sizes, begun if once is None else once)
-        if once is None and len(wait_once):
+        sizes = [len(part.kind) for _, part, _ in parts]
+        *begins, end = np.cumsum([has_receive, *sizes]).tolist()
+        starts = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if not is_once}
+        begun = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if is_once}
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for _, part, _ in parts])
+
+        wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
+        columns = {
+            "duration_ns": joined("duration_ns"),
+            "kind": joined("kind"),
+            "wait_op": wait_op,
+            "label": np.concatenate([self.labels_of(section, part.label) for section, part, _ in parts]),
+            "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
+            "is_weight": joined("is_weight"),
+        }
+        if once is None and begun:
             # Of two on the communication stream the later one, which is not the one that runs once, ends last.
-            wait_op, wait_once = np.where(wait_op == NONE, wait_once, wait_op), wait_once[:0]
+            wait_op[:] = np.where(wait_op == NO_OP, _wait_once(parts, sizes, begun), wait_op)
+        elif once:
+            columns["wait_once"] = _wait_once(parts, sizes, once)
         if has_receive and len(wait_op):
             wait_op[0] = max(int(wait_op[0]), 0)
-        for _, part, is_once, at in placed:  # communication of what the section before has made
-            if not is_once and len(part.kind) and part.kind[0] == OpKind.COLLECTIVE and at:
+        # Communication of what the section before has made.
+        is_held_back = [not is_once and part.kind[:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
+        for is_it, at in zip(is_held_back, begins, strict=True):
+            if is_it and at:
                 wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
-        maps = [self.label_maps[id(self.blocks[section])] for section, _, _ in parts]
-        columns = {
-            "duration_ns": np.concatenate([part.duration_ns for _, part, _ in parts]),
-            "kind": np.concatenate([part.kind for _, part, _ in parts]),
-            "wait_op": wait_op,
-            "label": np.concatenate([names[part.label] for names, (_, part, _) in zip(maps, parts, strict=True)]),
-            "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
-            "is_weight": np.concatenate([part.is_weight for _, part, _ in parts]),
-        }
         num_pieces = max(part.piece_ns.shape[1] for _, part, _ in parts)
         if num_pieces:
             columns["piece_ns"] = np.concatenate([_piece_ns(part, num_pieces) for _, part, _ in parts])
         if has_receive:
-            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NONE)
+            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
         if target is not None:
-            end = int(begins[-1])
-            duration_ns = self.send_ns(order[-1], target, self.handed_bytes(target, is_forward))
+            duration_ns = self.send_ns(order[-1], target, self._handed_bytes(target, is_forward))
             columns = self._with_transfer(columns, end, OpKind.SEND, duration_ns, end - 1)
-        if len(wait_once):
-            wait_once = np.pad(wait_once, (int(has_receive), int(target is not None)), constant_values=NONE)
-        _, first, is_once, at = placed[0]
-        is_held_back = not at and not is_once and bool(len(first.kind)) and first.kind[0] == OpKind.COLLECTIVE
-        starts = {section: at for section, _, is_once, at in placed if not is_once}
         receive = order[0] if has_receive else None
-        return StagePass(columns, starts, begun, wait_once, NO_WAITS, receive, target, is_held_back)
+        return StagePass(columns, starts, begun, receive, target, is_held_back[0] and not has_receive)
 
     def _with_transfer(
         self, columns: dict[str, np.ndarray], at: int, kind: OpKind, duration_ns: int, wait_op: int
@@ -189,10 +186,11 @@ class PassMaker:
             "layer": NO_OP,
             "is_weight": False,
             "piece_ns": duration_ns,
+            "wait_once": NO_OP,
         }
         return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
 
-    def handed_bytes(self, section: int, is_forward: bool) -> int:
+    def _handed_bytes(self, section: int, is_forward: bool) -> int:
         """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
 
         Copies of it in another type (for a norm) are made on the other side.
@@ -206,9 +204,7 @@ def _piece_ns(part: PassArrays, num_pieces: int) -> np.ndarray:
 
 
 def _wait_once(parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
-    """What operators wait for of what is done once, from the begin of the first forward pass; empty for nothing."""
-    if not once:
-        return NO_WAITS
+    """What operators wait for of what is done once, from the begin of the first forward pass."""
     base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
     wait_once = [np.full(len(part.kind), NO_OP) if is_once else part.wait_once for _, part, is_once in parts]
-    return shift(np.concatenate(wait_once), base, NO_OP, NONE)
+    return shift(np.concatenate(wait_once), base)

@@ -1,122 +1,60 @@
-"""The tensors of a virtual chunk as rows of a table, at positions within its passes. Pure."""
+"""The tensors of a virtual chunk as columns of a table. Pure.
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+Positions are within the passes of the chunk, but for what is made once in a step: those are absolute.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.graph.names import Label
-from mindswap.simulate.block import Block
-from mindswap.simulate.block_parts import Role, Uses
+from mindswap.simulate.block_arrays import TensorArrays, use_rows
+from mindswap.simulate.block_parts import BlockTensor, Read, Role, Uses
 from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind
-from mindswap.simulate.stage_pass import NONE, neighbour_reads, shift
-from mindswap.simulate.turns import TENSOR_COLUMNS, Turns, in_halves
+from mindswap.simulate.stage_pass import ModelSections, neighbour_reads, shift
+from mindswap.simulate.turns import Turns
 
-__all__ = ["TensorTable"]
+__all__ = ["TensorTable", "once_columns"]
 
-# Last use in forward, first and last use in backward.
-_Positions = tuple[int, int, int]
+FAR = 2**62  # behind every position
+ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
+# What the passes of a chunk do not change.
+FIXED_COLUMNS = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
 
 
 @dataclass(frozen=True)
 class TensorTable:
-    """Makes the rows of a chunk.
+    """Makes the columns of a chunk: sections of a model, and micro-batches that are laid down alike."""
 
-    Attributes:
-        blocks: sections of the model.
-        sections: of the chunk.
-        turns: its passes.
-        label_maps: for each block, by its id, the labels of the step that its own stand for.
-        label: number of a label.
-        layer_of: layer of a section.
-    """
-
-    blocks: Sequence[Block]
+    model: ModelSections
     sections: tuple[int, ...]
     turns: Turns
-    label_maps: Mapping[int, np.ndarray]
-    label: Callable[[Label], int]
-    layer_of: Callable[[int], int]
 
     def own(self) -> dict[str, np.ndarray]:
-        """Tensors that no other block reads; positions count from the begin of the pass."""
-        sections, turns = self.sections, self.turns
-        tables = [self.blocks[section].arrays.own for section in sections]
-        sizes = [len(own.size_bytes) for own in tables]
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(own, name) for own in tables])
-
-        is_forward = joined("is_forward")
-        forward = np.repeat([turns.forward.starts[section] for section in sections], sizes)
-        backward = np.repeat([turns.backward.starts[section] for section in sections], sizes)
-        made = joined("made_at") + np.where(is_forward, forward, backward)
-
-        def back(name: str) -> np.ndarray:
-            return shift(joined(name), backward, NO_OP, NONE)
-
-        if turns.places is None:
-            first, last = back("first_backward"), back("last_backward")
-        else:
-            places = turns.places
-            made = np.where(is_forward, made, places[np.minimum(made, len(places) - 1)])
-            first, last = in_halves(
-                places, back("first_input"), back("last_input"), back("first_weight"), back("last_weight")
-            )
-        maps = [self.label_maps[id(self.blocks[section])] for section in sections]
-        return {
-            "size_bytes": joined("size_bytes"),
-            "is_forward": is_forward,
-            "begin": made,
-            "last_forward": shift(joined("last_forward"), forward, NO_OP, NONE),
-            "first_backward": first,
-            "last_backward": last,
-            "kind": joined("kind"),
-            "label": np.concatenate([labels[own.label] for labels, own in zip(maps, tables, strict=True)]),
-            "layer": np.repeat([self.layer_of(section) for section in sections], sizes),
-            "prefetch": joined("prefetch"),
-            "num_copies": joined("num_copies"),
-            "is_held": joined("is_held"),
-            "is_final": joined("is_final"),
-        }
+        """Tensors that no other block reads."""
+        tables = [self.model.blocks[section].arrays.own for section in self.sections]
+        return self._columns(self.sections, tables) | {"is_final": _joined(tables, "is_final")}
 
     def others(self) -> dict[str, np.ndarray]:
         """What blocks hand on, what other stages send, and what the layers share."""
-        rows = np.array(list(self._rows()), np.int64).reshape(-1, len(TENSOR_COLUMNS))
-        handed = self._handed()
-        return {name: np.concatenate([handed[name], rows[:, at]]) for at, name in enumerate(TENSOR_COLUMNS)}
+        handed, elsewhere = self._handed(), self._from_elsewhere()
+        return {name: np.concatenate([column, elsewhere[name]]) for name, column in handed.items()}
 
-    def _rows(self) -> Iterator[tuple[int, ...]]:
-        """What other stages send, and what the layers share."""
-        sections, turns = self.sections, self.turns
-        sizes: dict[Role, int] = {}  # of what layers share
-        made: dict[Role, int] = {}  # where it is made, if that is on this stage
-        shared_uses: dict[Role, list[_Positions]] = {}
-        for section in sections:
-            for tensor in self.blocks[section].arrays.handed:
-                if tensor.role is not None and tensor.role.is_shared:
-                    sizes[tensor.role] = tensor.size_bytes
-                    made[tensor.role] = self._made_at(section, tensor.made_at, tensor.is_forward)
-                    shared_uses.setdefault(tensor.role, []).append(self._relative(tensor.uses, section))
-            for read in self.blocks[section].reads:
-                if read.role.is_shared:
-                    sizes[read.role] = read.size_bytes
-                    shared_uses.setdefault(read.role, []).append(self._relative(read.uses, section))
-        for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
-            if part.receive is not None:
-                is_forward = part is turns.forward
-                for read in neighbour_reads(self.blocks[section], is_forward):
-                    uses = self._relative(read.uses, section)
-                    yield self._row(read.size_bytes, is_forward, 0, uses, "received", self.layer_of(section))
-        first = {True: self._made_at(sections[0], 0, True), False: self._made_at(sections[-1], 0, False)}
-        for role, size_bytes in sizes.items():
-            begin = made.get(role, first[role.is_forward])  # what another stage makes is there from the start
-            yield self._row(size_bytes, role.is_forward, begin, _merge(shared_uses[role]), "shared by layers", NO_OP)
+    def _columns(self, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+        """Tensors of sections, with the uses by the section that makes them."""
+        sizes = [len(own.label) for own in tables]
+        forward, backward = _starts(self.turns, sections, sizes)
+        made_at = _joined(tables, "made_at")
+        again_at = self.turns.placed(made_at + backward)
+        uses = self.turns.placed_uses(_joined(tables, "uses"), forward, backward)
+        columns = _labelled(self.model, sections, tables)
+        columns["begin"] = np.where(columns["is_forward"], made_at + forward, again_at)
+        return columns | dict(zip(("last_forward", "first_backward", "last_backward"), uses, strict=True))
 
     def _handed(self) -> dict[str, np.ndarray]:
         """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
-        sections = self.sections
+        blocks, sections, turns = self.model.blocks, self.sections, self.turns
         # Each block with the next one in forward and in backward; itself where there is none.
         pairs = [
             (section, sections[near] if 0 <= near < len(sections) else section, is_forward)
@@ -124,80 +62,126 @@ class TensorTable:
             for near, is_forward in ((at + 1, True), (at - 1, False))
         ]
         links = [
-            links_of(self.blocks[own], None if other == own else self.blocks[other], is_forward)
+            links_of(blocks[own], None if other == own else blocks[other], is_forward)
             for own, other, is_forward in pairs
         ]
-        sizes = [len(found) for found in links]
-
-        def joined(name: str) -> np.ndarray:
-            return np.concatenate([getattr(found, name) for found in links], axis=-1)
-
-        parts, places = (self.turns.forward, self.turns.backward), self.turns.places
-        starts = np.array([[[part.starts[pair[who]] for pair in pairs] for part in parts] for who in (0, 1)])
-        starts = np.repeat(starts, sizes, axis=2)  # of the block and of its neighbour; of forward and backward
-        is_forward, is_sent = np.repeat([pair[2] for pair in pairs], sizes), joined("is_sent")
-        uses = joined("uses")
-        uses[:, 0] = shift(uses[:, 0], starts[:, 0], NONE, NONE)
-        uses[:, 1:] = shift(uses[:, 1:], starts[:, 1, None], NONE, NONE)
-        if places is not None:
-            uses[:, 1], uses[:, 2] = in_halves(places, *uses[:, 3:].swapaxes(0, 1))
-        for passes, rows in ((True, [0]), (False, [1, 2])):
-            part = parts[not passes]
+        columns = self._columns([own for own, _, _ in pairs], [link.made for link in links])
+        starts = _starts(turns, [other for _, other, _ in pairs], [len(link.is_sent) for link in links])
+        reads = turns.placed_uses(_joined(links, "reads"), *starts)
+        is_sent = _joined(links, "is_sent")
+        for part, rows in ((turns.forward, slice(0, 1)), (turns.backward, slice(1, 3))):
             if part.send is not None:  # what another stage reads is read when it is sent
-                sent = is_sent & (is_forward == passes)
-                for row in rows:
-                    uses[1, row, sent] = self._place(part.num_ops - 1, passes)
-        made_at = joined("made_at")
-        again_at = made_at + starts[0, 1]
-        if places is not None:
-            again_at = places[np.minimum(again_at, len(places) - 1)]
-        first = np.where(uses[:, 1] == NONE, -NONE, uses[:, 1]).min(axis=0)
-        maps = [self.label_maps[id(self.blocks[own])] for own, _, _ in pairs]
-        return {
-            "size_bytes": joined("size_bytes"),
-            "is_forward": is_forward.astype(np.int64),
-            "begin": np.where(is_forward, made_at + starts[0, 0], again_at),
-            "last_forward": uses[:, 0].max(axis=0),
-            "first_backward": np.where(first == -NONE, NONE, first),
-            "last_backward": uses[:, 2].max(axis=0),
-            "kind": joined("kind"),
-            "label": np.concatenate([labels[found.label] for labels, found in zip(maps, links, strict=True)]),
-            "layer": np.repeat([self.layer_of(own) for own, _, _ in pairs], sizes),
-            "micro_batch": np.zeros(sum(sizes), np.int64),
-            "prefetch": joined("prefetch"),
-            "num_copies": joined("num_copies"),
-            "is_held": joined("is_held"),
+                is_forward = part is turns.forward
+                sent = is_sent & (columns["is_forward"] == is_forward)
+                reads[rows, sent] = self._placed(part.num_ops - 1, is_forward)
+        last_forward, first, last = reads
+        first = np.minimum(_far_if_none(first), _far_if_none(columns["first_backward"]))
+        return columns | {
+            "last_forward": np.maximum(columns["last_forward"], last_forward),
+            "first_backward": np.where(first == FAR, NO_OP, first),
+            "last_backward": np.maximum(columns["last_backward"], last),
         }
 
-    def _row(
-        self, size_bytes: int, is_forward: bool, begin: int, uses: _Positions, label: Label, layer: int
-    ) -> tuple[int, ...]:
-        return (size_bytes, is_forward, begin, *uses, MemoryKind.TRANSIENT, self.label(label), layer, 0, 0, 0, False)
+    def _from_elsewhere(self) -> dict[str, np.ndarray]:
+        """What other stages send, and what the layers share; of those the uses by all sections together."""
+        model, sections, turns = self.model, self.sections, self.turns
+        rows: list[list[int]] = []  # of `ROW_COLUMNS`
+        readers: list[tuple[int, int, Uses]] = []  # number of a row, and who reads it
+        for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
+            if part.receive is not None:
+                is_forward = part is turns.forward
+                for read in neighbour_reads(model.blocks[section], is_forward):
+                    readers.append((len(rows), section, read.uses))
+                    layer = model.layer_of(section)
+                    rows.append([read.size_bytes, is_forward, 0, model.label("received"), layer])
+        numbers: dict[Role, int] = {}
+        for section in sections:
+            entries: list[BlockTensor | Read] = [*model.blocks[section].arrays.handed, *model.blocks[section].reads]
+            for entry in entries:
+                if entry.role is None or not entry.role.is_shared:
+                    continue
+                number = numbers.setdefault(entry.role, len(rows))
+                is_forward = entry.role.is_forward
+                part, first_section = (turns.forward, sections[0]) if is_forward else (turns.backward, sections[-1])
+                if number == len(rows):  # what another stage makes is there from the start
+                    begin = self._placed(part.starts[first_section], is_forward)
+                    rows.append([entry.size_bytes, is_forward, begin, model.label("shared by layers"), NO_OP])
+                if isinstance(entry, BlockTensor):
+                    rows[number][2] = self._placed(part.starts[section] + entry.made_at, is_forward)
+                readers.append((number, section, entry.uses))
+        starts = _starts(turns, [section for _, section, _ in readers], [1] * len(readers))
+        uses = turns.placed_uses(use_rows([uses for _, _, uses in readers]), *starts)
+        row_of = np.array([number for number, _, _ in readers], np.int64)
+        last_forward, first, last = np.full((3, len(rows)), NO_OP)
+        first[:] = FAR
+        np.maximum.at(last_forward, row_of, uses[0])
+        np.minimum.at(first, row_of, _far_if_none(uses[1]))
+        np.maximum.at(last, row_of, uses[2])
+        zeros = np.zeros(len(rows), np.int64)
+        return dict(zip(ROW_COLUMNS, np.array(rows, np.int64).reshape(-1, len(ROW_COLUMNS)).T, strict=True)) | {
+            "last_forward": last_forward,
+            "first_backward": np.where(first == FAR, NO_OP, first),
+            "last_backward": last,
+            "kind": np.full(len(rows), MemoryKind.TRANSIENT),
+            "prefetch": zeros,
+            "num_copies": zeros,
+            "is_held": zeros,
+        }
 
-    def _place(self, position: int, is_forward: bool) -> int:
+    def _placed(self, position: int, is_forward: bool) -> int:
         """An operator of a pass; of the whole backward, where it is in the halves."""
-        places = self.turns.places
-        return position if is_forward or places is None else int(places[position])
-
-    def _made_at(self, section: int, made_at: int, is_forward: bool) -> int:
-        part = self.turns.forward if is_forward else self.turns.backward
-        return self._place(part.starts[section] + made_at, is_forward)
-
-    def _relative(self, uses: Uses, section: int) -> _Positions:
-        turns = self.turns
-        forward, backward = turns.forward.starts[section], turns.backward.starts[section]
-
-        def at(value: int | None, base: int) -> int:
-            return NONE if value is None else value + base
-
-        last_forward = at(uses.last_forward, forward)
-        if turns.places is None:
-            return last_forward, at(uses.first_backward, backward), at(uses.last_backward, backward)
-        parts = (uses.first_input, uses.last_input, uses.first_weight, uses.last_weight)
-        first, last = in_halves(turns.places, *(np.array([at(part, backward)]) for part in parts))
-        return last_forward, int(first[0]), int(last[0])
+        return position if is_forward else int(self.turns.placed(np.array(position)))
 
 
-def _merge(uses: Sequence[_Positions]) -> _Positions:
-    firsts = [first for _, first, _ in uses if first != NONE]
-    return max(last for last, _, _ in uses), min(firsts, default=NONE), max(last for _, _, last in uses)
+def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
+    """Tensors that are made once and read by all micro-batches.
+
+    Args:
+        model: the sections.
+        begins: where each section of a chunk that makes some begins with them.
+        turns: all micro-batches.
+    """
+    sections = tuple(begins)
+    tables = [model.blocks[section].arrays.shared for section in sections]
+    sizes = [len(own.label) for own in tables]
+    once = np.repeat(list(begins.values()), sizes)
+    uses = _joined(tables, "uses")
+    found = []
+    for own in turns:
+        starts = _starts(own, sections, sizes)
+        last_forward, first, last = own.placed_uses(uses, *starts)
+        forward = shift(last_forward, own.begins_of(0).max())
+        found.append((forward, own.in_backward(first).min(axis=0), own.in_backward(last).max(axis=0)))
+    last_forward, first, last = zip(*found, strict=True)
+    columns = _labelled(model, sections, tables)
+    return columns | {
+        "begin": _joined(tables, "made_at") + once,
+        "last_forward": np.maximum.reduce([*last_forward, shift(uses[-1], once)]),
+        "first_backward": np.minimum.reduce(first),
+        "last_backward": np.maximum.reduce(last),
+        "micro_batch": np.zeros(len(once), np.int64),
+    }
+
+
+def _starts(turns: Turns, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Where sections begin in forward and in backward, each as often as its size says."""
+    parts = (turns.forward, turns.backward)
+    forward, backward = np.array([[part.starts[section] for section in sections] for part in parts], np.int64)
+    return np.repeat(forward, sizes), np.repeat(backward, sizes)
+
+
+def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+    """What the passes do not change, with labels and layers of the step."""
+    columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
+    pairs = list(zip(sections, tables, strict=True))
+    columns["label"] = np.concatenate([model.labels_of(section, own.label) for section, own in pairs])
+    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], [len(own.label) for own in tables])
+    return columns
+
+
+def _joined(tables: Sequence[object], name: str) -> np.ndarray:
+    return np.concatenate([getattr(table, name) for table in tables], axis=-1)
+
+
+def _far_if_none(positions: np.ndarray) -> np.ndarray:
+    return np.where(positions == NO_OP, FAR, positions)

@@ -1,6 +1,6 @@
 """The weights of every pipeline stage, and what follows from them whatever a policy sets. Pure."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
 
@@ -8,14 +8,8 @@ from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
 from mindswap.cost.hardware import Device
 from mindswap.cost.outside_memory import workspace_bytes
-from mindswap.cost.static_memory import (
-    Parameter,
-    StaticMemory,
-    estimate_static_memory,
-    find_optimizer,
-)
+from mindswap.cost.static_memory import Parameter, StaticMemory, estimate_static_memory
 from mindswap.cost.step_terms import (
-    Updates,
     accumulate_ns,
     clip_ns,
     exchange_gradient_ns,
@@ -30,7 +24,7 @@ from mindswap.graph.ranks.gather import weight_name
 from mindswap.graph.sequences import cache_bytes
 from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_parameters
 from mindswap.simulate.gradients import GradientRule
-from mindswap.simulate.stage_layout import StageLayout
+from mindswap.simulate.layout import StageLayout
 
 __all__ = ["StageWeights", "update_terms", "weigh_stages"]
 
@@ -90,25 +84,13 @@ def weigh_stages(
 
 def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
     """Work on weights and gradients behind backward that no policy changes, on the stage where it takes longest."""
-    optimizer = find_optimizer(settings.optimizer)
-    updates = Updates(
-        settings.num_optimizer_shards,
-        settings.num_turns,
-        settings.is_accumulating,
-        settings.is_accumulator_sharded,
-        settings.is_fused,
-    )
-    terms: dict[str, Callable[[Sequence[Parameter]], int]] = {
-        "gradient accumulation": lambda own: accumulate_ns(own, updates, device),
-        "gradient scaling": lambda own: scale_ns(own, updates, device),
-        "overflow check": lambda own: overflow_ns(own, updates, device),
-    }
+    terms = {"gradient accumulation": accumulate_ns, "gradient scaling": scale_ns, "overflow check": overflow_ns}
     if settings.is_clipping:
-        terms["gradient clipping"] = lambda own: clip_ns(own, updates, device)
-    terms["optimizer"] = lambda own: optimize_ns(own, settings.optimizer, optimizer, updates, device)
+        terms["gradient clipping"] = clip_ns
+    terms["optimizer"] = optimize_ns
     if settings.is_state_offloaded:
-        terms["optimizer states, copied"] = lambda own: move_states_ns(own, optimizer, updates, device)
-    return {name: max(map(duration, parameters)) for name, duration in terms.items()}
+        terms["optimizer states, copied"] = move_states_ns
+    return {name: max(term_ns(own, settings, device) for own in parameters) for name, term_ns in terms.items()}
 
 
 def _place_parameters(
@@ -157,18 +139,7 @@ def _static_memory(
 ) -> tuple[StaticMemory, ...]:
     constants = constant_bytes(graph)
     workspace = workspace_bytes((*graph.forward, *graph.backward), device)
-    stages = [
-        estimate_static_memory(
-            own,
-            find_optimizer(settings.optimizer),
-            settings.num_optimizer_shards,
-            settings.num_turns > 1,
-            settings.is_accumulator_sharded,
-            settings.is_state_offloaded,
-            workspace,
-        )
-        for own in parameters
-    ]
+    stages = [estimate_static_memory(own, settings, workspace) for own in parameters]
     if not layout.are_ends_together:
         # A weight of the first stage that the last one reads is there a second time, as what it receives and as
         # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
@@ -203,11 +174,5 @@ def _exchange_ns(
     """Time of handing on the gradients of each section, one collective for each weight."""
     durations = [0] * num_sections
     for section, parameter in placed:
-        durations[section] += exchange_gradient_ns(
-            parameter,
-            settings.data_parallel,
-            device,
-            settings.num_optimizer_shards > 1,
-            settings.data_parallel_stride,
-        )
+        durations[section] += exchange_gradient_ns(parameter, settings, device)
     return tuple(durations)

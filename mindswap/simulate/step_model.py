@@ -115,9 +115,9 @@ class StepModel:
 
     # -- other models of the same step ------------------------------------------------------------
 
-    def with_settings(self, settings: StepSettings) -> "StepModel":
-        """The same captured step under other settings."""
-        return StepModel(self.layers.source, self.costs, settings)
+    def remade(self, costs: CostTable | None = None, settings: StepSettings | None = None) -> "StepModel":
+        """The same captured step with other costs, or under other settings."""
+        return StepModel(self.layers.source, costs or self.costs, settings or self.settings)
 
     def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
         """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
@@ -157,13 +157,9 @@ class StepModel:
         layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
         return [plain.prologue, *layers, plain.epilogue]
 
-    def plain_blocks(self, with_gathers: bool = True) -> list[Block]:
-        """`blocks` without swap and recompute.
-
-        Args:
-            with_gathers: gathering weights that are cut takes time.
-        """
-        if with_gathers or not self.layers.gathers:
+    def blocks_with_free_gathers(self) -> list[Block]:
+        """`blocks` without swap and recompute, in which gathering weights takes no time."""
+        if not self.layers.gathers:
             return self.blocks(PLAIN)
         free = copy.copy(self)
         free._collectives, free._blocks = dict(self.captured.collectives), {}
@@ -212,14 +208,7 @@ class StepModel:
     @property
     def communicators(self) -> tuple[str, ...]:
         """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
-        settings = self.settings
-        return list_communicators(
-            settings.data_parallel,
-            settings.model_parallel,
-            settings.context_parallel,
-            settings.pipeline.num_stages,
-            settings.num_optimizer_shards > 1,
-        )
+        return list_communicators(self.settings)
 
     @property
     def outside_bytes(self) -> int:

@@ -1,102 +1,29 @@
-"""Timeline -> SimulationReport: who waited for whom, what each layer costs, what fills the memory at its peak."""
+"""Timeline -> parts of a SimulationReport: who waited for whom, what fills the memory of each stage at its peak."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
 from mindswap.cost.static_memory import StaticMemory
-from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
+from mindswap.simulate.host import peak_host_bytes
+from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.program import MemoryKind, OpKind
-from mindswap.simulate.summary_layers import measure_layers
-from mindswap.simulate.summary_model import (
-    Cause,
-    DeviceFigure,
-    Holder,
-    Moment,
-    SimulationReport,
-    StageReport,
-)
-from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
+from mindswap.simulate.summary_model import Cause, Holder, Moment, StageReport
+from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.simulate.waits import find_waits
 
-__all__ = ["build_report"]
+__all__ = ["find_causes", "measure_stages"]
 
 COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 
 
-def build_report(
-    timeline: Timeline,
-    memory: Sequence[MemoryProfile],
-    static: Sequence[StaticMemory],
-    *,
-    title: str,
-    device_title: str,
-    figures: Sequence[DeviceFigure],
-    num_tokens: int,
-    model_flops: int,
-    peak_flops: int,
-    num_cards: int = 1,
-    num_cards_per_node: int = 8,
-    budget_bytes: int | None = None,
-    terms: Sequence[StepTerm] = (),
-    notes: Sequence[str] = (),
-    outside_bytes: int = 0,
-    outside: str = "",
-) -> SimulationReport:
-    """Everything that is said about a simulated step.
-
-    Args:
-        timeline: of all stages.
-        memory: activations of each stage.
-        static: memory of each stage that is there all the time.
-        title: name of the configuration.
-        device_title: name of the device.
-        figures: of the device, as used.
-        num_tokens: of one step, all cards.
-        model_flops: of one step without recompute, all cards.
-        peak_flops: of one card, for the MFU.
-        num_cards: that work on the step; each stage has the same number.
-        num_cards_per_node: that share host memory.
-        budget_bytes: device memory that may be used.
-        terms: parts of the step that come after the timeline.
-        notes: what the reader must know.
-        outside_bytes, outside: device memory beside what MindSpore may use, as a number and in words.
-    """
-    stages = tuple(
-        _build_stage(timeline, profile, _static_parts(parts)) for profile, parts in zip(memory, static, strict=True)
-    )
-    return SimulationReport(
-        title=title,
-        device_title=device_title,
-        figures=tuple(figures),
-        timeline=timeline,
-        stages=stages,
-        layers=measure_layers(timeline),
-        causes=_find_causes(timeline),
-        terms=tuple(terms),
-        num_tokens=num_tokens,
-        num_cards=num_cards,
-        model_flops=model_flops,
-        peak_flops=peak_flops,
-        budget_bytes=budget_bytes,
-        host_bytes_per_node=host_bytes_per_node([stage.host_bytes for stage in stages], num_cards, num_cards_per_node),
-        notes=tuple(notes),
-        outside_bytes=outside_bytes,
-        outside=outside,
-    )
+def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[StageReport, ...]:
+    """What each stage does, waits for and holds; `static` is its memory that is there all the time."""
+    memory = (profile_memory(timeline, stage) for stage in range(timeline.program.num_stages))
+    return tuple(_measure_stage(timeline, own, parts) for own, parts in zip(memory, static, strict=True))
 
 
-def _static_parts(static: StaticMemory) -> tuple[tuple[str, int], ...]:
-    return (
-        ("parameters", static.parameter_bytes),
-        ("sums of gradients", static.gradient_bytes),
-        ("optimizer state", static.optimizer_bytes),
-        ("workspace", static.workspace_bytes),
-        ("constants", static.constant_bytes),
-    )
-
-
-def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[tuple[str, int], ...]) -> StageReport:
+def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemory) -> StageReport:
     program, stage = timeline.program, memory.stage
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
     compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
@@ -110,7 +37,13 @@ def _build_stage(timeline: Timeline, memory: MemoryProfile, static_parts: tuple[
     copies = np.flatnonzero(program.copies_stage == stage)
     return StageReport(
         stage=stage,
-        static_parts=static_parts,
+        static_parts=(
+            ("parameters", static.parameter_bytes),
+            ("sums of gradients", static.gradient_bytes),
+            ("optimizer state", static.optimizer_bytes),
+            ("workspace", static.workspace_bytes),
+            ("constants", static.constant_bytes),
+        ),
         memory=memory,
         moment=_find_moment(timeline, compute, memory.peak_ns),
         holders=_find_holders(timeline, memory),
@@ -161,7 +94,8 @@ def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ..
     return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
 
 
-def _find_causes(timeline: Timeline) -> tuple[Cause, ...]:
+def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
+    """Copies that compute waited for, longest first."""
     program, copies = timeline.program, timeline.program.copies
     waited: dict[tuple[int, int], tuple[int, set[int]]] = {}
     is_compute = program.ops.kind < OpKind.COLLECTIVE

@@ -91,26 +91,23 @@ def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
 
     stage_of_row = np.arange(num_rows) - num_layers
     stage_of_row[op_row] = op_stage
-    kept, recomputed = held_bytes(MemoryKind.KEPT), held_bytes(MemoryKind.RECOMPUTED)
     returns = copies.in_ns > 0
-    swapped = total(copy_row, copies.size_bytes, is_first_copy & returns)
-    out_only = total(copy_row, copies.size_bytes, is_first_copy & ~returns)
-    num_copies = total(copy_row, np.ones(len(copies), np.int64), is_first_copy & returns)
-    forward, backward = compute_ns(OpKind.FORWARD), compute_ns(OpKind.BACKWARD)
-    recompute = compute_ns(OpKind.RECOMPUTE)
+    columns = {
+        "kept_bytes": held_bytes(MemoryKind.KEPT),
+        "swapped_bytes": total(copy_row, copies.size_bytes, is_first_copy & returns),
+        "recomputed_bytes": held_bytes(MemoryKind.RECOMPUTED),
+        "num_copies": total(copy_row, np.ones(len(copies), np.int64), is_first_copy & returns),
+        "forward_ns": compute_ns(OpKind.FORWARD),
+        "backward_ns": compute_ns(OpKind.BACKWARD),
+        "recompute_ns": compute_ns(OpKind.RECOMPUTE),
+        "exposed_ns": exposed.tolist(),
+        "out_only_bytes": total(copy_row, copies.size_bytes, is_first_copy & ~returns),
+    }
     return tuple(
         LayerRow(
             layer=row if row < num_layers else -1,
             stage=int(stage_of_row[row]),
-            kept_bytes=kept[row],
-            swapped_bytes=swapped[row],
-            recomputed_bytes=recomputed[row],
-            num_copies=num_copies[row],
-            forward_ns=forward[row],
-            backward_ns=backward[row],
-            recompute_ns=recompute[row],
-            exposed_ns=int(exposed[row]),
-            out_only_bytes=out_only[row],
+            **{name: column[row] for name, column in columns.items()},
         )
         for row in np.unique(op_row[ops.kind < OpKind.COLLECTIVE]).tolist()
     )

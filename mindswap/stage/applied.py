@@ -21,8 +21,7 @@ class NamedCell:
     """A cell that `select_recompute_exclude` names.
 
     Attributes:
-        statement: where.
-        cell: path of the cell below the layer.
+        cell: its path below the layer.
         has_operators: the same pattern names operators, too.
     """
 
@@ -37,14 +36,10 @@ class NamedCell:
 
 
 def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
-    """A policy of `expand_stage_recompute` in the form that the applier and the reports read.
+    """A policy of `expand_stage_recompute` (swap off) in the form that the applier and the reports read.
 
     MindFormers excludes operators only: a cell that `select_recompute_exclude` names stays recomputed. So a name that
-    stands for a cell gives way to the operators that it names beside, one by one.
-
-    Args:
-        policy: with swap off.
-        trees: the layers of the model; None leaves the exclude options as they are.
+    stands for a cell gives way to the operators that it names beside, one by one; not where the trees are not known.
     """
     if trees is None:
         return replace(policy, is_swap_enabled=True)
@@ -56,24 +51,18 @@ def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iter
     kinds = dict.fromkeys(trees.layers)
     written: dict[str, set[int]] = {}
     for entry in entries:
-        matches = {match.path: match for tree in kinds for match in match_pattern(entry.pattern, tree)}
-        if all(match.node.is_primitive for match in matches.values()):
+        if all(match.node.is_primitive for tree in kinds for match in match_pattern(entry.pattern, tree)):
             yield entry
             continue
         for index, tree in enumerate(trees.layers):
             for match in match_pattern(entry.pattern, tree) if index in entry.layers else ():
                 if match.node.is_primitive:
                     written.setdefault(exact_pattern(match.name), set()).add(index)
-    yield from (OpRecompute(pattern, Layers(tuple(sorted(layers)))) for pattern, layers in written.items())
+    yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in written.items())
 
 
 def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
-    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers.
-
-    Args:
-        statements: of any option.
-        trees: the layers of the model.
-    """
+    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers."""
     for statement in statements:
         if statement.option != EXCLUDE or not statement.pattern:
             continue
@@ -87,10 +76,7 @@ def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iter
 def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Operators of a layer that backward runs again, and those whose communication it repeats.
 
-    Args:
-        policy: with swap on, or from `as_applied`.
-        layer_index: index of the layer.
-        tree: the layer.
+    The policy has swap on, or is from `as_applied`.
     """
     layer = resolve_layer(policy, layer_index, tree)
     decided = layer.operators().items()

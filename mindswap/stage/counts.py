@@ -51,11 +51,7 @@ class CountsError(MindswapError):
 
 
 def read_counts(node: Node, layout: Layout) -> Counts:
-    """The counts that a value stands for.
-
-    Args:
-        node: True, False, counts per stage, or counts per chunk and stage.
-        layout: how the layers are spread.
+    """The counts that True, False, counts per stage, or counts per chunk and stage stand for.
 
     Raises:
         CountsError: if MindFormers would stop at it (or, for a negative count per stage, never come to an end).
@@ -73,17 +69,15 @@ def read_counts(node: Node, layout: Layout) -> Counts:
     return _read_per_chunk(node, node.items, layout)
 
 
-def _of_rows(rows: Sequence[Sequence[int]], warnings: tuple[str, ...] = ()) -> Counts:
-    return Counts(tuple(map(tuple, rows)), str([list(row) for row in rows]), warnings)
+def _of_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Counts:
+    return Counts(tuple(map(tuple, rows)), str([list(row) for row in rows]), tuple(warnings))
 
 
 def _check_zero_bubble(node: Node, layout: Layout) -> None:
     """MindFormers turns the second row round before it looks at anything."""
-    if not layout.is_zero_bubble_v:
-        return
     items = node.items or ()
     is_strings = all(isinstance(item.value, str) for item in items)
-    if len(items) < 2 or (items[1].items is None and not is_strings):
+    if layout.is_zero_bubble_v and (len(items) < 2 or (items[1].items is None and not is_strings)):
         raise CountsError(node, f"{show(node)}: zero_bubble_v takes one list for each chunk")
 
 
@@ -110,8 +104,7 @@ def _read_per_stage(node: Node, items: tuple[Node, ...], layout: Layout) -> Coun
                 if left > 0 and dealt[chunk][stage] < row[stage]:
                     dealt[chunk][stage] += 1
                     left -= 1
-    counts = _of_rows(dealt)
-    return Counts(counts.rows, counts.text, tuple(warnings))
+    return _of_rows(dealt, warnings)
 
 
 def _read_per_chunk(node: Node, items: tuple[Node, ...], layout: Layout) -> Counts:
@@ -175,15 +168,10 @@ def _number(count: int, noun: str) -> str:
 
 
 def layers_of_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layer indices that MindFormers takes from these stage counts with swap off.
-
-    Args:
-        node: list of counts per stage, or list of such lists per chunk.
-        pipeline: how layers are spread.
-        num_layers: layers of the model.
+    """The layers that MindFormers takes from counts per stage, or per chunk and stage, with swap off.
 
     Returns:
-        Sorted indices; None where the counts do not fit the pipeline settings.
+        Sorted indices; None where the counts do not fit the pipeline settings, or the layers are not known.
     """
     if num_layers is None:
         return None

@@ -9,11 +9,12 @@ backslashes of `'feed_forward\\.mul'`, the specification does not, and neither d
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
-from mindswap.config.pipeline import Layout, LayoutError, read_num_chunks, read_pipeline
+from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
 from mindswap.document.nodes import Document, Node, expanded_size, key_text, show
 from mindswap.document.problem import Level, Location, Problem, sort_problems
-from mindswap.policy.match import PatternError, compile_part, split_pattern
+from mindswap.policy.match import PatternError, is_match, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.schema import (
     MAX_SECTION_VALUES,
@@ -56,35 +57,25 @@ class StageRecompute:
 
 
 def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:
-    """Read `recompute_config` as MindFormers does with swap off.
-
-    Args:
-        document: the configuration.
-        num_layers: layers of the model.
-    """
-    expansion = _Expansion(document, num_layers)
-    try:
-        expansion.read()
-    except LayoutError as error:
-        expansion.problems.append(_layout_problem(document, error))
-    return expansion.result()
+    """Read `recompute_config` as MindFormers does with swap off."""
+    problem = find_layout_problem(document, num_layers)
+    if problem is not None:
+        return StageRecompute(Policy(), (), (problem,))
+    return _Expansion(document, num_layers, read_pipeline(document)).result()
 
 
 def find_layout_problem(document: Document, num_layers: int) -> Problem | None:
     """Why MindFormers cannot spread the layers over the pipeline stages; None if it can."""
     try:
         read_pipeline(document).layout(num_layers)
+        return None
     except LayoutError as error:
-        return _layout_problem(document, error)
-    return None
-
-
-def _layout_problem(document: Document, error: LayoutError) -> Problem:
+        reason = str(error)
     offset = document.get("model", "model_config", "offset")
     node = offset or document.get("parallel_config", "pipeline_stage")
     path = "parallel_config.pipeline_stage" if offset is None else "model.model_config.offset"
     location = node.location if node is not None else Location(document.file)
-    return Problem(location, RULE, Level.ERROR, f"{path}: {error}", "extra layers, one number for each stage")
+    return Problem(location, RULE, Level.ERROR, f"{path}: {reason}", "extra layers, one number for each stage")
 
 
 @dataclass
@@ -102,41 +93,41 @@ class _Entry:
 class _Expansion:
     document: Document
     num_layers: int
+    pipeline: Pipeline
     problems: list[Problem] = field(default_factory=list)
-    layout: Layout | None = None
     layer_counts: Counts | None = None
     entries: dict[str, dict[str, _Entry]] = field(default_factory=dict)
     flags: dict[str, bool] = field(default_factory=dict)
 
-    def read(self) -> None:
-        pipeline = read_pipeline(self.document)
-        self.layout = pipeline.layout(self.num_layers)
-        self._check_pipeline(pipeline.num_chunks)
+    def __post_init__(self) -> None:
+        self.layout = self.pipeline.layout(self.num_layers)
+
+    def _read(self) -> None:
         section = self.document.get("recompute_config")
         if section is not None and not section.is_null and section.entries is None:
             self._refuse(section, "recompute_config", Expect.MAPPING.value)
             section = None
-        if section is not None and expanded_size(section) > MAX_SECTION_VALUES:
+        elif section is not None and expanded_size(section) > MAX_SECTION_VALUES:
             message, allowed = "recompute_config: the section is too large", Expect.SMALL_SECTION.value
             self.report(section.location, message, Level.ERROR, allowed)
             section = None
         values = {entry.key: entry for entry in section.unique_entries()} if section is not None else {}
         for key, entry in values.items():
             if key not in RECOMPUTE_KEYS:
-                path = f"recompute_config.{key_text(key)}"
-                self.report(entry.location, f"{path}: unknown key", Level.ERROR, ", ".join(RECOMPUTE_KEYS))
+                message = f"recompute_config.{key_text(key)}: unknown key"
+                self.report(entry.location, message, Level.ERROR, ", ".join(RECOMPUTE_KEYS))
         off = Node(Location(self.document.file), False)
         nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
-        self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute", self.layout)
+        self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute")
         for option in SELECT_OPTIONS:
-            self._read_select(option, nodes[option], self.layout)
+            self._read_select(option, nodes[option])
         for option in ("select_recompute", "select_comm_recompute"):
             self._take_out(option)
         for key in RECOMPUTE_FLAGS:
             if key in values:
                 self._read_flag(key, values[key].value, nodes["recompute"])
 
-    def _read_select(self, option: str, node: Node, layout: Layout) -> None:
+    def _read_select(self, option: str, node: Node) -> None:
         path = f"recompute_config.{option}"
         found = self.entries[option] = {}
         if node.entries is not None:
@@ -146,14 +137,14 @@ class _Expansion:
                     message = f"{name_path}: {show(named.key)} is no operator name"
                     self.report(named.location, message, Level.ERROR, Expect.PATTERN.value, f"'{named.key}'")
                     continue
-                counts = self._counts(named.value, name_path, layout)
+                counts = self._counts(named.value, name_path)
                 if counts is not None:
                     found[named.key] = _Entry(name_path, named.location, named.key, counts)
         elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
-            everywhere = read_counts(Node(node.location, True), layout)
+            everywhere = read_counts(Node(node.location, True), self.layout)
             for index, item in enumerate(node.items):
                 found[item.value] = _Entry(f"{path}[{index}]", item.location, item.value, everywhere)
-            if len(node.items) == 1 and layout.is_zero_bubble_v:
+            if len(node.items) == 1 and self.layout.is_zero_bubble_v:
                 message = f"{path}: {show(node)}: MindFormers stops at one name with zero_bubble_v"
                 fix = f"{option}: {{'{key_text(node.items[0].value)}': True}}"
                 self.report(node.location, message, Level.ERROR, "two names or more, or a mapping", fix)
@@ -162,7 +153,7 @@ class _Expansion:
                 message = f"{path}: {show(node)} names no operator, so nothing is excluded"
                 self.report(node.location, message, Level.WARNING, Expect.SELECT.value, "name the operators")
         else:
-            counts = self._counts(node, path, layout)
+            counts = self._counts(node, path)
             if counts is not None:
                 names = default_operators(option, self.document.is_legacy)
                 if counts.is_rewritten and len(names) > 1:
@@ -170,9 +161,9 @@ class _Expansion:
                     self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
                 found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
 
-    def _counts(self, node: Node, path: str, layout: Layout) -> Counts | None:
+    def _counts(self, node: Node, path: str) -> Counts | None:
         try:
-            counts = read_counts(node, layout)
+            counts = read_counts(node, self.layout)
         except CountsError as error:
             fix = f"{last_key(path)}: {error.fix}" if error.fix else ""
             self.report(error.node.location, f"{path}: {error}", Level.ERROR, ALLOWED, fix)
@@ -186,10 +177,8 @@ class _Expansion:
         selected = self.entries[option]
         for excluded in self.entries[option + EXCLUDE].values():
             pattern = next((name for name in selected if _is_alike(excluded.pattern, name)), None)
-            if pattern is not None:
-                entry = selected.pop(pattern)
-                if not any(map(any, entry.counts.rows)):
-                    continue  # nothing was selected, so nothing is lost
+            entry = selected.pop(pattern) if pattern is not None else None
+            if entry is not None and any(map(any, entry.counts.rows)):  # else nothing was selected, and nothing is lost
                 message = (
                     f"{excluded.path}: takes '{pattern}' of {entry.path} ({entry.location}) out in every layer, "
                     "whatever layers it names itself"
@@ -212,9 +201,8 @@ class _Expansion:
         elif recompute.value is not True:
             self.report(node.location, f"{path}: acts only with recompute: True", Level.WARNING)
 
-    def _check_pipeline(self, num_chunks: int) -> None:
+    def _check_pipeline(self) -> None:
         """Where sizes add up to too much, and where a number of chunks is not what counts."""
-        assert self.layout is not None
         total = sum(map(sum, self.layout.sizes))
         offset = self.document.get("model", "model_config", "offset")
         if total > self.num_layers and offset is not None:
@@ -228,6 +216,7 @@ class _Expansion:
         if written > 1 and (is_on is None or is_on.value is not True):
             node = self.document.get("model", "model_config", "pp_interleave_num")
             place = node.location if node is not None else Location(self.document.file)
+            num_chunks = self.pipeline.num_chunks
             effect = f"{num_chunks} chunks are counted here" if num_chunks > 1 else "1 chunk counts"
             message = f"model.model_config.pp_interleave_num: acts only with pipeline_interleave: True; {effect}"
             fix = "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}"
@@ -240,26 +229,23 @@ class _Expansion:
         self.problems.append(Problem(location, RULE, level, message, allowed, fix))
 
     def result(self) -> StageRecompute:
-        layout = self.layout
+        self._check_pipeline()
+        self._read()
         problems = sort_problems(self.problems)
-        if layout is None or self.layer_counts is None:
-            return StageRecompute(Policy(), (), problems, layout)
+        if self.layer_counts is None:
+            return StageRecompute(Policy(), (), problems, self.layout)
         statements = tuple(self._statements())
-        selects = {
-            option: tuple(
-                OpRecompute(s.pattern, s.layers)
-                for s in statements
-                if s.option == option and s.layers and s.pattern is not None
-            )
-            for option in SELECT_OPTIONS
-        }
-        policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **selects, **self.flags)  # type: ignore[arg-type]
+        fields: dict[str, Any] = {option: [] for option in SELECT_OPTIONS}
+        for statement in statements:
+            if statement.layers and statement.pattern is not None:
+                fields[statement.option].append(OpRecompute(statement.pattern, statement.layers))
+        fields.update(self.flags)
+        policy = Policy(False, layer_recompute=self._layers(self.layer_counts), **fields)
         has_errors = any(problem.level is Level.ERROR for problem in problems)
         lines = () if has_errors else self._formative_lines(self.layer_counts)
-        return StageRecompute(policy, lines, problems, layout, statements)
+        return StageRecompute(policy, lines, problems, self.layout, statements)
 
     def _layers(self, counts: Counts) -> Layers:
-        assert self.layout is not None
         return Layers(self.layout.first_layers(counts.rows))
 
     def _formative_lines(self, layer_counts: Counts) -> tuple[str, ...]:
@@ -273,17 +259,9 @@ class _Expansion:
     def _statements(self) -> Iterator[Statement]:
         for option, found in self.entries.items():
             for entry in found.values():
-                yield Statement(
-                    option,
-                    entry.path,
-                    entry.location,
-                    entry.pattern,
-                    entry.path,
-                    entry.location,
-                    self._layers(entry.counts),
-                    entry.path,
-                    is_default=entry.is_default,
-                )
+                place, layers = (entry.path, entry.location), self._layers(entry.counts)
+                named = (option, *place, entry.pattern, *place)
+                yield Statement(*named, layers, entry.path, is_default=entry.is_default)
 
 
 def _is_alike(left: str, right: str) -> bool:
@@ -296,6 +274,6 @@ def _is_alike(left: str, right: str) -> bool:
 
 def _matches(pattern: str, text: str) -> bool:
     try:
-        return compile_part(pattern).fullmatch(text, timeout=0.2) is not None
-    except (PatternError, TimeoutError):
+        return is_match(pattern, text)
+    except PatternError:
         return False

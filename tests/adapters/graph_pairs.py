@@ -50,7 +50,7 @@ def run_job(config, how, device_target="Ascend"):
         "has_lazy_inline": has_lazy_inline(find_lazy_inline_cell(network)),
         "pipeline_stages": [layer.pipeline_stage for layer in find_layers(network)],
     }
-    return result if how == "set" else {**result, **describe(adapter._compile(network, completed))}
+    return result if how == "set" else {**result, **describe(adapter.compile_network(network, completed))}
 
 
 def set_as_in_training(network, config, policy, device_target, logger):

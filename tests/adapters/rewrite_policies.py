@@ -88,7 +88,17 @@ LLAMA_FLOAT16 = {
 
 # Only nightly: another family, or another policy of the same family, shows the same.
 NIGHTLY = {
-    "LLAMA": ("whole layers", "a cell", "norms", "swap of a cell", "layer swap"),
+    "LLAMA": (
+        "nothing",
+        "whole layers",
+        "primitives",
+        "a cell",
+        "norms",
+        "swap of a cell",
+        "layer swap",
+        "both on one operator",
+        "swap that feeds recompute",
+    ),  # fmt: skip
     "QWEN3": ("norms", "attention", "swap of a cell", "layer swap"),
     "LLAMA_FLOAT16": (),
 }

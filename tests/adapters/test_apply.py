@@ -68,7 +68,7 @@ def layers(cells):
 
 
 def primitives(layer):
-    return {".".join(path): primitive for path, primitive in iterate_primitives(layer, read_tree(layer))}
+    return {".".join(path): primitive for path, primitive in iterate_primitives(layer)}
 
 
 def offload(layer):

@@ -17,6 +17,8 @@ MIXES = {
     "data and sequence": ((2, 2, True, 1, 2), 3),
     "second stage": ((1, 2, False, 2, 1), 3),
 }
+# Two to a stage; in "whole" there is one between two others.
+NUM_LAYERS = {name: 4 if name == "whole" else 2 * mix[0][3] for name, mix in MIXES.items()}
 SEQ, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 64, 64, 4, 2, 16, 128
 
 
@@ -53,12 +55,19 @@ def reports(tmp_path_factory):
             "pipeline_stage": stages,
             "micro_batch_num": stages,
         }
-        edits = {"parallel_config": parallel, "runner_config.batch_size": batch}
+        edits = {
+            "parallel_config": parallel,
+            "runner_config.batch_size": batch,
+            "model.model_config.num_hidden_layers": NUM_LAYERS[name],
+        }
         config = folder / f"{name}.yaml"
         config.write_text(yaml.safe_dump(edited(source, edits)))
         jobs.append({"config": str(config), "rank": rank})
-    # The same file without --rank: one rank that has the whole model, though the file cuts it.
-    jobs.append({"config": str(folder / "sequence.yaml"), "rank": None})
+    # A file that cuts the model, without --rank: one rank that has all of it.
+    config = folder / "without rank.yaml"
+    text = (folder / "sequence.yaml").read_text()
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(text), {"model.model_config.num_hidden_layers": 4})))
+    jobs.append({"config": str(config), "rank": None})
     return dict(zip([*MIXES, "without --rank"], inspect_jobs(jobs), strict=True))
 
 
@@ -74,7 +83,7 @@ def test_bytes_of_a_layer(reports, name):
     (_, tensor, has_sequence, stages, batch), _ = MIXES[name]
     first, *layers, _ = reports[name]["layers"]
     sizes = [layer["kept_bytes"] + layer["swapped_bytes"] for layer in layers]
-    assert sizes == [layer_bytes(tensor, has_sequence, batch)] * (4 // stages - 1)
+    assert sizes == [layer_bytes(tensor, has_sequence, batch)] * (NUM_LAYERS[name] // stages - 1)
     # Cosine and sine of the rotary embedding serve all layers; the first one makes them.
     assert first["kept_bytes"] + first["swapped_bytes"] == sizes[0] + 2 * SEQ * HEAD_DIM * 4
 

@@ -1,11 +1,10 @@
 """What stands for operators that the frontend cannot take for a CPU."""
 
 import json
-import subprocess
-import sys
 
 import pytest
 
+from tests import forked
 from tests.adapters.graphs import ROOT
 
 pytestmark = pytest.mark.mindspore
@@ -54,7 +53,7 @@ print(json.dumps([[[n.op, n.outputs[0].shape] for n in part if n.op in wanted an
 def test_products_of_legacy_experts_read_one_weight_for_all_groups(tmp_path):
     script = tmp_path / "network.py"  # MindSpore compiles what is in a file
     script.write_text(SCRIPT)
-    result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=ROOT, check=False)
+    result = forked.run([script], cwd=ROOT)
     assert result.returncode == 0, result.stderr[-3000:]
     forward, backward = json.loads(result.stdout.splitlines()[-1])
     assert forward == [["BatchMatMul", [2, 4, 8, 32]], ["BatchMatMul", [2, 4, 8, 16]]]

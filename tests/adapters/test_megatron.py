@@ -218,7 +218,7 @@ def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):
     runs = []
     for name, edits in (("plain", OFF), ("groups", groups)):
         config = write_config(tmp_path / name, {**TRAINING, "model.model_config.num_layers": 4, **edits})
-        runs.append(train(tmp_path / name, config, data))
+        runs.append(train(tmp_path / name, config, data, fork=True))
         assert runs[-1].exit_code == 0, runs[-1].log[-3000:]
     plain, grouped = runs
     assert len(plain.losses) == NUM_STEPS and grouped.losses == plain.losses

@@ -96,7 +96,7 @@ def swap_off_by_option(base, data):
     edits = {**SMALL, **SWAP_AND_RECOMPUTE, "swap_config": {"swap": True, **BROKEN_SWAP}}
     config = write_config(base / "off", edits)
     options = ("--swap_config.swap", "False", "--recompute_config.select_recompute", "False")
-    return trained(train(base / "off", config, data, *options))
+    return trained(train(base / "off", config, data, *options, fork=True))
 
 
 def test_the_loss_falls(swap_on):
@@ -236,7 +236,7 @@ def test_problems_come_with_their_places_before_anything_is_built(tmp_path, data
 
 def test_a_problem_that_comes_from_the_command_line_says_so(base, data, tmp_path):
     config = write_config(tmp_path, SMALL)
-    run = stopped(train(tmp_path, config, data, "--swap_config.default_prefetch", "0"))
+    run = stopped(train(tmp_path, config, data, "--swap_config.default_prefetch", "0", fork=True))
     assert "command line: error: swap_config.default_prefetch: 0 is out of range [bad-prefetch]" in run.log
 
 
@@ -253,7 +253,7 @@ def test_an_operator_that_only_the_real_network_knows_is_missed_when_it_is_built
 def test_what_mindformers_cannot_train_is_its_own_error(tmp_path, data):
     """The traceback of the training stays, and it is no bug of mindswap."""
     config = write_config(tmp_path, SMALL)
-    run = train(tmp_path, config, data, "--optimizer.type", "NoSuchOptimizer")
+    run = train(tmp_path, config, data, "--optimizer.type", "NoSuchOptimizer", fork=True)
     assert run.exit_code == 1
     assert "Traceback" in run.log and "NoSuchOptimizer" in run.log and "a bug" not in run.log
 
@@ -278,7 +278,7 @@ def test_the_policy_is_set_before_a_checkpoint_is_loaded(base, data, swap_on, tm
     checkpoint = shutil.copy(saved, tmp_path / "llama.safetensors")
     config = write_config(tmp_path, {**SMALL, **SWAP_AND_RECOMPUTE})
     options = ("--load_checkpoint", str(checkpoint), "--load_ckpt_format", "safetensors")
-    run = trained(train(tmp_path, config, data, *options))
+    run = trained(train(tmp_path, config, data, *options, fork=True))
     assert run.set_lines == SET_LINES
     assert run.messages.index(SET_LINES[-1]) < run.messages.index("......Start load checkpoint from safetensors......")
     assert float(run.losses[0]) < float(swap_on.losses[0]) - 1  # it goes on where the first run ended
@@ -286,7 +286,7 @@ def test_the_policy_is_set_before_a_checkpoint_is_loaded(base, data, swap_on, tm
 
 def test_the_policy_is_set_before_only_save_strategy_ends_the_run(data, tmp_path):
     config = write_config(tmp_path, {**SMALL, **SWAP_AND_RECOMPUTE})
-    run = train(tmp_path, config, data, "--only_save_strategy", "True")
+    run = train(tmp_path, config, data, "--only_save_strategy", "True", fork=True)
     assert (run.exit_code, run.set_lines, run.losses) == (0, SET_LINES, [])
     (end,) = (message for message in run.messages if message.endswith("system exit! "))
     assert run.messages.index(SET_LINES[-1]) < run.messages.index(end)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import yaml
 
+from tests import forked
 from tests.adapters.edits import edited
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -96,17 +97,33 @@ def write_config(folder: Path, edits: dict, case: str = "case1_default_swap") ->
     return path
 
 
-def train(folder: Path, config: Path, data: Path, *options: str, start: tuple[str, ...] = ("-m", "mindswap", "run")):
+def train(
+    folder: Path,
+    config: Path,
+    data: Path,
+    *options: str,
+    start: tuple[str, ...] = ("-m", "mindswap", "run"),
+    fork=False,
+):
     """Train `config` on `data` in `folder`; by default with the package's own entry."""
     arguments = ("--config", str(config), "--run_mode", "train", "--train_dataset_dir", str(data))
-    return run_python(folder, *start, *arguments, "--output_dir", str(folder / "output"), *options)
+    return run_python(folder, *start, *arguments, "--output_dir", str(folder / "output"), *options, fork=fork)
 
 
-def run_python(folder: Path, *arguments: str) -> Training:
-    """Run this Python in `folder`, with nothing of mindswap or MindSpore in the environment."""
+def run_python(folder: Path, *arguments: str, fork: bool = False) -> Training:
+    """Run this Python in `folder`, with nothing of mindswap or MindSpore in the environment.
+
+    Args:
+        folder: where it runs.
+        arguments: of Python.
+        fork: go on from a process that has MindSpore imported; where it does not matter what is imported first.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     kept_away = ("MS_", "RANK_", "GLOG_", "ENABLE_LAZY_INLINE", "REGISTER_PATH", "LOG_")
     environ = {key: value for key, value in os.environ.items() if not key.startswith(kept_away)}
+    if fork:
+        forked_run = forked.run(arguments, cwd=folder, env=environ)
+        return Training(folder, forked_run.returncode, forked_run.stdout + forked_run.stderr)
     result = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environ, text=True, errors="replace",
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=600, check=False,

@@ -22,13 +22,7 @@ from mindswap.adaptive.events import (
     Stopped,
     Wait,
 )
-from mindswap.adaptive.model import (
-    NothingFits,
-    Outcome,
-    Plan,
-    Settings,
-    State,
-)
+from mindswap.adaptive.model import Attempt, NothingFits, Outcome, Plan, Settings, State
 
 MEMORY = 6400
 SECOND = 1_000_000_000
@@ -247,3 +241,13 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
                 event = NewCheckpoint(step) if choice == "checkpoint" else Finished(step)
     assert isinstance(action, End)
     assert num_starts <= 6
+
+
+def test_a_start_that_was_killed_before_it_was_measured_is_no_fast_one():
+    """Plan b takes 2 s a step, a takes 1 s: it goes back to a, although the last start of b has no time."""
+    measured_a = Attempt(1, plan("a", 6000), outcome=Outcome.LOOSENED, measured_step_ns=SECOND)
+    measured_b = Attempt(2, plan("b", 5000), outcome=Outcome.KILLED, measured_step_ns=2 * SECOND)
+    killed_b = Attempt(3, plan("b", 5000), outcome=Outcome.KILLED)
+    before = State(Settings(MEMORY), attempts=(measured_a, measured_b, killed_b))
+    _, action = decide(before, Planned(NothingFits(None)))
+    assert isinstance(action, Start) and action.plan.key == "a"

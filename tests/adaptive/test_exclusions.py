@@ -1,6 +1,7 @@
 import pytest
 
-from mindswap.adaptive.exclusions import find_exclusions, without_excluded_options
+from mindswap.adaptive.command import without_options
+from mindswap.adaptive.exclusions import find_exclusions, is_excluded
 from tests.builders import document
 
 
@@ -45,4 +46,4 @@ def test_options_would_go_before_the_plan():
         "--swap_config.swap",
         "--recompute_config.recompute",
     ]
-    assert without_excluded_options(options) == ["--seed", "1"]
+    assert without_options(options, is_excluded) == ["--seed", "1"]

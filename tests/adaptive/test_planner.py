@@ -10,15 +10,20 @@ from pathlib import Path
 import pytest
 
 from mindswap.adaptive.model import Corrections, NothingFits, Plan
-from mindswap.adaptive.planner import corrected_device
+from mindswap.adaptive.planner import corrected_device, corrected_step
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
 from mindswap.check.check import check_document
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.device_file import load_device
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
 from mindswap.errors import PlanError
+from mindswap.policy.model import Policy
+from mindswap.session.step import Step
 from tests.adaptive.conftest import finish
+from tests.builders import document
+from tests.simulate.test_gathered_weights import model as gathered_model
 
 ROOT = Path(__file__).parents[2]
 CONFIG = ROOT / "docs" / "adaptive.yaml"
@@ -41,6 +46,16 @@ def test_all_but_the_links_at_half_the_speed():
     assert new.prefetch.latency_ns == 4 * old.prefetch.latency_ns
     assert new.usable_memory_bytes == old.usable_memory_bytes
     assert corrected_device(old, Corrections()) == old
+
+
+def test_a_slower_step_has_the_memory_that_it_had():
+    """The parallel optimizer cuts weights of the captured step once, whatever was measured."""
+    sharding = WeightSharding(2, threshold_bytes=0)
+    step = Step(document("{}"), Policy(True), gathered_model(sharding=sharding), None)
+    slow = corrected_step(step, Corrections(compute_permille=500))
+    assert slow.model.static == step.model.static
+    assert slow.simulate().peak_bytes == step.simulate().peak_bytes
+    assert slow.device.compute_permille == step.device.compute_permille // 2
 
 
 def test_what_is_wrong_with_the_configuration_comes_back_from_the_child(tmp_path):

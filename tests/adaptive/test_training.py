@@ -55,7 +55,8 @@ def folder(tmp_path_factory):
 
 def environment(**extra):
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), **extra}
+    # The limits were measured with the lists of free memory that the C library has by itself.
+    return {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT), "GLIBC_TUNABLES": "", **extra}
 
 
 def training(folder, name, script=()):

@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.check.context import Context, shared_layers
 from mindswap.check.rules import find_rules
-from mindswap.check.rules.overlap import _problem
+from mindswap.check.rules.swaps import overlap_finding
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.read import read_settings
@@ -60,7 +60,7 @@ def pairwise_overlap(context):
     for index, stronger in enumerate(ordered):
         pairs += [(weaker, stronger) for weaker in ordered[:index] if weaker.pattern != stronger.pattern]
     meetings = [(weaker, stronger, context.meeting(weaker, stronger)) for weaker, stronger in pairs]
-    return [_problem(*found) for found in meetings if found[2] is not None]
+    return [overlap_finding(*found) for found in meetings if found[2] is not None]
 
 
 def pairwise_places(statements, group_of, contradicts):
@@ -98,7 +98,7 @@ def test_the_same_as_all_pairs(model):
         context = Context(source, read_settings(source, 5), Coverage(model) if model else None)
         settings = context.settings
         expected = pairwise_overlap(context)
-        assert list(rules["overlap"].check(context)) == expected
+        assert list(rules["overlap"].find(context)) == expected
         num_found["overlap"] += len(expected)
 
         recompute = (*settings.of("recompute"), *settings.of("select_recompute"))

@@ -4,6 +4,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.commands import adaptive
+from mindswap.doctor.model import Machine
 from mindswap.errors import LaunchError
 from tests.builders import document
 
@@ -25,13 +26,20 @@ def test_memory(text, words, size, source):
 
 def test_memory_of_a_machine_without_cards_is_shared_by_its_workers(monkeypatch):
     """80 % of 100 GiB for 8 workers: 10 GiB each."""
-    monkeypatch.setattr(adaptive, "_free_host_memory", lambda: 100 * GIB)
+    monkeypatch.setattr(adaptive, "gather_machine", lambda environ: Machine(host_bytes=100 * GIB))
     assert adaptive._memory("auto", document("context: {device_target: CPU}"), 8)[0] == 10 * GIB
 
 
-@pytest.mark.parametrize(("text", "words"), [("seed: 0", "54"), ("context: {max_device_memory: much}", "auto")])
-def test_memory_that_cannot_be_read(text, words):
-    with pytest.raises(LaunchError, match="write a number with its unit"):
+@pytest.mark.parametrize(
+    ("text", "words", "message"),
+    [
+        ("seed: 0", "54", "write a number with its unit"),
+        ("context: {max_device_memory: much}", "auto", "x.yaml:1:30: context.max_device_memory: 'much'"),
+        ("context: {max_device_memory: 60MiB}", "auto", "allowed: a string such as"),  # MindSpore takes GB only
+    ],
+)
+def test_memory_that_cannot_be_read(text, words, message):
+    with pytest.raises(LaunchError, match=message):
         adaptive._memory(words, document(text), 8)
 
 

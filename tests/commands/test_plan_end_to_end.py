@@ -92,8 +92,8 @@ def test_simulate_says_of_the_file_what_the_plan_said(planned):
 
 
 def test_it_trains_to_the_same_losses(plain, planned, data, tmp_path):  # noqa: F811
-    under_plan = train(tmp_path / "planned", planned[1], data)
-    without = train(tmp_path / "plain", plain, data)
+    under_plan = train(tmp_path / "planned", planned[1], data, fork=True)
+    without = train(tmp_path / "plain", plain, data, fork=True)
     assert (under_plan.exit_code, without.exit_code) == (0, 0), under_plan.log[-3000:]
     kinds = {line.partition(" at layer")[0] for line in under_plan.set_lines}
     assert any("swap" in kind for kind in kinds) and any("recompute" in kind for kind in kinds)

@@ -20,8 +20,9 @@ TEXT = "Swap moves activations to the host, and back before they are needed.\n" 
 class FakeWriter:
     """Writes the samples as they are, one per line."""
 
-    def __init__(self, path, sample_length, *_):
-        self.path, self.length, self.tokens = path, sample_length, array("i")
+    def __init__(self, path, seq_length, is_legacy):
+        assert is_legacy
+        self.path, self.length, self.tokens = path, seq_length + 1, array("i")
 
     def write(self, samples):
         self.tokens.extend(samples)

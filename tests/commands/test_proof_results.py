@@ -125,7 +125,6 @@ def test_what_calibrate_says():
     refused = {**figure, "is_accepted": False, "objection": "too few"}
     fits = (Fit("d2h", 23, 20, "16 samples"), Fit("d2h", 23, None, "too few"))
     assert read_fits({"figures": [figure, refused]}) == fits
-    assert read_fits({"changes": [{"name": "h2d", "before": 1, "after": 2, "basis": "b"}]}) == (Fit("h2d", 1, 2, "b"),)
 
 
 def test_what_verify_cannot_say():

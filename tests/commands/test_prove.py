@@ -14,6 +14,7 @@ from mindswap import cli
 from mindswap.commands.proof_results import read_measured
 from mindswap.commands.proof_runs import calibrated
 from mindswap.commands.proving import Bench
+from mindswap.prove.derive import Wanted
 from mindswap.prove.model import Proof, Simulated, Variant
 from tests.commands.test_proof_results import write_run_with_profile
 
@@ -99,7 +100,7 @@ def test_a_profile_of_a_device_calibrates_the_simulation(done, tmp_path):
     report = json.loads((folder / "report.json").read_text())
     simulated = Simulated(**report["variants"][1]["simulated"])
     write_run_with_profile(tmp_path / "plan")
-    bench = Bench(folder, CONFIG, ("plan",), 3, 2, 2, None, True, False, False, (), lambda text: None)
+    bench = Bench(folder, CONFIG, ("plan",), Wanted(3, 2, 2), None, False, (), lambda text: None)
     run = read_measured(tmp_path / "plan", 0, 1.0)
     variant = Variant("plan", "a plan", str(folder / "plan.yaml"), simulated, measured=run)
     proof = calibrated(bench, Proof("c", "Ascend", "d", 2, 3, variants=(variant,)))

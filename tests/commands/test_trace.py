@@ -12,15 +12,16 @@ from mindswap.session.recorded import capture_of, read_trace
 from mindswap.session.step import load_step
 from tests import forked
 
-CONFIG = Path(__file__).parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+ROOT = Path(__file__).parents[2]
+CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
-    """A trace, made in a process of its own: it leaves MindSpore in PyNative mode."""
+    """A trace, made in a process of its own: it leaves MindSpore in PyNative mode. CONFIG is a relative path."""
     path = tmp_path_factory.mktemp("trace") / "step.json"
-    command = ["-m", "mindswap", "trace", str(CONFIG), "-o", str(path), "--json"]
-    ran = forked.run(command, check=True)
+    command = ["-m", "mindswap", "trace", CONFIG.relative_to(ROOT), "-o", path, "--json"]
+    ran = forked.run(command, cwd=ROOT, check=True)
     return path, json.loads(ran.stdout[ran.stdout.index("{") :])
 
 

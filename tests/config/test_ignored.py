@@ -1,4 +1,4 @@
-from mindswap.config.ignored import ignored_rules, misused_ignore, split_ignored
+from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.problem import Level, Location, Problem
 from tests.builders import document
 
@@ -10,12 +10,13 @@ def problem(rule, level, line=1):
 def test_only_warnings_are_silenced_and_both_parts_are_in_order():
     late, early = problem("overlap", Level.WARNING, 5), problem("overlap", Level.WARNING, 2)
     other, error = problem("swap-off", Level.WARNING, 4), problem("overlap", Level.ERROR, 3)
-    assert split_ignored([late, other, error, early], {"overlap"}) == ((error, other), (early, late))
-
-
-def test_names_are_read_from_the_configuration():
-    assert ignored_rules(document("mindswap: {ignore: [overlap, swap-off]}")) == {"overlap", "swap-off"}
-    assert ignored_rules(document("mindswap: {}")) == frozenset()
+    found = [late, other, error, early]
+    both = document("mindswap: {ignore: [overlap, repeated-layer]}")
+    assert split_ignored(both, found, (), ()) == ((error, other), (early, late))
+    assert split_ignored(document("mindswap: {}"), found, (), {"overlap"}) == ((error, other), (early, late))
+    assert split_ignored(both, found, (), {"swap-off"}) == ((error,), (early, other, late))
+    assert split_ignored(both, found, {"swap-off"}, ()) == ((error,), (early, late))
+    assert split_ignored(document("{}"), found, (), ()) == ((early, error, other, late), ())
 
 
 def test_what_is_no_list_and_what_is_no_rule():

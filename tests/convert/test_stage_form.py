@@ -6,8 +6,8 @@ from mindswap.check.check import check_shape
 from mindswap.convert.compare import resolve_policy
 from mindswap.convert.sections import policy_sections
 from mindswap.convert.stage_form import to_index_form, to_stage_form
+from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
-from mindswap.document.source import document_from_data
 from mindswap.policy.model import Policy
 from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute

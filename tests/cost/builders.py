@@ -2,9 +2,12 @@
 
 from dataclasses import replace
 
+from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.device_file import load_device
 from mindswap.cost.hardware import Device
 from mindswap.cost.profile import Kernel
+from mindswap.document.plain_data import document_from_data
 from mindswap.graph.model import Node, TensorType
 from tests.graph.builders import node
 
@@ -16,6 +19,14 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4, "int32": 4, "int64": 8, "uin
 def device(**changes) -> Device:
     """The generic device with other figures."""
     return replace(GENERIC, **changes)
+
+
+def step_settings(num_shards: int = 1, num_micro_batches: int = 1, **changes) -> StepSettings:
+    """A step with AdamW whose weights the parallel optimizer cuts over so many ranks."""
+    settings = read_step_settings(document_from_data({}, "a step"))
+    return replace(
+        settings, sharding=WeightSharding(num_ranks=num_shards), num_micro_batches=num_micro_batches, **changes
+    )
 
 
 def tensor(*shape: int, dtype: str = "float16") -> TensorType:

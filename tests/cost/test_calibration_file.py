@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.cost.calibration_file import format_device_file, load_measured
-from mindswap.cost.device_file import figure_values, list_devices, load_device, with_figures
+from mindswap.cost.device_file import list_devices, load_device
+from mindswap.cost.hardware import figure_values, with_figures
 from mindswap.cost.kernel_samples import measure
 from mindswap.cost.table import CostTable
 from mindswap.errors import CostError

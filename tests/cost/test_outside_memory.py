@@ -1,7 +1,8 @@
 """Memory beside tensors, by hand."""
 
+from mindswap.config.pipeline import Pipeline
 from mindswap.cost.outside_memory import communication_bytes, list_communicators, workspace_bytes
-from tests.cost.builders import device, operator, tensor
+from tests.cost.builders import device, operator, step_settings, tensor
 
 MIB = 2**20
 CARD = device(kernel_workspace_bytes=16 * MIB, hccl_buffer_bytes=200 * MIB)
@@ -27,11 +28,12 @@ def test_a_device_without_the_figure_has_no_workspace():
 
 
 def test_communicators_of_a_rank():
-    assert list_communicators(1, 1, 1, 1, False) == ()
-    assert list_communicators(8, 1, 1, 1, True) == ("world", "data parallel")
+    assert list_communicators(step_settings()) == ()
+    assert list_communicators(step_settings(8, data_parallel=8)) == ("world", "data parallel")
     pipeline = ("pipeline forward", "pipeline backward", "pipeline loss", "weights")
-    assert list_communicators(2, 4, 1, 4, True) == ("world", "tensor parallel", "data parallel", *pipeline)
-    assert list_communicators(1, 1, 2, 1, False) == ("world", "context parallel")
+    stages = step_settings(2, data_parallel=2, model_parallel=4, pipeline=Pipeline(num_stages=4))
+    assert list_communicators(stages) == ("world", "tensor parallel", "data parallel", *pipeline)
+    assert list_communicators(step_settings(context_parallel=2)) == ("world", "context parallel")
 
 
 def test_each_communicator_has_two_buffers():

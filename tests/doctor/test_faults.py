@@ -9,8 +9,9 @@ import pytest
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job, layer_activation_bytes
-from mindswap.doctor.model import Facts, Finding, Severity
+from mindswap.doctor.model import Facts, Finding
 from mindswap.doctor.text import doctor_to_json, format_doctor
+from mindswap.document.problem import Level
 from mindswap.version import __version__
 from tests.builders import document
 
@@ -258,7 +259,8 @@ def test_a_planted_fault_is_found_and_nothing_else(computer, plant):
     text = format_doctor(facts, [finding])
     assert f"{finding.severity.value}: {finding.what} [{finding.check}]" in text and f"fix:     {finding.fix}" in text
     data = doctor_to_json(facts, [finding])
-    assert data["findings"][0]["check"] == finding.check and data["ok"] == (finding.severity is not Severity.ERROR)
+    shown = data["findings"][0]
+    assert (shown["check"], shown["severity"]) == (finding.check, finding.severity.value)
 
 
 def test_all_faults_at_once(computer):
@@ -271,7 +273,7 @@ def test_all_faults_at_once(computer):
     facts = computer.facts()
     assert len(together) == 15 and set(checks(facts)) == {FAULTS[plant] for plant in together}
     severities = [finding.severity for finding in examine(facts)]
-    assert severities == sorted(severities, key=lambda severity: severity is Severity.WARNING)
+    assert severities == sorted(severities, key=lambda severity: severity is Level.WARNING)
 
 
 def test_a_small_shared_memory(computer):
@@ -288,6 +290,6 @@ def test_activations_of_a_layer_of_llama2_7b():
 
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):
     facts = computer.facts()
-    finding = Finding("configuration", Severity.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
+    finding = Finding("configuration", Level.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
     text = format_doctor(facts, [finding])
     assert "\\x1b[31m.yaml" in text and "\x1b" not in text and "\x07" not in text

@@ -1,5 +1,7 @@
+import pytest
+
 from mindswap.document.nodes import to_data
-from mindswap.document.source import document_from_data
+from mindswap.document.plain_data import document_from_data
 from tests.builders import document
 
 BASE = document("""
@@ -42,6 +44,14 @@ def test_a_changed_value_comes_from_the_command_line():
 def test_one_and_true_are_different_values():
     made = document_from_data({"swap_config": {"swap": 1}}, "my.py", base=BASE)
     assert place(made.get("swap_config", "swap")) == "command line"
+
+
+@pytest.mark.parametrize("data", [{"swap_config": None}, {"swap_config": {"layer_swap": None}}])
+def test_nothing_in_the_place_of_a_mapping_or_a_list_is_nothing(data):
+    """Both have no scalar, as null has none; they are different all the same."""
+    made = document_from_data(data, "my.py", base=BASE)
+    node = made.get("swap_config", *data["swap_config"] or ())
+    assert node.is_null and place(node) == "command line"
 
 
 def test_objects_count_as_what_they_say_they_are():

@@ -8,6 +8,5 @@ from mindswap.graph.load import BYTES_PER_ELEMENT
 
 @pytest.mark.parametrize(("dtype", "size_bytes"), BYTES_PER_ELEMENT.items())
 def test_bytes_of_an_element_are_those_of_numpy(dtype, size_bytes):
-    """`float` and `double` are MindIR's names for float32 and float64; NumPy has no bfloat16, which has 16 bits."""
-    names = {"float": "float32", "double": "float64", "bfloat16": "uint16"}
-    assert size_bytes == np.dtype(names.get(dtype, dtype)).itemsize
+    """NumPy has no bfloat16, which has 16 bits."""
+    assert size_bytes == np.dtype("uint16" if dtype == "bfloat16" else dtype).itemsize

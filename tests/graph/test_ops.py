@@ -21,11 +21,8 @@ from mindswap.graph.ops import (
     OpClass,
     Unit,
     classify,
-    cut_of,
-    gradient_of_collective,
     is_kernel,
-    products_of_attention,
-    vector_rate,
+    line_of,
 )
 from mindswap.graph.ranks.split_rules import RULES
 
@@ -39,12 +36,8 @@ def test_every_operator_stands_in_one_line():
 def test_an_operator_without_a_line_is_an_element_wise_kernel():
     assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, Unit.VECTOR)
     assert is_kernel("SomethingNew")
-    assert (cut_of("SomethingNew"), vector_rate("SomethingNew"), gradient_of_collective("SomethingNew")) == (
-        None,
-        "",
-        "",
-    )
-    assert products_of_attention("SomethingNew") is None
+    line = line_of("SomethingNew")
+    assert (line.cut, line.rate, line.gradient, line.products) == (None, "", "", None)
 
 
 @pytest.mark.parametrize(
@@ -125,10 +118,10 @@ def test_every_cut_has_a_rule():
 
 
 def test_rates_are_those_of_devices():
-    assert {rate for name in NAMES if (rate := vector_rate(name))} == set(load_device().vector_rates)
+    assert {rate for name in NAMES if (rate := line_of(name).rate)} == set(load_device().vector_rates)
 
 
 def test_a_collective_is_the_gradient_of_its_gradient():
-    pairs = {name: gradient for name in NAMES if (gradient := gradient_of_collective(name))}
+    pairs = {name: gradient for name in NAMES if (gradient := line_of(name).gradient)}
     assert pairs["AllGather"] == "ReduceScatter"
     assert all(pairs[gradient] == name for name, gradient in pairs.items())

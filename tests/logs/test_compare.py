@@ -152,10 +152,9 @@ def test_pieces_left_over_make_repaired_lines_unsure():
     assert not report(log_text([*SET[:3], one + START[0], "0\n", other + START[0], START[0]])).is_ok
 
 
-@pytest.mark.parametrize("num_workers", [None, 4])
-def test_missing_logs(num_workers):
+def test_missing_logs():
     logs = [scan(log_text(), worker) for worker in (0, 3)]
-    (finding,) = compare_logs(EXPECTED, logs, num_workers).findings
+    (finding,) = compare_logs(EXPECTED, logs).findings
     assert (finding.workers, finding.level, finding.message) == ((1, 2), FindingLevel.ERROR, "no log")
 
 

@@ -1,7 +1,5 @@
 """Problems of a 2.x text, found against the toy model of `cases.py`."""
 
-import json
-
 from mindswap.document.parse import parse_document
 from mindswap.mindformers_2x.check import PynativeCheck, check_pynative
 from mindswap.mindformers_2x.tables import Model, paths_from_outline
@@ -10,7 +8,7 @@ from tests.mindformers_2x.cases import HEADER, OUTLINE
 __all__ = ["MODEL", "check_2x", "found_2x"]
 
 # Four layers of the toy model.
-MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 4, "the toy model")
+MODEL = Model((paths_from_outline(OUTLINE),) * 4, "the toy model")
 
 
 def check_2x(sections: str, header: str = HEADER, model: Model | None = MODEL) -> PynativeCheck:

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.mindformers_2x.layers import indices_of, parse_spec, to_specs
+from mindswap.mindformers_2x.layers import indices_of, parse_spec
 from tests.builders import document
 
 
@@ -22,7 +22,3 @@ def test_what_upstream_refuses(text):
 
 def test_layers_of_the_model_only():
     assert indices_of([spec("2-9"), spec("0"), spec("3")], 4) == (0, 2, 3)
-
-
-def test_runs_are_joined():
-    assert to_specs([5, 0, 2, 1, 2]) == ["0-2", "5"]

@@ -11,7 +11,7 @@ from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
 from mindswap.simulate.build import StageLayout
 from mindswap.simulate.placing import TransferCosts
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 
 NO_LIMIT = 10**12
 
@@ -119,14 +119,14 @@ class ToySpace(Space):
         made = []
         for i, tensor in enumerate(tensors):
             last_forward = min(i + 1, len(tensors) - 1)
-            uses = Uses(last_forward, first.get(i), last.get(i))
+            uses = Uses(last_forward, first.get(i, NO_OP), last.get(i, NO_OP))
             distance = max(int(row[i + 1]), 0)
             made.append(
                 BlockTensor(f"t{i}", tensor.size_bytes, True, False, i, uses, None, distance, int(distance > 0))
             )
             if i in again:
                 begin, end = again[i]
-                made.append(BlockTensor(f"t{i}", tensor.size_bytes, False, True, begin, Uses(None, begin, end), None))
+                made.append(BlockTensor(f"t{i}", tensor.size_bytes, False, True, begin, Uses(NO_OP, begin, end), None))
         return Block(forward, tuple(backward), tuple(made), ())
 
 

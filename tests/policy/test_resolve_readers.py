@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.check.context import Context
-from mindswap.document.source import document_from_data
+from mindswap.document.plain_data import document_from_data
 from mindswap.effect.recompute import compare_recompute
 from mindswap.effect.swap import compare_effect
 from mindswap.graph.memory import OperatorNames

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.document.source import document_from_data
+from mindswap.document.plain_data import document_from_data
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.schema import RECOMPUTE_FLAGS
 from mindswap.stage.applied import as_applied, recomputed_operators

@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.check.check import check_shape
 from mindswap.config.pipeline import Pipeline
-from mindswap.document.source import document_from_data
+from mindswap.document.plain_data import document_from_data
 from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.stage.counts import layers_of_stage_counts

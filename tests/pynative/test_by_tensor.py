@@ -4,7 +4,7 @@ Operators of forward: 0 `attention.wq.matmul` makes Q, 1 `feed_forward.mul` read
 copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16, 16 and 64 bytes.
 """
 
-import json
+from dataclasses import replace
 
 from mindswap.document.parse import parse_document
 from mindswap.mindformers_2x.check import check_pynative
@@ -31,7 +31,7 @@ OUTLINE = {
         "mlp": {"calls": ["mul"], "cells": {"linear_fc2": {"calls": ["matmul"]}}},
     }
 }
-MODEL = Model((paths_from_outline(json.dumps(OUTLINE)),) * 2, "by hand")
+MODEL = Model((paths_from_outline(OUTLINE),) * 2, "by hand")
 
 
 def step():
@@ -49,19 +49,36 @@ def step():
     return Trace(2, operators, storages, saves, ())
 
 
-def of_policy(**entries):
+def of_policy(trace=None, **entries):
     policy = Policy(is_swap_enabled=True, **entries)
-    return fate_in_1_9(step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
+    return fate_in_1_9(trace or step(), [resolve_layer(policy, index, LAYER) for index in range(2)])
 
 
-def of_text(text):
+def of_text(text, trace=None):
     header = "training: {}\nparallelism: {}\nmodel: {num_hidden_layers: 2}\n"
-    return fate_in_2x(step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect)
+    return fate_in_2x(
+        trace or step(), check_pynative(parse_document((header + text).encode(), "x.yaml"), model=MODEL).effect
+    )
 
 
 def test_in_1_9_a_tensor_goes_with_its_maker_and_a_copy_of_a_view_with_what_made_the_view():
     assert of_policy(op_swap=(OpSwap(r"feed_forward\.mul", ALL_LAYERS, 1),)).moved == {PRODUCT}
     assert of_policy(op_swap=(OpSwap("attention", ALL_LAYERS, 1),)).moved == {COPY}
+
+
+def test_where_an_operator_may_be_another_one_both_have_to_be_named():
+    """`mul`, or another `Mul` of that cell, makes M and saves the copy: `mul` alone does not say so, the cell does."""
+    trace = step()
+    unsure = replace(trace.operators[2], also=("mul2",))
+    trace = replace(trace, operators=(*trace.operators[:2], unsure, *trace.operators[3:]))
+    assert of_policy(trace, op_swap=(OpSwap(r"feed_forward\.mul", ALL_LAYERS, 1),)).moved == frozenset()
+    assert of_policy(trace, op_swap=(OpSwap("feed_forward", ALL_LAYERS, 1),)).moved == {PRODUCT}
+    swap = "swap: {enable: True, op_swap: [{op_name: 'mlp%s', layers: [0]}]}"
+    assert of_text(swap % r"\.mul", trace).moved == frozenset()
+    assert of_text(swap % "", trace).moved == {COPY, PRODUCT}
+    names = {"attention", "feed_forward", "feed_forward.mul"}
+    assert choose_1_9(trace, frozenset({PRODUCT}), names.__contains__).paths == {"feed_forward": (0,)}
+    assert choose_2x(trace, frozenset({COPY}), MODEL.layers[0], 1).paths == {}
 
 
 def test_in_2x_a_tensor_goes_with_the_cell_that_saves_it():

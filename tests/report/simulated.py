@@ -14,9 +14,10 @@ import numpy as np
 
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.memory import profile_memory
+from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.program import MemoryKind, OpKind, Program
-from mindswap.simulate.summary import build_report
+from mindswap.simulate.summary import find_causes, measure_stages
+from mindswap.simulate.summary_layers import measure_layers
 from mindswap.simulate.summary_model import DeviceFigure, SimulationReport
 from mindswap.simulate.timeline import StepTerm
 from tests.simulate.builders import Copy, Op, Span, program_of
@@ -50,21 +51,26 @@ def small_program() -> Program:
 def report_of(program: Program, **changes) -> SimulationReport:
     """The report of a program, with one GiB of each static part."""
     timeline = simulate(program)
+    stages = measure_stages(timeline, [StaticMemory(GIB, GIB, GIB, GIB)] * program.num_stages)
     settings = {
         "title": "small.yaml",
         "device_title": "Atlas 800T A2",
         "figures": FIGURES,
+        "terms": (),
         "num_tokens": 4096,
+        "num_cards": program.num_stages,
         "model_flops": 10**12,
         "peak_flops": 10**14,
-        "num_cards": program.num_stages,
-        **changes,
+        "budget_bytes": None,
+        "host_bytes_per_node": host_bytes_per_node([stage.host_bytes for stage in stages], program.num_stages, 8),
+        "notes": (),
     }
-    return build_report(
-        timeline,
-        [profile_memory(timeline, stage) for stage in range(program.num_stages)],
-        [StaticMemory(GIB, GIB, GIB, GIB)] * program.num_stages,
-        **settings,
+    return SimulationReport(
+        timeline=timeline,
+        stages=stages,
+        layers=measure_layers(timeline),
+        causes=find_causes(timeline),
+        **{**settings, **changes},
     )
 
 

@@ -1,11 +1,12 @@
 """A proof as text and JSON, on made-up runs."""
 
-import json
 from dataclasses import replace
 
 from mindswap.prove.checks import make_checks
+from mindswap.report.answer import answer_text
 from mindswap.report.proof_text import figure_rows, format_proof, proof_to_json
 from tests.prove.builders import GIB, LOSSES, measured, proof, with_yaml
+from tests.schema import answer_of
 
 
 def checked(whole):
@@ -45,9 +46,8 @@ def test_what_failed_says_what_was_expected_and_seen():
     assert "    first in worker 0, step 5: 9.5 with swap off, 9.0" in text
 
 
-def test_the_json_says_what_it_is_and_has_every_step():
-    data = json.loads(json.dumps(proof_to_json(checked(proof()))))
-    assert (data["schema"], data["version"], data["ok"]) == ("mindswap.prove", 1, True)
+def test_the_json_fits_its_schema_and_has_every_step():
+    data = answer_of(answer_text("prove", proof_to_json(checked(proof())), True))
     assert data["checks"][0]["verdict"] == "pass"
     assert data["variants"][1]["measured"]["workers"][0]["steps"][0]["loss"] == 10.5
     assert data["variants"][1]["measured"]["overlap"]["hidden_ns"] == 36_000_000

@@ -11,8 +11,8 @@ def test_columns_are_as_wide_as_their_widest_cell():
 
 
 def test_equal_layers_are_one_in_order_of_the_first():
-    assert group_equal("abab", str) == [("layers 0, 2", "a"), ("layers 1, 3", "b")]
-    assert group_equal("aa", str, [4, 5]) == [("layers 4-5", "a")]
+    assert group_equal("abab", str, range(4)) == [([0, 2], "a"), ([1, 3], "b")]
+    assert group_equal("aA", str.lower, [4, 5]) == [([4, 5], "a")]
 
 
 def test_one_is_no_several():

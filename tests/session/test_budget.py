@@ -1,8 +1,15 @@
+import pytest
+
 from mindswap.cost.device_file import load_device
+from mindswap.cost.outside_memory import communication_bytes
+from mindswap.cost.settings import read_cost_settings
+from mindswap.cost.table import CostTable
 from mindswap.policy.model import Policy
+from mindswap.session.device import with_environment, within_configuration
 from mindswap.session.plan import budget_doubt, budget_of
-from mindswap.session.step import Step, within_configuration
+from mindswap.session.step import Step
 from tests.builders import document
+from tests.simulate.steps import model
 
 GIB = 2**30
 
@@ -10,8 +17,9 @@ GIB = 2**30
 def step(text="{}", **overrides):
     """A step that is planned for nothing but its budget: atlas_800t_a2 has 58 GiB, its margin is 5 %."""
     config = document(text)
-    device = within_configuration(load_device("atlas_800t_a2", overrides), config)
-    return Step(config, Policy(), None, device, None)
+    made = model()
+    made.costs = CostTable(within_configuration(load_device("atlas_800t_a2", overrides), config))
+    return Step(config, Policy(), made, None)
 
 
 def test_a_margin_of_the_device_stays_free():
@@ -45,3 +53,21 @@ def test_a_named_budget_above_the_configuration_is_doubted():
         "context.max_device_memory, x.yaml:1:31, is 30.0 GiB, less than the budget: raise it, or plan for less"
     )
     assert budget_doubt(asked, 30 * GIB) == budget_doubt(step(), 99 * GIB) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "size_mib", "source"),
+    [
+        ("120", "{}", 2 * 120 * 3, "environment, HCCL_BUFFSIZE=120"),
+        ("120", "{mindswap: {hccl_buffer: 50MiB}}", 2 * 50 * 3, "set by the user"),
+        ("", "{mindswap: {hccl_buffer: 50MiB}}", 2 * 50 * 3, "set by the user"),
+        ("0", "{}", 2 * 200 * 3, "CANN 8.5"),
+        ("1GB", "{}", 2 * 200 * 3, "CANN 8.5"),
+    ],
+)
+def test_buffers_of_hccl_follow_the_configuration_then_the_environment(value, text, size_mib, source):
+    """Two for each of three communicators; 200 MiB by the device file."""
+    device = load_device("atlas_800t_a2", read_cost_settings(document(text)).overrides)
+    device = with_environment(device, {"HCCL_BUFFSIZE": value})
+    assert communication_bytes(("world", "tensor parallel", "data parallel"), device) == size_mib * 2**20
+    assert device.sources["hccl_buffer"].startswith(source)

@@ -3,7 +3,7 @@
 import pytest
 
 from mindswap.errors import GraphError
-from mindswap.session.step import read_skew
+from mindswap.session.capture import read_skew
 
 
 def test_a_skew_in_thousandths():

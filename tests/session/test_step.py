@@ -2,7 +2,6 @@
 
 import pytest
 
-from mindswap.cost.device_file import load_device
 from mindswap.document.parse import parse_document
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
@@ -15,4 +14,4 @@ def test_what_cannot_be_simulated_is_said_with_its_place():
     document = parse_document("recompute_config:\n  select_recompute: ['.*']\n", "x.yaml")
     policy = Policy(True, select_recompute=(OpRecompute(".*", ALL_LAYERS),))
     with pytest.raises(SimulationError, match=r"x\.yaml:2:21: layer 0: .*\n    fix: recompute without add: "):
-        Step(document, policy, model(6), load_device("generic", {}), None).simulate()
+        Step(document, policy, model(6), None).simulate()

@@ -8,7 +8,7 @@ from mindswap.graph.ranks.collectives import Collective
 from mindswap.simulate.blocks import cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.placing import TransferCosts
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 from tests.graph.builders import KIB
 from tests.simulate.steps import TREE, hand_graph
 
@@ -32,20 +32,20 @@ def ops(block_ops):
 def test_a_collective_behind_its_operator():
     """gelu reads what the collective gives; the rest follows."""
     assert ops(cut(matmul1=Collective("AllReduce", KIB, 8)).layers[1].forward) == [
-        ("mlp.matmul", OpKind.FORWARD, 10, None),
+        ("mlp.matmul", OpKind.FORWARD, 10, NO_OP),
         ("mlp.matmul AllReduce", OpKind.COLLECTIVE, 77, 0),
         ("mlp.gelu", OpKind.FORWARD, 10, 1),
-        ("mul", OpKind.FORWARD, 10, None),
-        ("add", OpKind.FORWARD, 10, None),
+        ("mul", OpKind.FORWARD, 10, NO_OP),
+        ("add", OpKind.FORWARD, 10, NO_OP),
     ]
 
 
 def test_a_collective_before_its_operator():
     block = cut(**{FIRST: Collective("AllReduce", KIB, 8, is_before=True)}).layers[1]
     assert ops(block.backward)[:3] == [
-        ("mul AllReduce", OpKind.COLLECTIVE, 77, None),
+        ("mul AllReduce", OpKind.COLLECTIVE, 77, NO_OP),
         ("mul", OpKind.BACKWARD, 10, 0),
-        ("mlp.gelu", OpKind.BACKWARD, 10, None),
+        ("mlp.gelu", OpKind.BACKWARD, 10, NO_OP),
     ]
 
 
@@ -56,8 +56,8 @@ def test_a_collective_waits_for_the_maker_of_the_first_operand_only():
     gather = {"add1": (Collective("AllGather", KIB, 8, is_before=True),)}
     block = cut_blocks(step, lambda node, work: 10, NAMES, gather, lambda one: 77).layers[1]
     assert ops(block.forward)[1:] == [
-        ("mlp.gelu", OpKind.FORWARD, 10, None),
-        ("mul", OpKind.FORWARD, 10, None),
+        ("mlp.gelu", OpKind.FORWARD, 10, NO_OP),
+        ("mul", OpKind.FORWARD, 10, NO_OP),
         ("add AllGather", OpKind.COLLECTIVE, 77, 1),
         ("add", OpKind.FORWARD, 10, 3),
     ]

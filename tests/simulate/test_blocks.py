@@ -88,7 +88,7 @@ def test_what_a_layer_reads_of_others():
     # h is read by matmul and add, and by matmul_grad.
     assert reads[Source.BEFORE, True].uses == uses(3, 2, 2)
     # Of the layer behind comes the gradient, for mul_grad and for the sum.
-    assert reads[Source.BEHIND, False].uses == uses(None, 0, 3)
+    assert reads[Source.BEHIND, False].uses == uses(NO_OP, 0, 3)
     assert reads[Source.SHARED, True].uses == uses(2, 0, 0)
     assert len(reads) == 3
 
@@ -110,7 +110,7 @@ def test_recomputed_operators_and_their_tensors():
     assert labels(block.backward) == ["mlp.gelu", "mul", "mlp.gelu", "mlp.matmul", "add"]
     assert block.backward[0].kind is OpKind.RECOMPUTE
     (again,) = [tensor for tensor in block.tensors if tensor.is_again]
-    assert (str(again.label), again.made_at, again.uses) == ("mlp.gelu", 0, uses(None, 1, 1))
+    assert (str(again.label), again.made_at, again.uses) == ("mlp.gelu", 0, uses(NO_OP, 1, 1))
 
 
 def test_copies():

@@ -3,7 +3,7 @@
 from mindswap.graph.model import TensorType
 from mindswap.graph.ranks.ring import Kernel, Round
 from mindswap.simulate.block_parts import BlockOp
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
 
 CONCAT, SPLIT, ADD = Kernel("Concat", 2), Kernel("Split", 3), Kernel("Add", 5)
@@ -21,19 +21,19 @@ def test_an_exchange_goes_on_beside_attention():
     assert [(op.kind is OpKind.COLLECTIVE, op.duration_ns, op.wait_op) for op in ops] == [
         (False, 2, 4),  # 7: concat, waits for what attention waits for
         (True, 30, 7),  # 8: sends it
-        (False, 50, None),  # 9: attention of its own keys
+        (False, 50, NO_OP),  # 9: attention of its own keys
         (False, 5, 8),  # 10: split and concat of what came
         (True, 30, 10),  # 11
-        (False, 105, None),  # 12
+        (False, 105, NO_OP),  # 12
         (False, 3, 11),  # 13
-        (False, 105, None),  # 14
+        (False, 105, NO_OP),  # 14
     ]
 
 
 def test_two_exchanges_one_after_the_other():
     own = BlockOp("g", OpKind.BACKWARD, 999)
     ops = ring_ops(own, (Round((CONCAT,), 2, 50, ()), Round((SPLIT,), 0, 50, ())), 0, time_ns, 30)
-    assert [op.wait_op for op in ops] == [None, 0, 1, None, 2, None]
+    assert [op.wait_op for op in ops] == [NO_OP, 0, 1, NO_OP, 2, NO_OP]
 
 
 def test_buffers():

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from mindswap.simulate.program import OpKind
-from mindswap.simulate.stage_pass import NONE, WEIGHT_HALF, StagePass, cut_backward
+from mindswap.simulate.program import NO_OP, OpKind
+from mindswap.simulate.stage_pass import WEIGHT_HALF, StagePass, cut_backward
 
 BACKWARD, COLLECTIVE = OpKind.BACKWARD, OpKind.COLLECTIVE
 
@@ -14,7 +14,7 @@ def test_both_halves_of_a_backward():
     columns = {
         "duration_ns": np.array([0, 10, 20, 30, 40, 50, 60]),
         "kind": np.array(kind),
-        "wait_op": np.array([NONE, 0, 1, 2, 2, 2, 5]),
+        "wait_op": np.array([NO_OP, 0, 1, 2, 2, 2, 5]),
         "label": np.arange(7),
         "layer": np.zeros(7, int),
         "is_weight": np.array([False, False, False, True, False, True, False]),
@@ -22,10 +22,10 @@ def test_both_halves_of_a_backward():
     first, second, places = cut_backward(StagePass(columns, {3: 1}, receive=3, send=2))
     assert first.columns["duration_ns"].tolist() == [0, 10, 20, 40, 60]
     # SEND, which came behind a w, waits for the g before that.
-    assert first.columns["wait_op"].tolist() == [NONE, 0, 1, 2, 3]
+    assert first.columns["wait_op"].tolist() == [NO_OP, 0, 1, 2, 3]
     assert (first.receive, first.send) == (3, 2)
     assert second.columns["duration_ns"].tolist() == [30, 50]
-    assert second.columns["wait_op"].tolist() == [NONE, NONE]
-    assert second.wait_half.tolist() == [2, 2]  # the AllReduce, from the begin of the first half
+    assert second.columns["wait_op"].tolist() == [NO_OP, NO_OP]
+    assert second.columns["wait_half"].tolist() == [2, 2]  # the AllReduce, from the begin of the first half
     assert (second.receive, second.send) == (None, None)
     assert places.tolist() == [0, 1, 2, WEIGHT_HALF, 3, WEIGHT_HALF + 1, 4]

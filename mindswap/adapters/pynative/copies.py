@@ -7,10 +7,11 @@ device was there to run the second**; it is chosen only if asked for by name.
 
 import ctypes
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import mindspore as ms
 import numpy as np
@@ -34,31 +35,53 @@ class Copy:
         pending: what the last copy is waited for with.
     """
 
-    storage: object
+    storage: Any
     size_bytes: int
-    host: object
-    pending: object = None
+    host: Any
+    pending: Any = None
 
 
-class Copies(Protocol):
-    """What an executor asks of a device."""
+class Copies(ABC):
+    """What an executor asks of a device.
 
-    host_bytes: int
+    Attributes:
+        host_bytes: on the host at this moment; memory that was given back is used again.
+    """
 
+    def __init__(self) -> None:
+        self.host_bytes = 0
+        self._free: dict[int, list[Any]] = {}
+
+    @abstractmethod
     def offload(self, storage) -> Copy:
         """Start the copy to the host."""
 
+    @abstractmethod
     def release(self, copy: Copy, poison: bool = False) -> None:
         """Wait for the copy to the host, and give the device memory back; with `poison` filled with NaN before."""
 
+    @abstractmethod
     def prefetch(self, copy: Copy) -> None:
         """Take device memory, and start the copy from the host."""
 
     def wait(self, copy: Copy) -> None:
-        """Wait for the copy from the host, and give the host memory back."""
+        """Wait for the last copy, whichever way it goes, and give the host memory back."""
+        self._finish(copy)
+        self.host_bytes -= copy.size_bytes
+        self._free.setdefault(copy.size_bytes, []).append(copy.host)
+        copy.host = None
 
-    def discard(self, copy: Copy) -> None:
-        """Give the host memory back; the data is lost."""
+    @abstractmethod
+    def _new_host(self, size: int) -> Any: ...
+
+    @abstractmethod
+    def _finish(self, copy: Copy) -> None: ...
+
+    def _begin(self, storage) -> Copy:
+        size = storage.size()
+        self.host_bytes += size
+        pool = self._free.get(size)
+        return Copy(storage, size, pool.pop() if pool else self._new_host(size))
 
 
 def default_copies(device_target: str) -> Copies:
@@ -76,64 +99,43 @@ def default_copies(device_target: str) -> Copies:
     return ThreadCopies()
 
 
-class ThreadCopies:
+class ThreadCopies(Copies):
     """Copies by a thread; `np.copyto` lets Python go on meanwhile."""
 
     def __init__(self) -> None:
-        self.host_bytes = 0
-        self._free: dict[int, list[mmap.mmap]] = {}
+        super().__init__()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mindswap-copy")
 
     def offload(self, storage) -> Copy:
-        """See `Copies`; the address is asked for here, which waits for the kernel that makes the data."""
-        size = storage.size()
-        host = self._take(size)
-        pending = self._pool.submit(np.copyto, _view(host, size), _device_view(storage))
-        return Copy(storage, size, host, pending)
+        """The address is asked for here, which waits for the kernel that makes the data."""
+        copy = self._begin(storage)
+        copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(storage))
+        return copy
 
     def release(self, copy: Copy, poison: bool = False) -> None:
         """See `Copies`."""
-        _finish(copy)
+        self._finish(copy)
         pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
         if poison:
             _device_view(copy.storage)[:] = POISON
-        copy.storage.resize_(0)  # type: ignore[attr-defined]
+        copy.storage.resize_(0)
 
     def prefetch(self, copy: Copy) -> None:
         """See `Copies`."""
-        copy.storage.resize_(copy.size_bytes)  # type: ignore[attr-defined]
-        target = _device_view(copy.storage)
-        copy.pending = self._pool.submit(np.copyto, target, _view(copy.host, copy.size_bytes))
+        copy.storage.resize_(copy.size_bytes)
+        copy.pending = self._pool.submit(np.copyto, _device_view(copy.storage), _host_view(copy))
 
-    def wait(self, copy: Copy) -> None:
-        """See `Copies`."""
-        _finish(copy)
-        self._give_back(copy)
+    def _new_host(self, size: int) -> mmap.mmap:
+        return mmap.mmap(-1, size)  # anonymous and shared
 
-    def discard(self, copy: Copy) -> None:
-        """See `Copies`."""
-        _finish(copy)
-        self._give_back(copy)
-
-    def _take(self, size: int) -> mmap.mmap:
-        self.host_bytes += size
-        pool = self._free.get(size)
-        return pool.pop() if pool else mmap.mmap(-1, size)  # anonymous and shared
-
-    def _give_back(self, copy: Copy) -> None:
-        self.host_bytes -= copy.size_bytes
-        self._free.setdefault(copy.size_bytes, []).append(copy.host)  # type: ignore[arg-type]
-        copy.host = None
+    def _finish(self, copy: Copy) -> None:
+        if isinstance(copy.pending, Future):
+            copy.pending.result()
+            copy.pending = None
 
 
-def _finish(copy: Copy) -> None:
-    if isinstance(copy.pending, Future):
-        copy.pending.result()
-        copy.pending = None
-
-
-def _view(host, size: int) -> np.ndarray:
-    return np.frombuffer(host, np.uint8, size)
+def _host_view(copy: Copy) -> np.ndarray:
+    return np.frombuffer(copy.host, np.uint8, copy.size_bytes)
 
 
 def _device_view(storage) -> np.ndarray:
@@ -142,7 +144,7 @@ def _device_view(storage) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
 
 
-class StreamCopies:
+class StreamCopies(Copies):
     """Copies on a stream of their own, to pinned memory. Written for Ascend, and never run: there was no device.
 
     Memory is taken on the compute stream before the copy is put on the copy stream, as the pool of MindSpore is
@@ -154,44 +156,31 @@ class StreamCopies:
     """
 
     def __init__(self, runtime: Any = None, pinned: Callable[[int], Any] | None = None) -> None:
-        self.host_bytes = 0
+        super().__init__()
         self._runtime = runtime or ms.runtime
         self._pinned = pinned or _pinned_tensor
         self._stream = self._runtime.Stream()
-        self._free: dict[int, list[Any]] = {}
 
     def offload(self, storage) -> Copy:
         """See `Copies`."""
-        size = storage.size()
-        pool = self._free.get(size)
-        host = pool.pop() if pool else self._pinned(size)
-        self.host_bytes += size
-        copy = Copy(storage, size, host)
-        self._run(lambda: host.untyped_storage().copy_(storage, True), copy)
+        copy = self._begin(storage)
+        self._run(lambda: copy.host.untyped_storage().copy_(storage, True), copy)
         return copy
 
     def release(self, copy: Copy, poison: bool = False) -> None:
         """See `Copies`."""
         self._finish(copy)
-        copy.storage.resize_(0)  # type: ignore[attr-defined]
+        copy.storage.resize_(0)
 
     def prefetch(self, copy: Copy) -> None:
         """See `Copies`."""
-        copy.storage.resize_(copy.size_bytes)  # type: ignore[attr-defined]
-        self._run(lambda: copy.storage.copy_(copy.host.untyped_storage(), True), copy)  # type: ignore[attr-defined]
+        copy.storage.resize_(copy.size_bytes)
+        self._run(lambda: copy.storage.copy_(copy.host.untyped_storage(), True), copy)
 
-    def wait(self, copy: Copy) -> None:
-        """See `Copies`."""
-        self._finish(copy)
-        self.discard(copy)
+    def _new_host(self, size: int) -> Any:
+        return self._pinned(size)
 
-    def discard(self, copy: Copy) -> None:
-        """See `Copies`."""
-        self.host_bytes -= copy.size_bytes
-        self._free.setdefault(copy.size_bytes, []).append(copy.host)
-        copy.host = None
-
-    def _run(self, start, copy: Copy) -> None:
+    def _run(self, start: Callable[[], object], copy: Copy) -> None:
         """On the copy stream, behind what compute has been given so far."""
         self._stream.wait_stream(self._runtime.current_stream())
         with self._runtime.StreamCtx(self._stream):

@@ -5,6 +5,8 @@ They are on only where the YAML says `mindswap: {cpu_stand_ins: True}`, the devi
 in graph mode such a network compiles as it is, and does not train. `hidden_dropout: 0` has to stand in the YAML.
 """
 
+from types import SimpleNamespace
+
 import mindspore as ms
 from mindformers.parallel_core.training_graph import loss_func
 from mindformers.parallel_core.training_graph.base_models.common.embeddings import rotary_pos_embedding
@@ -44,19 +46,9 @@ class CpuOuter(nn.Cell):
         return self
 
 
-class _CpuMint:
-    """`mindspore.mint` with an embedding that has a CPU kernel."""
-
-    class nn:  # noqa: N801 named as in MindSpore
-        """As `mint.nn`."""
-
-        class functional:  # noqa: N801 named as in MindSpore
-            """As `mint.nn.functional`."""
-
-            @staticmethod
-            def embedding(indices, weight):
-                """Rows of a matrix."""
-                return ops.gather(weight, indices, 0)
+def _embedding(indices, weight):
+    """Rows of a matrix; that of `mindspore.mint` has no CPU kernel."""
+    return ops.gather(weight, indices, 0)
 
 
 def _call_morph(morph, *args):
@@ -72,5 +64,5 @@ def replace_cpu_cells() -> None:
     rotary_pos_embedding.Outer = CpuOuter
     loss_func.OneHotExt = CpuOneHot
     loss_func.ZerosLikeExt = ops.ZerosLike
-    layers.mint = _CpuMint
+    layers.mint = SimpleNamespace(nn=SimpleNamespace(functional=SimpleNamespace(embedding=_embedding)))
     replace_expert_cells()

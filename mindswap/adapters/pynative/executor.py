@@ -8,6 +8,7 @@ way through the network) everything is brought back, the pass goes on without sw
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from mindswap.adapters.pynative.copies import Copies, Copy
 from mindswap.errors import ApplyError
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 class _Live:
     """A saved storage during a pass."""
 
-    tensor: object
-    storage: object
+    tensor: Any
+    storage: Any
     version: int
     address: int
 
@@ -59,7 +60,6 @@ class Executor:
         self.totals: Totals | None = None
         self.num_passes = self.num_deviations = 0
         self.was_different = False
-        self.actions_done: list[Action] = []
         self._moved = frozenset(schedule.moved)
         self._copies: dict[int, Copy] = {}
         self._released: set[int] = set()
@@ -69,7 +69,7 @@ class Executor:
     def device_bytes(self) -> tuple[int, int]:
         """Memory that moved storages have at this moment, as the ledger says and as MindSpore says; for audits."""
         booked = sum(size for index, size in self._ledger.device.items() if index in self._moved)
-        return booked, sum(live.storage.size() for live in self._live.values())  # type: ignore[attr-defined]
+        return booked, sum(live.storage.size() for live in self._live.values())
 
     def _start(self) -> None:
         self._position = 0
@@ -77,7 +77,6 @@ class Executor:
         self._has_saved = False
         self._live: dict[int, _Live] = {}
         self._ledger = Ledger()
-        self.actions_done = []
 
     # -- what the watch tells -------------------------------------------------------------------
 
@@ -161,7 +160,6 @@ class Executor:
     def _act(self) -> None:
         for action in self.schedule.actions[self._position]:
             self._do(action)
-            self.actions_done.append(action)
         self._ledger.end_event()
         self._position += 1
         if self._position == len(self.schedule.events):
@@ -180,7 +178,7 @@ class Executor:
         elif action.kind is ActionKind.PREFETCH:
             self.copies.prefetch(self._copies[index])
             self._released.discard(index)
-            size = self._live[index].storage.size()  # type: ignore[attr-defined]
+            size = self._live[index].storage.size()
         elif action.kind is ActionKind.WAIT:
             self.copies.wait(self._copies.pop(index))
         elif action.kind is ActionKind.DROP:
@@ -189,11 +187,11 @@ class Executor:
 
     def _check_version(self, index: int) -> None:
         live = self._live[index]
-        if live.tensor._version != live.version:  # type: ignore[attr-defined]
+        if live.tensor._version != live.version:
             self._bring_all_back()
             self._is_following = False
             raise ApplyError(
-                f"a tensor of shape {tuple(live.tensor.shape)} was changed in place after autograd saved it: "  # type: ignore[attr-defined]
+                f"a tensor of shape {tuple(live.tensor.shape)} was changed in place after autograd saved it: "
                 "its swap would change the gradients; take its operator out of the policy"
             )
 
@@ -218,8 +216,6 @@ class Executor:
         for index, copy in self._copies.items():
             if index in self._released:
                 self.copies.prefetch(copy)
-                self.copies.wait(copy)
-            else:
-                self.copies.discard(copy)
+            self.copies.wait(copy)
         self._copies = {}
         self._released = set()

@@ -14,7 +14,7 @@ import mindspore as ms
 from mindspore import nn
 from mindspore.ops import Primitive
 
-from mindswap.adapters.pynative.cells import names_by_type, primitives_of, watch_cells
+from mindswap.adapters.apply import cells_below, iterate_primitives
 from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
@@ -61,9 +61,14 @@ class Recorder:
         self.network = network
         self.with_values = with_values
         self.num_layers = len(layers)
-        self.paths = {id(primitive): (*path, name) for path, name, primitive in primitives_of(layers)}
-        self.names = names_by_type(layers)
-        self.cells: list[tuple[int | None, tuple[str, ...]]] = []
+        self.paths: dict[int, tuple[str, ...]] = {}
+        # (layer, cell path, primitive name) -> under which names the cell holds it
+        self.names: dict[tuple[int | None, tuple[str, ...], str], list[str]] = {}
+        for index, layer in enumerate(layers):
+            for path, primitive in iterate_primitives(layer):
+                self.paths[id(primitive)] = path
+                self.names.setdefault((index, path[:-1], primitive.name), []).append(path[-1])
+        self.running: list[tuple[str, ...]] = []  # paths of the cells that run, the innermost last
         self.trace: Trace | None = None
         self.is_on = False  # operators are told, too
         self.foreign: set[int] = set()  # addresses of what the caller or a cell owns
@@ -160,7 +165,7 @@ class Recorder:
         primitive = next((arg for arg in args if isinstance(arg, Primitive)), None)
         path, also = self.paths.get(id(primitive)) if primitive is not None else None, []
         if path is None:
-            cell = self.cells[-1][1] if self.cells and self.is_forward else ()
+            cell = self.running[-1] if self.running and self.is_forward else ()
             held, *also = self.names.get((self.layer_index, cell, name), (name,))
             path = (*cell, held)
         self.open_inputs = {address_of(tensor) for tensor in tensors_in(args)} if self.is_forward else set()
@@ -233,7 +238,10 @@ def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], objec
 @contextlib.contextmanager
 def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
     """Tell a recorder of operators and of the cells in which they run; a `Watch` tells it the rest."""
-    handles = [handle for index, layer in enumerate(layers) for handle in watch_cells(layer, index, recorder.cells)]
+    running, handles = recorder.running, []
+    for path, cell in (found for layer in layers for found in cells_below(layer)):
+        handles.append(cell.register_forward_pre_hook(lambda *_, path=path: running.append(path)))
+        handles.append(cell.register_forward_hook(lambda *_: running.pop() and None))
     try:
         recorder.is_on = True
         with _Dispatch(recorder):
@@ -245,6 +253,6 @@ def recording(recorder: Recorder, layers: Sequence[nn.Cell]) -> Iterator[None]:
 
 
 def _held_tensors(network: nn.Cell) -> Iterator[ms.Tensor]:
-    """Constants that cells hold, such as masks and rotary tables."""
+    """Constants that cells hold, such as masks and rotary tables; weights are in a dict."""
     for _, cell in network.cells_and_names():
-        yield from tensors_in(list(vars(cell).values()))
+        yield from tensors_in([value for value in vars(cell).values() if not isinstance(value, dict)])

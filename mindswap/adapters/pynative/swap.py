@@ -82,18 +82,19 @@ class Swap:
         """The training is over: what it did. What is still on the host comes back."""
         left = self.copies.host_bytes + (self.totals.device_bytes[-1] if self.totals is not None else 0)
         last_was_different = self.executor is not None and self.executor.was_different
-        self._recording.close()
-        if self.executor is not None:
-            self.executor.give_up()
+        self._stop()
         return replace(self.report, left_bytes=left, num_deviations=self.report.num_deviations + last_was_different)
 
     def remove(self) -> None:
         """Leave the network as it was before; what is on the host comes back."""
+        self._stop()
+        self.watch.remove()
+        _running.pop(self.network, None)
+
+    def _stop(self) -> None:
         self._recording.close()
         if self.executor is not None:
             self.executor.give_up()
-        self.watch.remove()
-        _running.pop(self.network, None)
 
     def _before_pass(self) -> None:
         """The network is about to run: from recording to swapping, and back if the last pass was different."""
@@ -102,17 +103,13 @@ class Swap:
             if self._recorder.trace is not None:
                 self._recording.close()
                 self._follow(self._recorder.trace)
-            elif not self._is_recording:
+            elif not self._recorder.is_on:
                 self._record(self._recorder)
         elif self.executor is not None and self.executor.was_different:
             self.executor.give_up()
             self.report = replace(self.report, num_deviations=self.report.num_deviations + 1)
             self.executor = None
             self._record(Recorder(self.network, self.layers))
-
-    @property
-    def _is_recording(self) -> bool:
-        return self._recorder is not None and self._recorder.is_on
 
     def _record(self, recorder: Recorder) -> None:
         self._recorder = self.watch.observer = recorder

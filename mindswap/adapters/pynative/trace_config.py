@@ -1,5 +1,6 @@
 """One step of a configuration, recorded in PyNative mode with random weights and tokens: only shapes matter."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mindspore as ms
@@ -8,7 +9,7 @@ from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindspore import ops
 
 from mindswap.adapters.apply import read_tree
-from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
+from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs, make_input
 from mindswap.adapters.mindspore import find_layers
 from mindswap.adapters.pynative.record import record
 from mindswap.errors import ApplyError, GraphError
@@ -16,7 +17,9 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Recording", "record_config"]
+__all__ = ["Recording", "fill_inputs", "record_config"]
+
+MAX_TOKEN = 32  # every vocabulary has so many
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,9 +40,7 @@ class Recording:
 def record_config(config_path: str, is_legacy: bool) -> Recording:
     """Record one forward and backward pass of one rank on this CPU, without swap and recompute.
 
-    Args:
-        config_path: MindFormers YAML.
-        is_legacy: `use_legacy` of it; the newer models are built of parts that a CPU can run.
+    The newer models (not `is_legacy`) are built of parts that a CPU can run.
 
     Raises:
         GraphError: if MindFormers cannot build the network, or a CPU cannot run it.
@@ -54,7 +55,7 @@ def record_config(config_path: str, is_legacy: bool) -> Recording:
     for weight in network.get_parameters():
         weight.set_data(ms.Tensor(values.normal(0, 0.02, weight.shape).astype(np.float32)).astype(weight.dtype))
     network.set_train(True)
-    inputs = {name: _fill(name, tensor, values) for name, tensor in example_inputs(config).items()}
+    inputs = fill_inputs(example_inputs(config), values)
     ordered = DataOrderWrapperCell(list(inputs), network)
     weights = ms.ParameterTuple(network.trainable_params())
     gradients = ops.GradOperation(get_by_list=True)(ordered, weights)
@@ -67,13 +68,10 @@ def record_config(config_path: str, is_legacy: bool) -> Recording:
     return Recording(trace, tuple(read_tree(layer) for layer in layers), tuple(config.get(NOTES_KEY, ())))
 
 
-def _fill(name: str, tensor: ms.Tensor, values: np.random.Generator) -> ms.Tensor:
-    """Values of an input; tokens from a few that every vocabulary has."""
-    shape, dtype = tensor.shape, ms.dtype_to_nptype(tensor.dtype)
-    if name == "position_ids":
-        return ms.Tensor(np.broadcast_to(np.arange(shape[-1]), shape).astype(dtype))
-    if name == "loss_mask":
-        return ms.Tensor(np.ones(shape, dtype))
-    if name == "attention_mask":
-        return ms.Tensor(np.broadcast_to(np.triu(np.ones(shape[-2:]), 1), shape).astype(dtype))
-    return ms.Tensor(values.integers(3, 32, shape).astype(dtype))
+def fill_inputs(inputs: Mapping[str, ms.Tensor], random: np.random.Generator) -> dict[str, ms.Tensor]:
+    """The same tensors with values."""
+    filled = {}
+    for name, tensor in inputs.items():
+        made = make_input(name, tensor.shape, random, MAX_TOKEN)
+        filled[name] = ms.Tensor(made.astype(ms.dtype_to_nptype(tensor.dtype)))
+    return filled

@@ -25,11 +25,7 @@ __all__ = ["end_swap", "network_building", "start_swap"]
 
 @contextlib.contextmanager
 def network_building(has_cpu_cells: bool) -> Iterator[None]:
-    """Around the building of a network.
-
-    Args:
-        has_cpu_cells: it is a newer model, which is built in graph mode, of parts that a CPU can run.
-    """
+    """Around the building of a network; a newer model is built in graph mode, of parts that a CPU can run."""
     if not has_cpu_cells:
         yield
         return
@@ -47,11 +43,7 @@ def network_building(has_cpu_cells: bool) -> Iterator[None]:
 def start_swap(network: nn.Cell, policy: Policy, logger: logging.Logger, is_audited: bool) -> Swap:
     """Set a policy on a network of MindFormers, and swap from its second pass on.
 
-    Args:
-        network: what MindFormers built.
-        policy: with swap enabled.
-        logger: gets the lines of the specification.
-        is_audited: count layers without swap, too, and fill memory with NaN before it is given back.
+    An audited swap counts layers without swap, too, and fills memory with NaN before it is given back.
     """
     set_policy(network, policy, logger)
     layers = list(find_layers(network))

@@ -12,9 +12,10 @@ from typing import Any
 import mindspore as ms
 from mindspore import nn
 
+from mindswap.adapters.apply import resolve_path
 from mindswap.adapters.pynative.swap import running_swap
+from mindswap.adapters.pynative.values import address_of, tensors_in
 from mindswap.errors import ApplyError
-from mindswap.policy.resolve import Path
 from mindswap.pynative.upstream import UpstreamCalls
 
 __all__ = ["HyperParallel"]
@@ -65,7 +66,7 @@ class HyperParallel:
         cells = list(layers)
         keeps = {index: self._keep_inputs(cells[index]) for index in sorted({index for index, _ in calls.wraps})}
         for index, path in calls.wraps:
-            old = _cell_at(layers[index], path)
+            old = resolve_path(layers[index], path)
             new = self._upstream.swap_wrapper(old, policy_fn=keeps[index])
             _replace(network, old, new)
             if not path:
@@ -92,27 +93,10 @@ class _KeepInputs:
 
     def note(self, cell: nn.Cell, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A layer begins forward."""
-        self._addresses = set(_addresses((*args[1:], *kwargs.values())))
+        self._addresses = {address_of(tensor) for tensor in tensors_in((args[1:], kwargs))}
 
     def __call__(self, tensor: ms.Tensor) -> Any:
-        return self._keep if tensor.untyped_storage().data_ptr() in self._addresses else self._swap
-
-
-def _addresses(values: Any) -> list[int]:
-    """Of the memory of all tensors in nested inputs."""
-    if isinstance(values, ms.Tensor):
-        return [values.untyped_storage().data_ptr()]
-    if isinstance(values, dict):
-        values = values.values()
-    elif not isinstance(values, (tuple, list)):
-        return []
-    return [address for value in values for address in _addresses(value)]
-
-
-def _cell_at(layer: nn.Cell, path: Path) -> nn.Cell:
-    for name in path:
-        layer = layer._cells[name]
-    return layer
+        return self._keep if address_of(tensor) in self._addresses else self._swap
 
 
 def _replace(network: nn.Cell, old: nn.Cell, new: nn.Cell) -> None:

@@ -49,9 +49,11 @@ class ValueBook:
 
 
 def tensors_in(values) -> Iterator[ms.Tensor]:
-    """Tensors, in tuples and lists too."""
+    """Tensors, in tuples, lists and dicts too."""
     if isinstance(values, ms.Tensor):
         yield values
+    elif isinstance(values, dict):
+        yield from tensors_in(list(values.values()))
     elif isinstance(values, (tuple, list)):
         for value in values:
             yield from tensors_in(value)

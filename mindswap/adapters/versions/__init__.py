@@ -1,4 +1,1 @@
-"""Where versions of MindSpore and MindFormers differ in what mindswap needs of them: one module for each.
-
-`executors` chooses by the installed MindSpore, `chosen` by the installed MindFormers.
-"""
+"""Where versions of MindSpore and MindFormers differ in what mindswap needs of them: one module for each of the two."""

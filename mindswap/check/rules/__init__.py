@@ -1,37 +1,17 @@
-"""The checks: one file each, found by listing this folder.
+"""The checks, by subject; found by listing this folder.
 
-A rule is a module with
-
-- `ID`: its name in messages, the file name with dashes;
-- `LEVEL`: how bad its problems are (a rule may give single problems the milder level);
-- a docstring that says what it finds, with a PASS and a FAIL example: its page of documentation;
-- `check(context) -> Iterator[Problem]`: yields problems, prints and raises nothing.
-
-Write one by copying a short one, such as `context_mode.py`; its test goes to `tests/check/rules/`.
+A rule is a function with `@rule(level)`: its name with dashes is its id in messages, its docstring (what it finds, a
+PASS and a FAIL example) its page of documentation. It yields findings, prints and raises nothing. Its test goes to
+`tests/check/rules/`.
 """
 
-from collections.abc import Collection, Iterator
-from types import ModuleType
+from typing import Any
 
-from mindswap.check.context import Context
-from mindswap.document.problem import Problem
-from mindswap.document.rule_modules import rule_modules
+from mindswap.document.rules import Rule, load_rules
 
-__all__ = ["Context", "find_rules", "run_rules"]
+__all__ = ["find_rules"]
 
 
-def find_rules() -> dict[str, ModuleType]:
+def find_rules() -> dict[str, Rule[Any]]:
     """Every rule by its id, in alphabetical order."""
-    return rule_modules(__name__)
-
-
-def run_rules(context: Context, only: Collection[str] | None = None) -> Iterator[Problem]:
-    """The problems that the rules find.
-
-    Args:
-        context: what the rules look at.
-        only: ids of the rules to run; None runs all of them.
-    """
-    for rule_id, rule in find_rules().items():
-        if only is None or rule_id in only:
-            yield from rule.check(context)
+    return load_rules(__name__)

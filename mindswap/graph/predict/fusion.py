@@ -18,12 +18,7 @@ __all__ = ["fuse_work", "least_work_again"]
 
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
-    """Work of every operator of forward and backward when element-wise ones are fused.
-
-    Args:
-        graph: a compiled step.
-        works: from `measure_work`.
-    """
+    """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
     handed = {saved.forward_name for saved in graph.saved}
     forward = _fuse(graph.forward, works[0], handed)
     return forward, _fuse(graph.backward, works[1], set())
@@ -53,7 +48,7 @@ def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = 
 
     Args:
         graph: the step without recompute.
-        works: of forward, from `measure_work`; not fused.
+        works: of forward, not fused.
         is_read_twice: another copy reads each copy, too, so none is handed on in registers.
     """
     readers, _ = _readers(graph.backward, set())
@@ -66,8 +61,9 @@ def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = 
     def feeds_one(name: str) -> int:
         """Bytes that a copy of the operator that makes a value hands on in registers."""
         producer = resolve_storage(graph, name).producer
-        is_one = producer is not None and producer.op in FUSED_OPS and not users.get(producer.name)
-        return producer.size_bytes if is_one and producer is not None else 0
+        if producer is None or producer.op not in FUSED_OPS or users.get(producer.name):
+            return 0
+        return producer.size_bytes
 
     least = []
     for node, work in zip(graph.forward, works, strict=True):
@@ -76,9 +72,9 @@ def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = 
             is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_OPS for user in own)
             fed_bytes = sum(map(feeds_one, node.inputs))
             written_bytes = (-node.size_bytes if own else 0) if is_fused else work.written_bytes
-            moved_bytes = max(work.read_bytes - fed_bytes, 0) + written_bytes
-            work = replace(work, flops=0, read_bytes=max(moved_bytes, 0), written_bytes=0)
-            work = replace(work, is_fused=is_fused or fed_bytes > 0)
+            moved_bytes = max(max(work.read_bytes - fed_bytes, 0) + written_bytes, 0)
+            is_fused |= fed_bytes > 0
+            work = replace(work, flops=0, read_bytes=moved_bytes, written_bytes=0, is_fused=is_fused)
         least.append(work)
     return tuple(least)
 
@@ -89,12 +85,8 @@ def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list
     is_handed = set(handed)
     for node in reversed(nodes):
         for name in node.inputs:
-            if node.op in VALUE_PASSING_OPS:
-                readers.setdefault(name, []).extend(readers.get(node.name, ()))
-                if node.name in is_handed:
-                    is_handed.add(name)
-            else:
-                readers.setdefault(name, []).append(node)
-                if node.op == "MoveTo":
-                    is_handed.add(name)
+            is_passed = node.op in VALUE_PASSING_OPS
+            readers.setdefault(name, []).extend(readers.get(node.name, ()) if is_passed else (node,))
+            if node.op == "MoveTo" or (is_passed and node.name in is_handed):
+                is_handed.add(name)
     return readers, is_handed

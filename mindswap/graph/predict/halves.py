@@ -15,15 +15,12 @@ def find_weight_gradients(graph: Graph) -> frozenset[str]:
     """Names of the matrix products that give a gradient of a weight, and of what is between them and its sum."""
     if not graph.backward or graph.backward[-1].op != "MakeTuple":
         return frozenset()
-    users: dict[str, set[str]] = {}
-    for node in graph.backward:
-        for name in node.inputs:
-            users.setdefault(name, set()).add(node.name)
     handed_out = graph.backward[-1].name
     between = {handed_out}  # operators that only pass gradients on
     found: set[str] = set()
     for node in reversed(graph.backward):
-        if not users.get(node.name) or not users[node.name] <= between:
+        users = graph.index.readers.get(node.name, ())
+        if not users or not all(user.name in between for user in users):
             continue
         if node.op in MATMUL_OPS and not node.is_duplicate:
             found.add(node.name)

@@ -5,7 +5,7 @@ are reshaped and cast by each of them). Without these tags the compiler computes
 of them.
 """
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
@@ -18,13 +18,11 @@ __all__ = ["merge_equal"]
 def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
     """Merge the operators of forward that differ in their tag only.
 
+    Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
+
     Args:
-        graph: a compiled step.
         tag: attribute that carries the path.
         settings_of: what is set on an operator; those with unequal settings stay apart.
-
-    Returns:
-        Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
     """
     forward, name_of = _merge_forward(graph, tag, settings_of)
     if not name_of:
@@ -34,32 +32,33 @@ def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] 
         parameter_of.setdefault(name_of.get(saved.forward_name, saved.forward_name), saved.backward_name)
     for saved in graph.saved:
         name_of[saved.backward_name] = parameter_of[name_of.get(saved.forward_name, saved.forward_name)]
-    backward = tuple(_renamed(node, name_of) for node in graph.backward)
-    saved_values = tuple(Saved(forward_name, backward_name) for forward_name, backward_name in parameter_of.items())
-    return replace(graph, forward=forward, backward=backward, saved=saved_values)
-
-
-def _renamed(node: Node, name_of: Mapping[str, str]) -> Node:
-    """An operator of backward that reads what is left; itself where it does already."""
-    if node.origin not in name_of and name_of.keys().isdisjoint(node.inputs):
-        return node
-    inputs = tuple(name_of.get(name, name) for name in node.inputs)
-    return replace(node, inputs=inputs, origin=name_of.get(node.origin, node.origin))
+    backward = (node.renamed(name_of) for node in graph.backward)
+    return replace(
+        graph,
+        forward=forward,
+        backward=tuple(
+            replace(node, origin=name_of[node.origin]) if node.origin in name_of else node for node in backward
+        ),
+        saved=tuple(map(Saved, parameter_of.keys(), parameter_of.values())),
+    )
 
 
 def _merge_forward(
     graph: Graph, tag: str, settings_of: Callable[[Node], Hashable]
 ) -> tuple[tuple[Node, ...], dict[str, str]]:
-    """Operators that are left, and the name of what is gone -> the name of what is left."""
+    """Operators that are left, and the name of what is gone -> the name of what is left.
+
+    What is not tagged the compiler has merged already, but for members of tuples that are merged here.
+    """
     survivors: dict[Hashable, Node] = {}
     name_of: dict[str, str] = {}
     paths: dict[str, dict[str, None]] = {}  # of each that is left, in order
     for node in graph.forward:
-        inputs = tuple(name_of.get(name, name) for name in node.inputs)
-        own = node if inputs == node.inputs else replace(node, inputs=inputs)
+        own = node.renamed(name_of)
         key: Hashable = node.name
-        if _can_merge(node, tag):
-            key = (node.layer_index, node.op, inputs, node.outputs, _attributes(node, tag), settings_of(node))
+        if node.op == "TupleGetItem" or (tag in node.attributes and node.op not in RANDOM_OPS):
+            attributes = tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))
+            key = (node.layer_index, node.op, own.inputs, node.outputs, attributes, settings_of(node))
         left = survivors.setdefault(key, own)
         if left is not own:
             name_of[node.name] = left.name
@@ -72,14 +71,3 @@ def _merge_forward(
         for node in survivors.values()
     )
     return forward, name_of
-
-
-def _can_merge(node: Node, tag: str) -> bool:
-    """What is not tagged the compiler has merged already, but for members of tuples that are merged here."""
-    if node.op == "TupleGetItem":
-        return True
-    return tag in node.attributes and node.op not in RANDOM_OPS
-
-
-def _attributes(node: Node, tag: str) -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))

@@ -42,36 +42,33 @@ class NodeSettings:
 
 
 def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
-    """What a policy sets on the operators of a compiled step.
+    """What a policy sets on the operators of a step that was compiled without swap and recompute.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.gather`).
 
     Args:
-        graph: the step without swap and recompute.
-        names: operator paths of its nodes.
+        names: operator paths of the nodes.
         layers: for each compiled layer, what is decided.
     """
     readers = graph.index.forward_readers
-    outside = _Outside(graph, names, readers)
+    place = _Placement(graph, names)
     recomputed: set[str] = set()
     prefetch: dict[str, int] = {}
     read_again: set[str] = set()
     for node in graph.forward:
         owner = graph.owner(node)
         if is_gathering(node):
-            if is_released(node):
-                recomputed.add(node.name)
+            recomputed.update([node.name] if is_released(node) else ())
             continue
-        if owner.layer_index is None or _is_of_compiler(owner, names):
+        if owner.layer_index is None or place.is_of_compiler(owner):
             continue
         layer = layers[owner.layer_index]
-        paths = _paths(names, graph, node)
+        paths = place.paths(node)
         decision = layer.of(*paths)
-        if _runs_again(outside, node, layer, decision):
-            recomputed.add(node.name)
-        if node.op in REDISTRIBUTION_OPS and _is_communicated_again(node, graph, names, layer):
+        is_sent_again = node.op in REDISTRIBUTION_OPS and place.is_communicated_again(node, layer)
+        if is_sent_again or place.runs_again(node, layer, decision):
             recomputed.add(node.name)
         if node is owner and decision.prefetch is not None and names.can_name(node):
             prefetch[node.name] = decision.prefetch
@@ -81,83 +78,71 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
     for node in reversed(graph.forward):
         users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
         is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
-        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and _is_of_compiler(node, names):
+        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and place.is_of_compiler(node):
             recomputed.add(node.name)
     return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
 
 
-def _is_of_compiler(node: Node, names: OperatorNames) -> bool:
-    """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
-    return not names.is_tagged(node) and not has_scope(node)
-
-
-def _paths(names: OperatorNames, graph: Graph, node: Node) -> list[Path]:
-    """The attribute paths that may name an operator; its cell with the type where no attribute does."""
-    return [tuple(path.split(".")) for path in names(graph.owner(node))]
-
-
-def _runs_again(outside: "_Outside", node: Node, layer: LayerDecisions, decision: Decision) -> bool:
-    """Whether recompute is decided for an operator, and it is not the output of the cell for which it is.
-
-    Such an output is kept, and not offloaded.
-    """
-    return any(
-        claim.match.node.is_primitive
-        or (layer.is_output_recomputed and not claim.path)
-        or not outside.reads(node, claim.path)
-        for claim in decision.recomputed_by
-    )
-
-
 @dataclass(frozen=True, eq=False)
-class _Outside:
-    """Who is outside a cell and reads a value of it: MindSpore keeps the output of a recomputed cell."""
+class _Placement:
+    """Where in the model operators are, and who reads them there."""
 
     graph: Graph
     names: OperatorNames
-    readers: Mapping[str, Sequence[Node]]
 
-    def reads(self, node: Node, cell: tuple[str, ...]) -> bool:
+    def is_of_compiler(self, node: Node) -> bool:
+        """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+        return not self.names.is_tagged(node) and not has_scope(node)
+
+    def paths(self, node: Node) -> list[Path]:
+        """The attribute paths that may name an operator; its cell with the type where no attribute does."""
+        return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
+
+    def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
+        """Whether recompute is decided for an operator, and it is not the output of the cell for which it is.
+
+        MindSpore keeps such an output, and does not offload it.
+        """
+        return any(
+            claim.match.node.is_primitive
+            or (layer.is_output_recomputed and not claim.path)
+            or not self._is_read_outside(node, claim.path)
+            for claim in decision.recomputed_by
+        )
+
+    def _is_read_outside(self, node: Node, cell: Path) -> bool:
         """Whether a value is read outside a cell; members of a tuple are values of their own."""
         layer_index = self.graph.owner(node).layer_index
+        readers = self.graph.index.forward_readers
         pending = [node.name]
         while pending:
-            for reader in self.readers.get(pending.pop(), ()):
+            for reader in readers.get(pending.pop(), ()):
                 if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
                     continue
-                if _is_of_compiler(reader, self.names):
+                if self.is_of_compiler(reader):
                     pending.append(reader.name)
-                elif reader.layer_index != layer_index or not self._is_inside(reader, cell):
+                elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
                     return True
         return False
 
-    def _is_inside(self, reader: Node, cell: tuple[str, ...]) -> bool:
-        """Where an operator has no name of its own, its cell counts."""
-        return any(path[: len(cell)] == cell for path in _paths(self.names, self.graph, reader))
-
-
-def _is_communicated_again(node: Node, graph: Graph, names: OperatorNames, layer: LayerDecisions) -> bool:
-    """Whether communication hands on what an operator makes whose communication is recomputed (`recompute_comm_op`)."""
-    while node.inputs and node.inputs[0] in graph.forward_nodes:
-        node = graph.forward_nodes[node.inputs[0]]
-        if node.layer_index is None:
-            return False
-        if layer.of(*_paths(names, graph, node)).communicated_again_by:
-            return True
-        if node.op not in COMM_PASSING_OPS:
-            return False
-    return False
+    def is_communicated_again(self, node: Node, layer: LayerDecisions) -> bool:
+        """Whether communication hands on the output of an operator with `recompute_comm_op`."""
+        while node.inputs and node.inputs[0] in self.graph.forward_nodes:
+            node = self.graph.forward_nodes[node.inputs[0]]
+            if node.layer_index is not None and layer.of(*self.paths(node)).communicated_again_by:
+                return True
+            if node.layer_index is None or node.op not in COMM_PASSING_OPS:
+                break
+        return False
 
 
 def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
-    """The step as the compiler would leave it under these settings.
+    """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
 
     Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
     or swapped if its own operator is.
 
     Args:
-        graph: the step without swap and recompute.
-        settings: what is set on its forward operators.
         tag: attribute that kept the compiler from merging equal operators, which are merged here; None for none.
     """
     if tag is not None:
@@ -173,7 +158,9 @@ class _Rewriter:
         self.nodes = graph.forward_nodes
         self.prefetch, self.read_again = settings.prefetch, settings.read_again
         self.recomputed = {
-            name for name in settings.recomputed if name in self.nodes and self._can_recompute(self.nodes[name])
+            name
+            for name in settings.recomputed
+            if name in self.nodes and self.nodes[name].op not in TYING_OPS and not self._is_weight(name)
         }
         # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
         self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
@@ -184,16 +171,19 @@ class _Rewriter:
         self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
 
     def rewrite(self) -> Graph:
-        forward_names = {saved.backward_name: saved.forward_name for saved in self.graph.saved}
+        forward_names = self.graph.index.forward_names
         for node in self.graph.backward:
             if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
                 continue
             if node.is_duplicate and node.origin in self.recomputed:
                 self.available[node.origin, False] = node.name
-            inputs = [
-                self._fetch(forward_names[n], self._reader(n, node)) if n in forward_names else n for n in node.inputs
-            ]
-            self.backward.append(node if node.inputs == tuple(inputs) else replace(node, inputs=tuple(inputs)))
+            # Of what only ties values together the gradient of the others counts that read the value.
+            fetched = {
+                name: self._fetch(forward_names[name], node.origin or self.gradients.get(name, ""))
+                for name in node.inputs
+                if name in forward_names
+            }
+            self.backward.append(node.renamed(fetched))
         forward: list[Node] = []
         needed = {name for name, _ in self.available}
         for node in self.graph.forward:
@@ -203,20 +193,11 @@ class _Rewriter:
                 self._copy_out(node)
             if node.name in self.copies_out:
                 forward.append(self.copies_out[node.name])
-        return replace(
-            self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=tuple(self.saved.values())
-        )
-
-    def _can_recompute(self, node: Node) -> bool:
-        return node.op not in TYING_OPS and not self._is_weight(node.name)
+        saved = tuple(self.saved.values())
+        return replace(self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=saved)
 
     def _fetch(self, name: str, gradient_of: str) -> str:
-        """The name under which backward has a value of forward, made available here if need be.
-
-        Args:
-            name: of the value.
-            gradient_of: operator of forward whose gradient reads it.
-        """
+        """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
         is_again = name in self.recomputed
         is_copied = not is_again and self._is_swapped(name, gradient_of)
         known = self.available.get((name, is_copied))
@@ -230,12 +211,6 @@ class _Rewriter:
             self.available[name, is_copied] = known
         return known
 
-    def _reader(self, parameter: str, node: Node) -> str:
-        """Of which operator the gradient reads a value; what only ties values together goes with the others."""
-        if node.origin or parameter not in self.gradients:
-            return node.origin
-        return self.gradients[parameter]
-
     def _is_swapped(self, name: str, gradient_of: str) -> bool:
         """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
         if name in self.prefetch:
@@ -245,46 +220,39 @@ class _Rewriter:
         return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
 
     def _hand_over(self, name: str) -> str:
+        """The name in backward of what stays, or of a copy on the host."""
         self.saved[name] = Saved(name, f"{name}@saved")
         return self.saved[name].backward_name
 
     def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
-        """Whether a value is copied out though backward does not read it.
+        """Whether a value is copied out though it is not among what backward needs; a reshape of a value is the value.
 
         An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
         reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
         goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
         (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
-
-        Args:
-            node: what makes it.
-            needed: by backward: a reshape of the value is the value.
         """
-
-        def is_marked(other: Node) -> bool:
-            return other.name in self.recomputed or other.attributes.get("recompute") is True
-
-        if node.name not in self.prefetch or is_marked(node):
+        if node.name not in self.prefetch or self._is_marked(node):
             return False
         readers = self.graph.index.forward_readers.get(node.name, ())
-        is_read_again = any(is_marked(reader) and reader.name not in needed for reader in readers)
+        is_read_again = any(self._is_marked(reader) and reader.name not in needed for reader in readers)
         return is_read_again or node.name in self.read_again
+
+    def _is_marked(self, node: Node) -> bool:
+        return node.name in self.recomputed or node.attributes.get("recompute") is True
 
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
-        copy = replace(
-            node, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False
-        )
+        name = f"{node.name}@out"
+        copy = replace(node, name=name, op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False)
         self.copies_out[node.name] = copy
         return copy
 
     def _bring_back(self, node: Node) -> str:
         """A pair of `MoveTo` around the value."""
         copy = self._copy_out(node)
-        handed = Saved(copy.name, f"{copy.name}@saved")
-        self.saved[copy.name] = handed
-        back = replace(copy, name=f"{node.name}@in", inputs=(handed.backward_name,))
+        back = replace(copy, name=f"{node.name}@in", inputs=(self._hand_over(copy.name),))
         self.backward.append(back)
         return back.name
 

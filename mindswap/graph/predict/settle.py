@@ -6,6 +6,7 @@ from dataclasses import replace
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import is_sequence_state
+from mindswap.graph.uses import depending
 
 __all__ = ["has_scope", "settle_layers"]
 
@@ -42,14 +43,14 @@ def settle_layers(graph: Graph) -> Graph:
             settled[node.name] = layer_index
         forward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
     moved = {node.name: new.layer_index for node, new in zip(graph.forward, forward, strict=True) if node is not new}
-    backward = (
-        replace(node, layer_index=None)
-        if node.is_duplicate and node.origin in shared
-        else replace(node, layer_index=moved[node.origin])
-        if node.layer_index is not None and moved.get(node.origin) is not None
-        else node
-        for node in graph.backward
-    )
+    backward = []
+    for node in graph.backward:
+        layer_index = node.layer_index
+        if node.is_duplicate and node.origin in shared:
+            layer_index = None
+        elif layer_index is not None and moved.get(node.origin) is not None:
+            layer_index = moved[node.origin]
+        backward.append(node if layer_index == node.layer_index else replace(node, layer_index=layer_index))
     return replace(graph, forward=tuple(forward), backward=tuple(backward))
 
 
@@ -59,9 +60,8 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
     for node in reversed(graph.forward):
         if node.op in BOOKKEEPING_OPS:
             continue
-        # Of an operator without scope those count that read it in turn.
         own: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
-        if not has_scope(node):
+        if not has_scope(node):  # then those count that read it in turn
             own = layers.get(node.name, own)
         for name in node.inputs:
             layers.setdefault(name, set()).update(own)
@@ -71,11 +71,8 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
 def _shared(graph: Graph) -> set[str]:
     """What depends on no weight and is read by another layer than its own, and the operators that only make this."""
     nodes = graph.forward_nodes
-    weighted: set[str] = set()
-    for node in graph.forward:
-        is_weight = node.op in WEIGHT_OPS and not is_sequence_state(node.inputs[0])
-        if is_weight or any(name in weighted for name in node.inputs):
-            weighted.add(node.name)
+    reads = (n.name for n in graph.forward if n.op in WEIGHT_OPS and not is_sequence_state(n.inputs[0]))
+    weighted = depending(graph.forward, reads)
     shared: set[str] = set()
     for node in reversed(graph.forward):
         for name in node.inputs:

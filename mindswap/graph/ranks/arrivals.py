@@ -32,10 +32,9 @@ class GatheredGradient:
 
 
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
-    """The step with a view between a tensor and the operators that have it sent to them.
+    """The step with a view between a tensor and the operators that have it sent to them; shapes are logical.
 
     Args:
-        graph: a compiled step with logical shapes.
         moves: name of the tensor, and an operator that reads it, both of forward. One view of a tensor serves all
             operators that read it.
     """
@@ -46,43 +45,26 @@ def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
     forward = []
     for node in graph.forward:
         source = readers.get(node.name)
-        forward.append(_renamed(node, {source: source + MARK}) if source else node)
+        forward.append(node.renamed({source: source + MARK}) if source else node)
         if node.name in consumers:
-            forward.append(_view(node, consumers[node.name][0]))
+            forward.append(_at(consumers[node.name][0], "Reshape", node.name + MARK, node.name, node.outputs[:1]))
     saved, renamed = list(graph.saved), {}
     for entry in graph.saved:
         if entry.forward_name in consumers:
             renamed[entry.backward_name] = entry.backward_name + MARK
             saved.append(Saved(entry.forward_name + MARK, entry.backward_name + MARK))
-    backward = tuple(_renamed(node, renamed) if node.origin in readers else node for node in graph.backward)
+    backward = tuple(node.renamed(renamed) if node.origin in readers else node for node in graph.backward)
     return replace(graph, forward=tuple(forward), backward=backward, saved=tuple(saved))
 
 
-def _view(producer: Node, consumer: Node) -> Node:
-    place = consumer.scope.rpartition("/")[0]
-    return Node(
-        name=producer.name + MARK,
-        op="Reshape",
-        layer_index=consumer.layer_index,
-        cell_path=consumer.cell_path,
-        scope=f"{place}/Reshape{MARK}",
-        inputs=(producer.name,),
-        outputs=producer.outputs[:1],
-        attributes={},
-    )
-
-
-def _renamed(node: Node, names: dict[str, str]) -> Node:
-    return replace(node, inputs=tuple(names.get(name, name) for name in node.inputs))
+def _at(node: Node, op: str, name: str, source: str, outputs: tuple[TensorType, ...], origin: str = "") -> Node:
+    """An operator that MindSpore puts beside another one."""
+    scope = f"{node.scope.rpartition('/')[0]}/{op}{MARK}"
+    return Node(name, op, node.layer_index, node.cell_path, scope, (source,), outputs, {}, origin=origin)
 
 
 def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradient]) -> Graph:
-    """The step with an AllGather before the gradients of operators whose sums are scattered.
-
-    Args:
-        graph: a step with the sizes of one rank.
-        gathered: by name of the operator of forward.
-    """
+    """The step of one rank with an AllGather before the gradients of operators (by name) whose sums are scattered."""
     backward: list[Node] = []
     placed: set[str] = set()
     for node in graph.backward:
@@ -93,21 +75,7 @@ def with_gathered_gradients(graph: Graph, gathered: Mapping[str, GatheredGradien
         name = node.origin + MARK
         if name not in placed:
             placed.add(name)
-            backward.append(_gathering(graph.forward_nodes[node.origin], name, found))
-        backward.append(_renamed(node, {found.value: name}))
+            maker = graph.forward_nodes[node.origin]
+            backward.append(_at(maker, "AllGather", name, found.value, (found.type,), node.origin))
+        backward.append(node.renamed({found.value: name}))
     return replace(graph, backward=tuple(backward))
-
-
-def _gathering(origin: Node, name: str, found: GatheredGradient) -> Node:
-    place = origin.scope.rpartition("/")[0]
-    return Node(
-        name=name,
-        op="AllGather",
-        layer_index=origin.layer_index,
-        cell_path=origin.cell_path,
-        scope=f"{place}/AllGather{MARK}",
-        inputs=(found.value,),
-        outputs=(found.type,),
-        attributes={},
-        origin=origin.name,
-    )

@@ -45,20 +45,13 @@ class Branches:
         return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:
-        """Place an operator of backward.
-
-        Args:
-            node: reads only what is placed already.
-            origins: forward operators that it may be the gradient of.
-        """
+        """Place an operator of backward behind all that it reads; it may be the gradient of one of `origins`."""
+        own = self._of_inputs(node)
         if node.op in UNJOINING_OPS and any(origin.op == JOINING_OP for origin in origins):
             self._cut.add(node.name)
-            self._of[node.name] = self._of_inputs(node)
-        elif node.op == "TupleGetItem" and node.inputs[0] in self._cut:
-            own = self._of_inputs(node)
-            self._of[node.name] = self._constants.get(node.inputs[1], 0) if own is None else own
-        else:
-            self._of[node.name] = self._of_inputs(node)
+        elif own is None and node.op == "TupleGetItem" and node.inputs[0] in self._cut:
+            own = self._constants.get(node.inputs[1], 0)
+        self._of[node.name] = own
 
     def _of_inputs(self, node: Node) -> int | None:
         """That of all inputs that have one; None where they differ: halves are put together."""

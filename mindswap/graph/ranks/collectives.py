@@ -15,17 +15,18 @@ models cut by code of their own.
 """
 
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.graph.model import Graph, Node
-from mindswap.graph.ops import SUM_PASSING_OPS, VIEW_OPS, gradient_of_collective, is_kernel, products_of_attention
+from mindswap.graph.model import Node, first_source
+from mindswap.graph.ops import SUM_PASSING_OPS, VALUE_PASSING_OPS, OpClass, classify, is_kernel, line_of
 from mindswap.graph.ranks.experts import NUM_RANKS, STRIDE, is_exchange
 from mindswap.graph.ranks.ring import RING, ring_axes
 from mindswap.graph.ranks.sharding import Sharding
 from mindswap.graph.ranks.split_forward import name_communication
 from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
-from mindswap.graph.ranks.splits import num_parts
+from mindswap.graph.ranks.splits import equal_blocks, num_parts
 
 __all__ = ["Collective", "Collectives", "find_collectives"]
 
@@ -63,11 +64,7 @@ class Collectives:
 
 
 def find_collectives(sharding: Sharding) -> Collectives:
-    """The communication of a step that was compiled without swap and recompute.
-
-    Args:
-        sharding: of `shard_graph`.
-    """
+    """The communication of a step that was compiled without swap and recompute, as `shard_graph` gives it."""
     finder = _Finder(sharding)
     finder.find()
     by_node = {name: tuple(entries) for name, entries in finder.found.items()}
@@ -79,13 +76,12 @@ class _Finder:
 
     def __init__(self, sharding: Sharding):
         self.sharding = sharding
-        self.graph: Graph = sharding.graph
+        self.graph = sharding.graph
         self.nodes = self.graph.forward_nodes
         self.gradients: dict[str, list[Node]] = {}  # forward operator -> its gradient, in order
         for node in self.graph.backward:
             if node.origin and not node.is_duplicate:
                 self.gradients.setdefault(node.origin, []).append(node)
-        self.backward = {node.name: node for node in self.graph.backward}
         self.found: dict[str, list[Collective]] = {}
         self.unresolved: list[Unresolved] = []
         self.gathered: set[tuple[str, str, int]] = set()
@@ -94,7 +90,10 @@ class _Finder:
         own = dict(self._own_communication())
         explicit = set(own.values())
         for name, source in own.items():
-            self._add_own(self.nodes[name], self.sharding.sums[source].num_ranks)
+            node = self.nodes[name]
+            gradients = (g for g in self.gradients.get(name, ()) if g.op == line_of(node.op).gradient)
+            collective = _sum_of(node.op, node.size_bytes, self.sharding.sums[source].num_ranks)
+            self._add_pair(node, collective, next(gradients, None))
         for name, partial in self.sharding.sums.items():
             if name not in explicit:
                 self._add_sum(self.nodes[name], partial)
@@ -103,7 +102,7 @@ class _Finder:
         for node in (*self.graph.forward, *self.graph.backward):
             if is_exchange(node):
                 self._add_exchange(node)
-            elif products_of_attention(node.op) and not node.is_duplicate:
+            elif classify(node.op) is OpClass.ATTENTION and not node.is_duplicate:
                 self._add_ring(node)
 
     def _own_communication(self) -> Iterator[tuple[str, str]]:
@@ -117,33 +116,20 @@ class _Finder:
             if source is not None and source.name in self.sharding.sums:
                 yield node.name, source.name
 
-    def _add_own(self, node: Node, num_ranks: int) -> None:
-        collective = _sum_of(node.op, node.size_bytes, num_ranks)
-        self._add(node.name, collective)
-        for gradient in self.gradients.get(node.name, ()):
-            if gradient.op == gradient_of_collective(node.op):
-                self._add(gradient.name, _gradient_of(collective))
-                return
-        self._note_missing(node)
-
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
         """After the operator; its gradient begins with that of the sum, which may be an operator (`graph.arrivals`)."""
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
-        collective = _sum_of(kind, node.size_bytes, partial.num_ranks)
-        self._add(node.name, collective)
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
-        if first is None:
-            self._note_missing(node)
-        else:
-            self._add(first.name, _gradient_of(collective, is_before=first.op != gradient_of_collective(kind)))
+        is_before = first is not None and first.op != line_of(kind).gradient
+        self._add_pair(node, _sum_of(kind, node.size_bytes, partial.num_ranks), first, is_before)
 
     def _add_exchange(self, node: Node) -> None:
         """Tokens to the experts of other ranks and back: backward has operators of its own for it."""
-        source = (self.graph.forward_nodes.get(node.inputs[0]) or self.backward.get(node.inputs[0], node)).size_bytes
+        source = self.graph.index.nodes.get(node.inputs[0], node).size_bytes
         num_ranks, stride = node.attributes[NUM_RANKS], node.attributes[STRIDE]
         assert isinstance(num_ranks, int) and isinstance(stride, int)
         if num_ranks > 1:  # the larger side is what AllGather gives, and what ReduceScatter takes
-            kind = node.op if gradient_of_collective(node.op) else "AllToAll"
+            kind = node.op if line_of(node.op).gradient else "AllToAll"
             self._add(node.name, Collective(kind, max(source, node.size_bytes), num_ranks, stride=stride))
 
     def _add_ring(self, node: Node) -> None:
@@ -159,39 +145,27 @@ class _Finder:
         if kind == "Slice":  # a rank takes its part of what it has
             return
         is_reshape = self.nodes[moved.consumer.name].op == kind
-        part_bytes = self.nodes[moved.producer].outputs[moved.index].size_bytes
-        size_bytes = part_bytes * num_parts(moved.before) // num_parts(moved.after)
+        made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
+        size_bytes = made.size_bytes * num_parts(moved.before) // num_parts(moved.after)
         num_ranks = num_parts(moved.before) // num_parts(moved.after)
         if kind == "AllToAll":
-            made, read = self.nodes[moved.producer].outputs[moved.index], self.nodes[moved.consumer.name].outputs
             num_ranks = _num_exchanging(moved, made.shape, read[0].shape if read else ())
-        key = (self._maker(moved.producer), kind, num_ranks)
+        key = (first_source(moved.producer, {"Reshape"}, self.nodes), kind, num_ranks)
         if key in self.gathered:
             return
         self.gathered.add(key)
         collective = Collective(kind, size_bytes, num_ranks, is_before=not is_reshape)
-        self._add(moved.consumer.name, collective)
-        reader = self._gradient_reader(moved.consumer)
-        if reader is None:
-            self._note_missing(moved.consumer)
-        else:
-            self._add(reader.name, _gradient_of(collective, is_before=True))
-
-    def _maker(self, name: str) -> str:
-        while name in self.nodes and self.nodes[name].op == "Reshape":
-            name = self.nodes[name].inputs[0]
-        return name
+        self._add_pair(moved.consumer, collective, self._gradient_reader(moved.consumer), is_before=True)
 
     def _gradient_reader(self, consumer: Node) -> Node | None:
         """The first operator that reads the gradient of what `consumer` reads."""
         own = {gradient.name for gradient in self._gradients_of_operand(consumer)}
         names = set(own)
-        for node in self.graph.backward if names else ():
-            is_same = node.op in (*VIEW_OPS, "TupleGetItem") and node.inputs[0] in names
-            is_tuple = node.op == "MakeTuple" and any(name in names for name in node.inputs)
-            if is_same or is_tuple:
+        for node in self.graph.backward:
+            read = names.intersection(node.inputs if node.op == "MakeTuple" else node.inputs[:1])
+            if read and node.op in VALUE_PASSING_OPS:
                 names.add(node.name)
-            elif node.name not in own and is_kernel(node.op) and any(name in names for name in node.inputs):
+            elif node.name not in own and is_kernel(node.op) and not names.isdisjoint(node.inputs):
                 return node
         return None
 
@@ -212,8 +186,13 @@ class _Finder:
     def _add(self, name: str, collective: Collective) -> None:
         self.found.setdefault(name, []).append(collective)
 
-    def _note_missing(self, node: Node) -> None:
-        if node.layer_index is not None:
+    def _add_pair(self, node: Node, collective: Collective, gradient: Node | None, is_before: bool = False) -> None:
+        """Communication in forward, and that of its gradient at an operator of backward, which waits for it or not."""
+        self._add(node.name, collective)
+        if gradient is not None:
+            kind = line_of(collective.kind).gradient
+            self._add(gradient.name, Collective(kind, collective.size_bytes, collective.num_ranks, is_before))
+        elif node.layer_index is not None:
             self.unresolved.append(Unresolved(node, "its communication in backward is not found and takes no time"))
 
 
@@ -222,16 +201,10 @@ def _sum_of(kind: str, result_bytes: int, num_ranks: int) -> Collective:
     return Collective(kind, result_bytes * (num_ranks if kind == "ReduceScatter" else 1), num_ranks)
 
 
-def _gradient_of(collective: Collective, is_before: bool = False) -> Collective:
-    return Collective(gradient_of_collective(collective.kind), collective.size_bytes, collective.num_ranks, is_before)
-
-
 def _num_exchanging(moved: Redistribution, made: Sequence[int], read: Sequence[int]) -> int:
     """Ranks that exchange parts: those over which a dimension was cut that no longer is.
 
-    Args:
-        moved: the cuts before and after.
-        made, read: shapes on one rank before and after.
+    The shapes, made and read, are those on one rank.
     """
     if len(moved.before) == len(moved.after):
         cuts = [(before, after) for before, after in zip(moved.before, moved.after, strict=True)]
@@ -248,20 +221,9 @@ def _cuts_of_blocks(
     Ulysses: sequence 4096 cut over 4 ranks, 4 x 1 x 4 x 128 with the third cut over 2, is read as 4096 whole and 4096
     cut over 8; the blocks are the sequence (4, 1) and the rest (2, 8).
     """
-    if len(made) != len(before) or len(read) != len(after):
+    is_known = len(made) == len(before) and len(read) == len(after)
+    whole = [tuple(map(operator.mul, *side)) for side in ((made, before), (read, after))]
+    blocks = equal_blocks(*whole) if is_known else None
+    if blocks is None:
         return [(math.prod(before), 1)]
-    sides = [[(size * cut, cut) for size, cut in zip(*side, strict=True)] for side in ((made, before), (read, after))]
-    blocks = []
-    while any(sides):
-        size, cut = [1, 1], [1, 1]
-        for at, side in enumerate(sides):
-            if side:
-                size[at], cut[at] = side.pop(0)
-        while size[0] != size[1]:
-            at = 0 if size[0] < size[1] else 1
-            if not sides[at]:
-                return [(math.prod(before), 1)]  # not the same elements
-            more, parts = sides[at].pop(0)
-            size[at], cut[at] = size[at] * more, cut[at] * parts
-        blocks.append((cut[0], cut[1]))
-    return blocks
+    return [(math.prod(before[own]), math.prod(after[to])) for own, to in blocks]

@@ -12,18 +12,9 @@ from mindswap.graph.model import HOST_COPY, Graph, Node
 from mindswap.graph.ops import FIRST_INPUT_OPS
 
 __all__ = [
-    "EXCHANGE",
-    "FROM_LOCAL",
-    "NAME_MARK",
-    "NUM_RANKS",
-    "STRIDE",
-    "TO_LOCAL",
-    "LocalNames",
-    "is_exchange",
-    "num_copies",
-    "rank_name",
-    "restore_names",
-]
+    "EXCHANGE", "FROM_LOCAL", "NAME_MARK", "NUM_RANKS", "STRIDE", "TO_LOCAL", "LocalNames", "is_exchange",
+    "num_copies", "rank_name", "restore_names",
+]  # fmt: skip
 
 TO_LOCAL, FROM_LOCAL, EXCHANGE = "ToLocal", "FromLocal", "ExchangeTokens"
 # Attribute of a primitive that stands for another: the name of that one.
@@ -50,14 +41,11 @@ def num_copies(num_tokens: int, num_experts: int, top_k: int, num_ranks: int, nu
     """Copies of tokens that a rank sends out where each goes once to every rank that has an expert of it.
 
     Assumed: all choices of experts are as likely. A token takes `top_groups` of the groups of experts, and `top_k`
-    experts of those (`n_group` and `topk_group` of DeepSeek-V3).
+    experts of those (`n_group` and `topk_group` of DeepSeek-V3; 1 and 1 without groups).
 
     Args:
-        num_tokens: tokens of the rank.
-        num_experts: in the model.
-        top_k: experts of a token.
-        num_ranks: ranks of expert parallelism, each with as many experts.
-        num_groups, top_groups: groups of experts, and how many a token takes; 1 and 1 without groups.
+        num_tokens: of the rank.
+        num_ranks: of expert parallelism, each with as many experts.
     """
     own, in_group = num_experts // num_ranks, num_experts // num_groups
     own_groups, allowed = max(1, own // in_group), in_group * top_groups
@@ -99,23 +87,14 @@ class LocalNames:
     def add(self, node: Node, forward_names: Mapping[str, str]) -> bool:
         """Whether a node makes such a value; nodes come in the order of execution.
 
-        Args:
-            node: of forward or backward.
-            forward_names: what backward calls a value of forward -> its name there.
+        `forward_names` has what backward calls a value of forward -> its name there.
         """
         inputs = node.inputs[:1] if node.op in FIRST_INPUT_OPS else node.inputs
         is_local = node.op == TO_LOCAL or (
             node.op != FROM_LOCAL and any(forward_names.get(name, name) in self.names for name in inputs)
         )
         # A scalar is the same for all ranks: the loss of the router goes through the whole model.
-        is_local = is_local and any(_num_elements(known.shape) > 1 for known in node.outputs)
+        is_local = is_local and node.makes_more_than_a_number
         if is_local:
             self.names.add(node.name)
         return is_local
-
-
-def _num_elements(shape: tuple[int, ...]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count

@@ -28,7 +28,10 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sequences import is_sequence_state
 
-__all__ = ["WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_released", "weight_name"]
+__all__ = [
+    "GATHER_MARK", "WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_narrowing", "is_released",
+    "weight_name",
+]  # fmt: skip
 
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
@@ -42,7 +45,6 @@ class GatheredStep:
     """A step with its AllGathers of weights.
 
     Attributes:
-        graph: the step.
         collectives: what each AllGather sends, by name of its node.
         once: operators that run once in a step, whatever the number of micro-batches.
     """
@@ -63,38 +65,33 @@ def is_gathering(node: Node) -> bool:
     return GATHER_MARK in node.attributes
 
 
+def is_narrowing(node: Node) -> bool:
+    """Whether an operator casts to half precision."""
+    return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES
+
+
 def is_released(node: Node) -> bool:
     """Whether forward releases what such an operator makes, and backward makes it again."""
     return node.attributes.get(GATHER_MARK) is True
 
 
 def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
-    """The step as it is with the parallel optimizer.
-
-    Args:
-        graph: a compiled step in which weights are whole, under any policy.
-        sharding: how weights are cut.
-    """
+    """A step in which weights are whole, under any policy, as it is with the parallel optimizer."""
     weights = tuple(_find_weights(graph, sharding)) if sharding.num_ranks > 1 else ()
     if not weights:
         return GatheredStep(graph)
-    gathers = [weight.gather for weight in weights]
     again = {weight.gather.name: weight.again() for weight in weights} if sharding.is_released else {}
     backward, needed = _rewrite_backward(graph, weights, again)
     gathered = {name for weight in weights for name in weight.values}
     is_moved = {node.name for weight in weights for node in weight.lead}
     saved = [entry for entry in graph.saved if entry.forward_name not in gathered]
     if not again:
-        saved += [Saved(gather.name, _saved_name(gather)) for gather in gathers if gather.name in needed]
-    rewritten = replace(
-        graph,
-        forward=tuple(_rewrite_forward(graph, weights, gathered | is_moved)),
-        backward=backward,
-        saved=tuple(saved),
-    )
+        saved += [Saved(w.gather.name, w.saved_name) for w in weights if w.gather.name in needed]
+    forward = tuple(_rewrite_forward(graph, weights, gathered | is_moved))
+    rewritten = replace(graph, forward=forward, backward=backward, saved=tuple(saved))
     collectives = {
-        gather.name: (Collective(gather.op, gather.size_bytes, sharding.num_ranks, stride=sharding.stride),)
-        for gather in gathers
+        w.gather.name: (Collective(w.gather.op, w.gather.size_bytes, sharding.num_ranks, stride=sharding.stride),)
+        for w in weights
     }
     once = () if again else (node.name for weight in weights for node in weight.lead if is_gathering(node))
     return GatheredStep(rewritten, collectives, frozenset(once))
@@ -116,20 +113,20 @@ class _Weight:
     def gather(self) -> Node:
         return self.lead[-1]
 
+    @property
+    def saved_name(self) -> str:
+        return f"{self.gather.name}@saved"
+
     def again(self) -> tuple[Node, ...]:
         """Copies in backward; the part itself is there."""
         copies: list[Node] = []
         names: dict[str, str] = {}
         for node in self.lead:
             if is_gathering(node):
-                inputs = tuple(names.get(name, name) for name in node.inputs)
-                names[node.name] = f"{node.name}@again"
-                copies.append(
-                    replace(
-                        node, name=names[node.name], inputs=inputs, is_recomputed=True, is_duplicate=True,
-                        origin=node.name,
-                    )
-                )  # fmt: skip
+                name = f"{node.name}@again"
+                own = replace(node.renamed(names), name=name, origin=node.name)
+                copies.append(replace(own, is_recomputed=True, is_duplicate=True))
+                names[node.name] = name
         return tuple(copies)
 
 
@@ -151,22 +148,17 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             values = {users[0].name}
             users = list(_users(users[0].name, readers))
         source, whole = lead[-1], nodes[0].outputs[0]
-        if len(users) == 1 and _narrows(whole, users[0]) and not _reads(kept, values, users[0]):
+        is_cast = len(users) == 1 and whole.dtype == "float32" and is_narrowing(users[0])
+        # Backward may need the weight for nothing else than to cast it again.
+        if is_cast and not any(kept.get(value, set()) - {users[0].name} for value in values):
             source, whole = _part(users[0], sharding.num_ranks, **mark), users[0].outputs[0]
             lead.append(source)
             values = {source.name}
         # What copies it to the host has its own effect no longer.
         values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
-        gather = replace(
-            source,
-            name=f"{source.name}@gather",
-            op="AllGather",
-            scope=f"parallel_optimizer/{name}",
-            inputs=(source.name,),
-            outputs=(whole,),
-            attributes=mark,
-            is_recomputed=False,
-        )
+        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark)
+        scope = f"parallel_optimizer/{name}"
+        gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
         yield _Weight((*lead, gather), frozenset(values))
 
 
@@ -185,21 +177,12 @@ def _needed_whole(graph: Graph) -> dict[str, set[str]]:
     return {entry.forward_name: readers.get(entry.backward_name, set()) for entry in graph.saved}
 
 
-def _reads(kept: Mapping[str, set[str]], values: Iterable[str], cast: Node) -> bool:
-    """Whether backward reads the weight for something else than to cast it again."""
-    return any(kept.get(name, set()) - {cast.name} for name in values)
-
-
 def _users(name: str, readers: Mapping[str, Sequence[Node]]) -> Iterator[Node]:
     """Operators that compute with a value; what only ties values together is none."""
     for reader in readers.get(name, ()):
-        is_tuple = reader.op == "MakeTuple" and any(True for _ in _users(reader.name, readers))
+        is_tuple = reader.op == "MakeTuple" and any(_users(reader.name, readers))
         if is_tuple or reader.op not in (*BOOKKEEPING_OPS, "MoveTo"):
             yield reader
-
-
-def _narrows(weight: TensorType, user: Node) -> bool:
-    return user.op == "Cast" and weight.dtype == "float32" and user.outputs[0].dtype in HALF_DTYPES
 
 
 def _part(node: Node, num_ranks: int, **attributes: object) -> Node:
@@ -226,33 +209,28 @@ def _rewrite_forward(graph: Graph, weights: Iterable[_Weight], gone: set[str]) -
         if node.name in by_node:
             yield from by_node[node.name]
         elif node.name not in gone:
-            yield _renamed(node, renamed)
+            yield node.renamed(renamed)
 
 
 def _rewrite_backward(
     graph: Graph, weights: Iterable[_Weight], again: Mapping[str, tuple[Node, ...]]
 ) -> tuple[tuple[Node, ...], set[str]]:
     """Backward that reads gathered weights, and the AllGathers whose outputs it needs."""
-    gather_of = {value: weight.gather for weight in weights for value in weight.values}
-    renamed: dict[str, str] = {}
-    target = {
-        gather.name: again[gather.name][-1].name if again else _saved_name(gather) for gather in gather_of.values()
-    }
-    for entry in graph.saved:
-        if entry.forward_name in gather_of:
-            renamed[entry.backward_name] = target[gather_of[entry.forward_name].name]
+    target = {w.gather.name: again[w.gather.name][-1].name if again else w.saved_name for w in weights}
+    target_of = {value: target[weight.gather.name] for weight in weights for value in weight.values}
+    renamed = {e.backward_name: target_of[e.forward_name] for e in graph.saved if e.forward_name in target_of}
     backward: list[Node] = []
     for node in graph.backward:
-        if node.is_duplicate and node.origin in gather_of:  # a cast that was to run again
-            renamed[node.name] = target[gather_of[node.origin].name]
+        if node.is_duplicate and node.origin in target_of:  # a cast that was to run again
+            renamed[node.name] = target_of[node.origin]
         elif node.op == "MoveTo" and node.inputs[0] in renamed:
             renamed[node.name] = renamed[node.inputs[0]]
         else:
-            backward.append(_renamed(node, renamed))
+            backward.append(node.renamed(renamed))
     read = {name for node in backward for name in node.inputs}
     needed = {name for name, new_name in target.items() if new_name in read}
     if again:
-        backward = list(_with_copies(backward, {name: again[name] for name in needed}))
+        backward = list(_with_copies(backward, {name: copies for name, copies in again.items() if name in needed}))
     return tuple(backward), needed
 
 
@@ -264,19 +242,7 @@ def _with_copies(backward: list[Node], again: Mapping[str, tuple[Node, ...]]) ->
         if copies[-1].layer_index is not None:
             by_layer.setdefault(copies[-1].layer_index, []).append(name)
     for node in backward:
-        due = [name for name in node.inputs if name in by_reader]
-        if node.layer_index is not None:
-            due += by_layer.pop(node.layer_index, ())
-        for name in due:
+        due = by_layer.pop(node.layer_index, ()) if node.layer_index is not None else ()
+        for name in (*node.inputs, *due):
             yield from by_reader.pop(name, ())
         yield node
-
-
-def _renamed(node: Node, renamed: Mapping[str, str]) -> Node:
-    if renamed.keys().isdisjoint(node.inputs):
-        return node
-    return replace(node, inputs=tuple(renamed.get(name, name) for name in node.inputs))
-
-
-def _saved_name(gather: Node) -> str:
-    return f"{gather.name}@saved"

@@ -17,14 +17,13 @@ __all__ = ["order_halves"]
 
 
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
-    """The step with the halves of each layer in turn; without halves it comes back as it is.
+    """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
 
     Args:
-        graph: a step of one rank.
         communicating_first: operators that communicate before they compute.
         communicating_after: operators that communicate what they made, or are communication.
     """
-    branches = Branches(graph.forward, {s.backward_name: s.forward_name for s in graph.saved}, graph.constants)
+    branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     if not branches.are_there:
         return graph
     origins = graph.forward_nodes
@@ -66,7 +65,7 @@ class _Turns:
         self.stops = stops
         self.half = {node.name: None if node.is_duplicate else branches[node.name] for node in nodes}
         self.queues = [[node for node in nodes if self.half[node.name] == half] for half in (0, 1)]
-        self.joins = [node for node in nodes if self.half[node.name] is None and self._joins(node)]
+        self.joins = [node for node in nodes if any(self.half.get(name) is not None for name in node.inputs)]
         self.done: dict[str, Node] = {}
 
     def order(self) -> list[Node]:
@@ -74,10 +73,8 @@ class _Turns:
         may_pass = [False, False]
         while len(self.done) < len(self.nodes):
             before = len(self.done)
-            is_waiting = False
-            for half in (0, 1):
-                is_waiting |= self._run(half, may_pass)
-            if len(self.done) == before and not is_waiting and not self._run_next_of_whole():
+            is_waiting = [self._run(half, may_pass) for half in (0, 1)]
+            if len(self.done) == before and not any(is_waiting) and not self._run_next_of_whole():
                 return list(self.nodes)
         return list(self.done.values())
 
@@ -92,9 +89,8 @@ class _Turns:
             if needed is None:
                 return False
             may_pass[half] = False
-            for node in (*needed, queue.pop(0)):
-                self.done[node.name] = node
-            self._run_joins()
+            self.done |= {node.name: node for node in (*needed, queue.pop(0))}
+            self.done |= {node.name: node for node in self._ready(self.joins)}
         return False
 
     def _needed(self, node: Node) -> list[Node] | None:
@@ -112,21 +108,13 @@ class _Turns:
 
         return list(found.values()) if all(visit(name) for name in node.inputs) else None
 
-    def _joins(self, node: Node) -> bool:
-        return any(self.half.get(name) is not None for name in node.inputs)
-
-    def _is_ready(self, node: Node) -> bool:
-        return all(name in self.done or name not in self.by_name for name in node.inputs)
-
-    def _run_joins(self) -> None:
-        self._take(node for node in self.joins if node.name not in self.done and self._is_ready(node))
+    def _ready(self, nodes: Iterable[Node]) -> Iterator[Node]:
+        for node in nodes:
+            is_due = node.name not in self.done and self.half[node.name] is None
+            if is_due and all(name in self.done or name not in self.by_name for name in node.inputs):
+                yield node
 
     def _run_next_of_whole(self) -> bool:
-        left = (n for n in self.nodes if n.name not in self.done and self.half[n.name] is None and self._is_ready(n))
-        node = next(left, None)
-        self._take([node] if node else [])
+        node = next(self._ready(self.nodes), None)
+        self.done |= {node.name: node} if node is not None else {}
         return node is not None
-
-    def _take(self, nodes: Iterable[Node]) -> None:
-        for node in list(nodes):
-            self.done[node.name] = node

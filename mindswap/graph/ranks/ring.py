@@ -28,12 +28,7 @@ HEADS_AND_SEQUENCE = {3: (2, 1), 4: (1, 2)}
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel beside attention.
-
-    Attributes:
-        op: primitive.
-        moved_bytes: read and written.
-    """
+    """A kernel beside attention, with the bytes that it reads and writes."""
 
     op: str
     moved_bytes: int
@@ -67,12 +62,9 @@ def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
 
 
 def ring_flops(flops: int, num_queries: int, num_ranks: int) -> int:
-    """Of the last rank: s s pairs in n - 1 rounds, s (s + 1) / 2 in the first one.
+    """Of the last of n ranks, each with s queries: s s pairs in n - 1 rounds, s (s + 1) / 2 in the first one.
 
-    Args:
-        flops: of all pairs of the rank's own queries and keys.
-        num_queries: s.
-        num_ranks: n.
+    `flops` are those of all pairs of its own queries and keys.
     """
     return flops * (num_ranks - 1) + flops * (num_queries + 1) // (2 * num_queries)
 
@@ -80,11 +72,9 @@ def ring_flops(flops: int, num_queries: int, num_ranks: int) -> int:
 def list_rounds(
     is_forward: bool, num_ranks: int, flops: int, operands: Sequence[TensorType], statistic_bytes: int, is_fused: bool
 ) -> tuple[Round, ...]:
-    """All rounds in the order in which a rank runs them.
+    """All rounds of attention, or of its gradient, in the order in which a rank runs them.
 
     Args:
-        is_forward: else the gradient.
-        num_ranks: of the ring.
         flops: of all of it on the last rank.
         operands: queries, keys, values on this rank.
         statistic_bytes: the largest scores, or the sums, as attention gives them.

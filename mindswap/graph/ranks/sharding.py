@@ -44,18 +44,16 @@ class Sharding:
 
 
 def shard_graph(graph: Graph) -> Sharding:
-    """Sizes per rank of every tensor.
-
-    Args:
-        graph: a compiled step with logical shapes. Without any strategy that cuts, it comes back unchanged.
-    """
+    """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
     if not any(_is_cut(node) for node in graph.forward):
         return Sharding(graph, (), ())
     table = _trace(graph)
     arrivals = [(moved.producer, moved.consumer) for moved in _kept_copies(table) if moved.consumer.op in PRODUCT_OPS]
     if arrivals:
         table = _trace(with_arrivals(graph, arrivals))
-    _note_kept_copies(table)
+    for moved in _kept_copies(table):
+        reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
+        table.note(table.nodes[moved.producer], reason)
     sharded = with_gathered_gradients(_of_one_rank(table), dict(_gathered_gradients(table)))
     return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)
 
@@ -77,8 +75,6 @@ def _trace(graph: Graph) -> SplitTable:
 
 
 def _of_one_rank(table: SplitTable) -> Graph:
-    """The step with the sizes of one rank."""
-
     def own(node: Node) -> Node:
         splits = table.splits[node.name]
         outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
@@ -96,13 +92,6 @@ def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
         is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
         if moved.producer in saved and is_keeping:
             yield moved
-
-
-def _note_kept_copies(table: SplitTable) -> None:
-    """Say so."""
-    for moved in _kept_copies(table):
-        reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
-        table.note(table.nodes[moved.producer], reason)
 
 
 def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, GatheredGradient]]:

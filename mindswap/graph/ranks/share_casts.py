@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Node
 from mindswap.graph.ops import BOOKKEEPING_OPS
-from mindswap.graph.ranks.gather import GATHER_MARK, HALF_DTYPES, GatheredStep, is_gathering, weight_name
+from mindswap.graph.ranks.gather import GATHER_MARK, GatheredStep, is_gathering, is_narrowing, weight_name
 
 __all__ = ["share_casts"]
 
@@ -23,9 +23,8 @@ __all__ = ["share_casts"]
 def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
     """The step with casts of weights marked as made once, for all micro-batches.
 
-    Args:
-        step: casts of gathered weights before the AllGather are made once already.
-        is_inlined: compiled without lazy_inline: casts of any type, also those behind an AllGather.
+    Those of gathered weights before the AllGather are so already; without lazy_inline (`is_inlined`) casts of any type
+    are, also those behind an AllGather.
     """
     weights: dict[str, str] = {}  # name of a value -> the parameter that it is
     readers: dict[str, list[Node]] = {}
@@ -43,9 +42,8 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         node.name
         for nodes in readers.values()
         for node in nodes
-        if (node.op == "Cast" if is_inlined else all(map(_narrows, nodes)))
+        if not is_gathering(node) and (node.op == "Cast" if is_inlined else all(map(is_narrowing, nodes)))
     }
-    shared -= {node.name for node in step.graph.forward if is_gathering(node)}
     if not shared:
         return step
     forward = tuple(
@@ -53,7 +51,3 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         for node in step.graph.forward
     )
     return replace(step, graph=replace(step.graph, forward=forward), once=step.once | shared)
-
-
-def _narrows(node: Node) -> bool:
-    return node.op == "Cast" and bool(node.outputs) and node.outputs[0].dtype in HALF_DTYPES

@@ -25,12 +25,12 @@ class BackwardSplits:
         """The splits of an operator of backward."""
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(known.shape) for known in node.outputs]
-        if node.op == FROM_LOCAL:
-            return [self._whole_split(node)]
         if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time
             if node.origin in self.table.communications:
                 self.table.communications[node.name] = self.table.communications[node.origin]
             return list(self.table.splits[node.origin])
+        if node.op == FROM_LOCAL:
+            return [self._whole_split(node)]
         if node.op in TUPLE_OPS or node.op in TYING_OPS or read_strategy(node.attributes):
             return self.forward.of(node)
         operands = self.table.operands(node)
@@ -53,23 +53,21 @@ class BackwardSplits:
         gradient = self._gradient_split(node, operands)
         if gradient is not None:
             return [gradient]
-        if node.op in PRODUCT_OPS and all(
-            operand.split is None or num_parts(operand.split) == 1 for operand in operands
-        ):
+        if node.op not in PRODUCT_OPS:
+            return self.forward.by_operands(node, operands, has_note=False)
+        if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
             return [(1,) * len(known.shape) for known in node.outputs]
-        if node.op in PRODUCT_OPS:
-            self.table.note(node, "its forward operator is not found; counted as whole")
-            return [None]
-        return self.forward.by_operands(node, operands, has_note=False)
+        return [self._unknown(node)]
 
     def _whole_split(self, node: Node) -> Split | None:
-        """The cut of what ToLocal takes, for its gradient; one that runs again is cut as the first time."""
-        if node.is_duplicate and node.origin in self.table.splits:
-            return self.table.splits[node.origin][0]
+        """The cut of what ToLocal takes, for its gradient."""
         forward = self.table.nodes.get(node.origin)
         operands = self.table.operands(forward) if forward is not None else []
         if forward is not None and forward.op == TO_LOCAL and operands:
             return operands[0].split or next(iter(read_strategy(forward.attributes)), None)
+        return self._unknown(node)
+
+    def _unknown(self, node: Node) -> Split | None:
         self.table.note(node, "its forward operator is not found; counted as whole")
         return None
 
@@ -137,19 +135,15 @@ class BackwardSplits:
         """Names under which the forward operators know what backward calls `name`."""
         for _ in range(8):  # casts, copies and ties on the way
             yield name
-            forward = self.table.forward_names.get(name)
-            if forward is not None:
-                name = forward
-                continue
             node = self.table.nodes.get(name)
-            if node is None:
-                return
-            if node.is_duplicate and node.origin:
+            if name in self.table.forward_names:
+                name = self.table.forward_names[name]
+            elif node is not None and node.is_duplicate and node.origin:
                 name = node.origin
-                continue
-            if node.op not in SPLIT_PASSING_OPS and node.op not in RESHAPING_OPS:
+            elif node is not None and node.op in SPLIT_PASSING_OPS | RESHAPING_OPS:
+                name = node.inputs[0]
+            else:
                 return
-            name = node.inputs[0]
 
 
 def _asked_of(operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]) -> list[Split]:

@@ -1,17 +1,10 @@
 """Splits of the operators of forward, as MindSpore's step_parallel.cc follows them. Pure."""
 
 from mindswap.graph.model import Node
-from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, cut_of
+from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, line_of
 from mindswap.graph.ranks.experts import FROM_LOCAL
 from mindswap.graph.ranks.split_rules import Call, output_splits, summed_parts
-from mindswap.graph.ranks.split_table import (
-    NodeSplits,
-    Operand,
-    PartialSum,
-    Redistribution,
-    SplitTable,
-    makes_more_than_a_number,
-)
+from mindswap.graph.ranks.split_table import NodeSplits, Operand, PartialSum, Redistribution, SplitTable
 from mindswap.graph.ranks.splits import Split, num_parts, reshape_split
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
@@ -53,14 +46,11 @@ class ForwardSplits:
             return [None] * len(node.outputs)
         used = operands[: len(strategy)]
         for operand, asked in zip(used, strategy, strict=True):
-            is_made = (
-                operand.split is not None and len(operand.split) == len(asked) and operand.name in self.table.nodes
-            )
-            if is_made and operand.split != asked and cut_of(node.op) is not Cut.ONE_HOT:
-                assert operand.split is not None
-                self.table.redistributions.append(
-                    Redistribution(operand.name, node, operand.split, asked, operand.index)
-                )
+            own = operand.split
+            if own is None or len(own) != len(asked) or operand.name not in self.table.nodes:
+                continue
+            if own != asked and line_of(node.op).cut is not Cut.ONE_HOT:
+                self.table.redistributions.append(Redistribution(operand.name, node, own, asked, operand.index))
         call = self.table.call(node, used, list(strategy))
         splits = output_splits(call)
         asked_outputs = read_out_strategy(node.attributes)
@@ -112,7 +102,7 @@ class ForwardSplits:
         outputs = output_splits(call) if operands else None
         if has_note:
             self._note_sum(node, call)
-        if has_note and makes_more_than_a_number(node) and outputs is not None:
+        if has_note and node.makes_more_than_a_number and outputs is not None:
             # step_parallel.cc, ExtractStrategyAndInit: batch parallel, the first dimension over all devices.
             reason = "has no strategy; MindSpore cuts its first dimension over all ranks, here it follows its operands"
             if node.layer_index is None and not node.cell_path:  # of a function, which may be one for a rank (Morph)

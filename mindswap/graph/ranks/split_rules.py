@@ -7,8 +7,8 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.graph.ops import Cut, cut_of
-from mindswap.graph.ranks.splits import Shape, Split, combine_splits, num_parts, reshape_split
+from mindswap.graph.ops import Cut, line_of
+from mindswap.graph.ranks.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
 
 __all__ = ["RULES", "Call", "output_splits", "summed_parts"]
 
@@ -18,13 +18,10 @@ class Call:
     """One operator with the operands that are tensors.
 
     Attributes:
-        op: primitive name.
-        shapes: shape of each operand, members of tuples one by one.
-        splits: split of each operand.
-        outputs: shape of each output.
+        shapes, splits: of each operand, members of tuples one by one.
+        outputs: shapes.
         integers: integer inputs in order: axis, transpose flags, layout.
         tuples: inputs in order that are tuples of integers: axes, permutation, begin, end, strides.
-        attributes: attributes of the primitive.
     """
 
     op: str
@@ -38,20 +35,15 @@ class Call:
 
 def output_splits(call: Call) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
-    kind = cut_of(call.op)
+    kind = line_of(call.op).cut
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
     # The strategy of a OneHot is that of the output, so it does not fit the operands.
-    if kind is None or not call.splits or not (is_matching or kind is Cut.ONE_HOT):
+    if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is Cut.ONE_HOT):
         return None
     splits = RULES[kind](call) if isinstance(kind, Cut) else _like(call, kind)
-    if splits is None or [len(split) for split in splits] != [len(shape) for shape in call.outputs]:
+    if splits is None or len(splits) != len(call.outputs):
         return None
-    is_divisible = all(
-        size % parts == 0
-        for shape, split in zip(call.outputs, splits, strict=True)
-        for size, parts in zip(shape, split, strict=True)
-    )
-    return splits if is_divisible else None
+    return splits if all(map(fits, splits, call.outputs)) else None
 
 
 def summed_parts(call: Call) -> int:
@@ -60,7 +52,7 @@ def summed_parts(call: Call) -> int:
     """
     if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
         return 1
-    first, kind = call.splits[0], cut_of(call.op)
+    first, kind = call.splits[0], line_of(call.op).cut
     if kind is Cut.PRODUCT and len(first) > 1:
         return first[-2] if _transpose_flags(call)[0] else first[-1]
     if kind is Cut.GATHER and len(call.splits) > 1:
@@ -100,7 +92,7 @@ def _like(call: Call, operands: Sequence[int]) -> list[Split] | None:
 
 def _matmul(call: Call) -> list[Split] | None:
     """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
-    if len(call.splits) < 2 or min(map(len, call.shapes[:2])) < 2:
+    if min(map(len, call.shapes[:2])) < 2:
         return None
     flags = _transpose_flags(call)
     left, right = call.splits[:2]
@@ -111,7 +103,6 @@ def _matmul(call: Call) -> list[Split] | None:
 
 
 def _transpose_flags(call: Call) -> list[bool]:
-    """Whether each side of a product is transposed."""
     if len(call.integers) >= 2:
         return [bool(flag) for flag in call.integers[:2]]
     attributes = call.attributes or {}
@@ -141,10 +132,8 @@ def _transpose(call: Call) -> list[Split] | None:
     return [tuple(call.splits[0][axis] for axis in call.tuples[-1])]
 
 
-def _gather(call: Call) -> list[Split] | None:
+def _gather(call: Call) -> list[Split]:
     """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
-    if len(call.splits) < 2:
-        return None
     axis = _look_up_axis(call)
     num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
     return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
@@ -204,23 +193,23 @@ def _dropout(call: Call) -> list[Split]:
     return [call.splits[0], (num_parts(call.splits[0]),)]
 
 
-def _embedding(call: Call) -> list[Split] | None:
+def _embedding(call: Call) -> list[Split]:
     """A look-up of rows."""
-    return [(*call.splits[0], call.splits[1][-1])] if len(call.splits) >= 2 else None
+    return [(*call.splits[0], call.splits[1][-1])]
 
 
-def _outer(call: Call) -> list[Split] | None:
+def _outer(call: Call) -> list[Split]:
     """Every element of one vector times every element of the other."""
-    return [(*call.splits[0], *call.splits[1])] if len(call.splits) >= 2 else None
+    return [(*call.splits[0], *call.splits[1])]
 
 
-def _segment_sum(call: Call) -> list[Split] | None:
+def _segment_sum(call: Call) -> list[Split]:
     """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
-    if len(call.splits) < 2:
-        return None
     return [(1, *call.splits[0][len(call.splits[1]) :])]
 
 
+# Rules that need a second operand.
+TWO_OPERANDS = (Cut.EMBEDDING, Cut.GATHER, Cut.OUTER, Cut.PRODUCT, Cut.SEGMENT_SUM)
 RULES: dict[Cut, Callable[[Call], list[Split] | None]] = {
     Cut.ATTENTION: _flash_attention,
     Cut.BROADCAST: _tile,

@@ -1,25 +1,15 @@
 """What is known of the splits of a step while they are followed through it. Pure."""
 
-import math
 from dataclasses import dataclass
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import SPLIT_PASSING_OPS, TYING_OPS
 from mindswap.graph.ranks.experts import LocalNames
 from mindswap.graph.ranks.split_rules import Call
-from mindswap.graph.ranks.splits import Split, num_parts
+from mindswap.graph.ranks.splits import Split, fits, num_parts
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = [
-    "NodeSplits",
-    "Operand",
-    "PartialSum",
-    "Redistribution",
-    "SplitTable",
-    "Unresolved",
-    "cut_type",
-    "makes_more_than_a_number",
-]
+__all__ = ["NodeSplits", "Operand", "PartialSum", "Redistribution", "SplitTable", "Unresolved", "cut_type"]
 
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
@@ -89,16 +79,16 @@ class SplitTable:
 
     def __init__(self, graph: Graph):
         self.graph = graph
-        self.types: dict[str, tuple[TensorType, ...]] = {name: (known,) for name, known in graph.types.items()}
+        self.types = {name: (known,) for name, known in graph.types.items()} | {
+            node.name: node.outputs for node in (*graph.forward, *graph.backward)
+        }
         self.splits: dict[str, tuple[Split | None, ...]] = {}
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
         self.scattered: dict[str, Split] = {}
         self.users, self.nodes = graph.index.readers, graph.index.nodes
-        self.forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
-        for node in (*graph.forward, *graph.backward):
-            self.types[node.name] = node.outputs
+        self.forward_names = graph.index.forward_names
         self.communications: dict[str, str] = {}
         self.local = LocalNames()
 
@@ -108,24 +98,20 @@ class SplitTable:
 
     def add(self, node: Node, splits: NodeSplits) -> None:
         """Takes the splits of a node if they fit the outputs, else none, with a note."""
-        self.splits[node.name] = self._checked(node, splits)
-
-    def _checked(self, node: Node, splits: NodeSplits) -> tuple[Split | None, ...]:
+        checked: list[Split | None] = [None] * len(node.outputs)
+        self.splits[node.name] = tuple(checked)
         if node.op in TYING_OPS:
-            return (None,) * len(node.outputs)
+            return
         if splits is None or len(splits) != len(node.outputs):
-            if makes_more_than_a_number(node) and node.op != "MakeTuple":
+            if node.makes_more_than_a_number and node.op != "MakeTuple":
                 self.note(node, f"no rule for {node.op} with these operands")
-            return (None,) * len(node.outputs)
-        checked: list[Split | None] = []
-        for known, split in zip(node.outputs, splits, strict=True):
-            fits = split is None or (
-                len(split) == len(known.shape) and all(n % p == 0 for n, p in zip(known.shape, split, strict=True))
-            )
-            if not fits:
+            return
+        for position, (known, split) in enumerate(zip(node.outputs, splits, strict=True)):
+            if split is None or fits(split, known.shape):
+                checked[position] = split
+            else:
                 self.note(node, f"{known.shape} cannot be cut into {split}")
-            checked.append(split if fits else None)
-        return tuple(checked)
+        self.splits[node.name] = tuple(checked)
 
     def operands(self, node: Node) -> list[Operand]:
         """The tensors among the inputs, members of tuples one by one."""
@@ -151,15 +137,13 @@ class SplitTable:
         )
 
     def tuple_splits(self, node: Node) -> NodeSplits:
-        """Splits of the operators that only tie and untie tuples; None for all others."""
+        """Splits of the operators that only tie and untie tuples."""
         if node.op == "MakeTuple":
             splits = [operand.split for operand in self.operands(node)]
             return splits if len(splits) == len(node.outputs) else [None] * len(node.outputs)
-        if node.op == "TupleGetItem":
-            members = self.splits.get(node.inputs[0], ())
-            index = self.graph.constants.get(node.inputs[1], 0)
-            return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
-        return None
+        members = self.splits.get(node.inputs[0], ())
+        index = self.graph.constants.get(node.inputs[1], 0)
+        return [members[index]] if index < len(members) and len(node.outputs) == 1 else None
 
     def asked_split(self, node: Node) -> Split | None:
         """What the first user with a strategy asks of the output of `node`, looking through casts."""
@@ -182,8 +166,3 @@ def cut_type(known: TensorType, split: Split | None) -> TensorType:
         return known
     shape = tuple(size // parts for size, parts in zip(known.shape, split, strict=True))
     return TensorType(shape, known.dtype, known.size_bytes // num_parts(split))
-
-
-def makes_more_than_a_number(node: Node) -> bool:
-    """Whether there is anything to cut in what an operator makes."""
-    return any(math.prod(known.shape) > 1 for known in node.outputs)

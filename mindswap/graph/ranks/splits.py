@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["Shape", "Split", "combine_splits", "num_parts", "reshape_split"]
+__all__ = ["Shape", "Split", "combine_splits", "equal_blocks", "fits", "num_parts", "reshape_split"]
 
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
@@ -12,6 +12,11 @@ Split = tuple[int, ...]
 def num_parts(split: Split) -> int:
     """In how many pieces the whole tensor is cut."""
     return math.prod(split)
+
+
+def fits(split: Split, shape: Shape) -> bool:
+    """Whether each dimension can be cut so, into equal parts."""
+    return len(split) == len(shape) and all(size % parts == 0 for size, parts in zip(shape, split, strict=True))
 
 
 def combine_splits(shape: Shape, shapes: Sequence[Shape], splits: Sequence[Split]) -> Split:
@@ -33,31 +38,32 @@ def reshape_split(source: Shape, split: Split, target: Shape) -> Split | None:
     """
     if math.prod(source) != math.prod(target):
         return None
-    result: list[int] = []
+    blocks = equal_blocks(source, target)
+    groups = [_regroup(source[own], split[own], target[to]) for own, to in blocks or ()]
+    if blocks is None or None in groups:
+        return None
+    return tuple(part for group in groups for part in group or ())
+
+
+def equal_blocks(source: Shape, target: Shape) -> list[tuple[slice, slice]] | None:
+    """The dimensions of two shapes in the smallest groups of equal product; None if they have not the same elements."""
+    blocks = []
     i = j = 0
     while i < len(source) or j < len(target):
-        sizes, parts, to = list(source[i : i + 1]), list(split[i : i + 1]), list(target[j : j + 1])
-        i, j = i + 1, j + 1
-        while math.prod(sizes) != math.prod(to):
-            if math.prod(sizes) < math.prod(to):
-                if i >= len(source):
-                    return None
-                sizes.append(source[i])
-                parts.append(split[i])
-                i += 1
+        i_end, j_end = min(i + 1, len(source)), min(j + 1, len(target))
+        while (own := math.prod(source[i:i_end])) != (other := math.prod(target[j:j_end])):
+            if own < other and i_end < len(source):
+                i_end += 1
+            elif own > other and j_end < len(target):
+                j_end += 1
             else:
-                if j >= len(target):
-                    return None
-                to.append(target[j])
-                j += 1
-        group = _regroup(sizes, parts, to)
-        if group is None:
-            return None
-        result += group
-    return tuple(result)
+                return None
+        blocks.append((slice(i, i_end), slice(j, j_end)))
+        i, j = i_end, j_end
+    return blocks
 
 
-def _regroup(sizes: list[int], parts: list[int], to: list[int]) -> list[int] | None:
+def _regroup(sizes: Shape, parts: Split, to: Shape) -> Sequence[int] | None:
     if sizes == to:
         return parts
     first = next((k for k, (size, part) in enumerate(zip(sizes, parts, strict=True)) if size != part), len(sizes))

@@ -1,5 +1,6 @@
 """How the model cuts its operators, from the attributes that `shard` leaves on a primitive. Pure."""
 
+import math
 from collections.abc import Iterator, Mapping
 
 from mindswap.graph.ranks.splits import Split
@@ -46,11 +47,6 @@ def _layouts(layouts: object) -> tuple[Split, ...]:
         if not isinstance(layout, Mapping):
             return ()
         matrix, tensor_map = layout["device_matrix"], layout["tensor_map"]
-        split = []
-        for axes in tensor_map:
-            parts = 1
-            for axis in axes if isinstance(axes, tuple) else (axes,):
-                parts *= 1 if axis < 0 else matrix[-1 - axis]
-            split.append(parts)
-        splits.append(tuple(split))
+        dims = (axes if isinstance(axes, tuple) else (axes,) for axes in tensor_map)
+        splits.append(tuple(math.prod(matrix[-1 - axis] for axis in axes if axis >= 0) for axes in dims))
     return tuple(splits)

@@ -1,25 +1,16 @@
-"""The checks of 2.x files: one file each, as in `mindswap/check/rules/`. `ID` is `pynative-` and the file name.
+"""The checks of 2.x files, by subject, as in `mindswap/check/rules/`; ids begin with `pynative-`.
 
 Levels: an error is what upstream refuses, and what is written and has no effect at all; what acts in another way than
 it reads is a warning.
 """
 
-from collections.abc import Iterator
-from types import ModuleType
+from typing import Any
 
-from mindswap.document.problem import Problem
-from mindswap.document.rule_modules import rule_modules
-from mindswap.mindformers_2x.rule_context import Context
+from mindswap.document.rules import Rule, load_rules
 
-__all__ = ["Context", "find_rules", "run_rules"]
+__all__ = ["find_rules"]
 
 
-def find_rules() -> dict[str, ModuleType]:
+def find_rules() -> dict[str, Rule[Any]]:
     """Every rule by its id, in alphabetical order."""
-    return rule_modules(__name__)
-
-
-def run_rules(context: Context) -> Iterator[Problem]:
-    """The problems that the rules find."""
-    for rule in find_rules().values():
-        yield from rule.check(context)
+    return load_rules(__name__)

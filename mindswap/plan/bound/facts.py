@@ -168,7 +168,7 @@ class _Alone:
 def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
-    blocks = model.plain_blocks(with_gathers=False)
+    blocks = model.blocks_with_free_gathers()
     timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)

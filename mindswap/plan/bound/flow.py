@@ -11,6 +11,7 @@ from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
 __all__ = ["Flow", "Window", "flow_of"]
@@ -138,7 +139,7 @@ def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
         {
             tensor.label
             for tensor in model.layer_block(policy, index).tensors
-            if tensor.is_once and tensor.role is None and tensor.uses.first_backward is not None
+            if tensor.is_once and tensor.role is None and tensor.uses.first_backward != NO_OP
         }
         for policy in (Policy(True, layer_recompute=ALL_LAYERS), Policy())
     )

@@ -17,26 +17,18 @@ __all__ = ["Bars", "find_kinds", "list_bars"]
 Column = np.ndarray | int
 
 _OF_OP = {
-    OpKind.FORWARD: BarKind.FORWARD,
-    OpKind.BACKWARD: BarKind.BACKWARD,
-    OpKind.RECOMPUTE: BarKind.RECOMPUTE,
-    OpKind.COLLECTIVE: BarKind.COLLECTIVE,
-    OpKind.SEND: BarKind.BETWEEN_STAGES,
-    OpKind.RECEIVE: BarKind.BETWEEN_STAGES,
-}
-_LANE_OF_OP = {
-    OpKind.FORWARD: Lane.COMPUTE,
-    OpKind.BACKWARD: Lane.COMPUTE,
-    OpKind.RECOMPUTE: Lane.COMPUTE,
-    OpKind.COLLECTIVE: Lane.COMMUNICATION,
-    OpKind.SEND: Lane.COMMUNICATION,
-    OpKind.RECEIVE: Lane.RECEIVING,
+    OpKind.FORWARD: (Lane.COMPUTE, BarKind.FORWARD),
+    OpKind.BACKWARD: (Lane.COMPUTE, BarKind.BACKWARD),
+    OpKind.RECOMPUTE: (Lane.COMPUTE, BarKind.RECOMPUTE),
+    OpKind.COLLECTIVE: (Lane.COMMUNICATION, BarKind.COLLECTIVE),
+    OpKind.SEND: (Lane.COMMUNICATION, BarKind.BETWEEN_STAGES),
+    OpKind.RECEIVE: (Lane.RECEIVING, BarKind.BETWEEN_STAGES),
 }
 _OF_STALL = {
-    StallCause.COPY_OUT: BarKind.WAIT_COPY_OUT,
-    StallCause.COPY_IN: BarKind.WAIT_COPY_IN,
-    StallCause.COMMUNICATION: BarKind.WAIT_COMMUNICATION,
-    StallCause.PIPELINE: BarKind.BUBBLE,
+    StallCause.COPY_OUT: (Lane.COMPUTE, BarKind.WAIT_COPY_OUT),
+    StallCause.COPY_IN: (Lane.COMPUTE, BarKind.WAIT_COPY_IN),
+    StallCause.COMMUNICATION: (Lane.COMPUTE, BarKind.WAIT_COMMUNICATION),
+    StallCause.PIPELINE: (Lane.COMPUTE, BarKind.BUBBLE),
 }
 
 
@@ -77,11 +69,12 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     ops, copies = program.ops, program.copies
     own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
     moved = np.flatnonzero(program.copies_stage == stage)
+    lane, kind = _translate(_OF_OP, ops.kind[own])
     is_communication = ops.kind[own] >= OpKind.COLLECTIVE
     parts = (
         _part(
-            _translate(_LANE_OF_OP, ops.kind[own]),
-            _translate(_OF_OP, ops.kind[own]),
+            lane,
+            kind,
             timeline.op_start_ns[own],
             timeline.op_end_ns[own],
             ops.label[own],
@@ -121,14 +114,15 @@ def _stalls(timeline: Timeline, stage: int) -> list[np.ndarray]:
     """Waits of the compute stream, named after what is waited for."""
     program = timeline.program
     stalled, begin_ns, end_ns, cause = find_waits(timeline, stage)
+    lane, kind = _translate(_OF_STALL, cause)
     copy, wait_op = timeline.stall_copy[stalled], program.ops.wait_op[stalled]
     is_copy = (copy >= 0) & ((cause == StallCause.COPY_OUT) | (cause == StallCause.COPY_IN))
     # Arrays may be empty: -1 stands for "none" and must not be looked up.
     label_of_copy = np.append(program.copies.label, -1)[np.where(is_copy, copy, -1)]
     layer_of_copy = np.append(program.copies.layer, -1)[np.where(is_copy, copy, -1)]
     return _part(
-        Lane.COMPUTE,
-        _translate(_OF_STALL, cause),
+        lane,
+        kind,
         begin_ns,
         end_ns,
         np.where(is_copy, label_of_copy, np.where(wait_op >= 0, program.ops.label[wait_op], -1)),
@@ -158,10 +152,11 @@ def _part(
     return [np.broadcast_to(np.asarray(column, np.int64), start_ns.shape) for column in columns]
 
 
-def _translate(table: Mapping[Any, int], codes: np.ndarray) -> np.ndarray:
-    lookup = np.full(max(table) + 1, BarKind.BUBBLE, np.int64)
-    lookup[list(table)] = list(table.values())
-    return lookup[codes]
+def _translate(table: Mapping[Any, tuple[Lane, BarKind]], codes: np.ndarray) -> np.ndarray:
+    """Lane and kind of each code, shape (2, num_codes); what the table does not name is a bubble."""
+    lookup = np.repeat([[Lane.COMPUTE], [BarKind.BUBBLE]], max(table) + 1, axis=1)
+    lookup[:, list(table)] = list(zip(*table.values(), strict=True))
+    return lookup[:, codes]
 
 
 def find_kinds(report: SimulationReport, bars: Sequence[Bars]) -> list[BarKind]:

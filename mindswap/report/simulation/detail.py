@@ -60,8 +60,7 @@ def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, gro
     Args:
         joined: columns of the bars.
         bars: what was joined.
-        short: positions of waits in `bars`.
-        group: for each, the bar in `joined` that comes after it.
+        short, group: positions of waits in `bars`, and for each the bar in `joined` that comes after it.
         least_ns: what is no more is left out.
     """
     shape = len(BarKind), len(joined["start_ns"])

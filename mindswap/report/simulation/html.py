@@ -1,23 +1,14 @@
 """A simulated step as one HTML file: no requests, light and dark, the picture can be zoomed."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from html import escape
-from pathlib import Path
 from string import Template
 
-from mindswap.errors import DataError
-from mindswap.report.html_parts import colours, read_part, table
+from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.simulation.page_data import page_data
 from mindswap.report.simulation.style import MEMORY_STYLES, BarKind
-from mindswap.report.simulation.text import (
-    LAYER_HEADER,
-    STAGE_HEADER,
-    group_stages,
-    layer_cells,
-    layer_unit,
-    stage_name,
-)
+from mindswap.report.simulation.text import LAYER_HEADER, STAGE_HEADER, layer_rows, stage_rows
 from mindswap.report.simulation.words import (
     Head,
     describe_cause,
@@ -26,27 +17,14 @@ from mindswap.report.simulation.words import (
     format_share,
     headline,
 )
-from mindswap.simulate.summary_layers import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["format_html", "write_html"]
+__all__ = ["format_html"]
 
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
-
-
-def write_html(report: SimulationReport, path: Path) -> None:
-    """Writes the page.
-
-    Raises:
-        DataError: if the file cannot be written.
-    """
-    try:
-        path.write_text(format_html(report), encoding="utf-8")
-    except OSError as error:
-        raise DataError(f"cannot write {path}: {error}") from None
 
 
 def format_html(report: SimulationReport) -> str:
@@ -67,14 +45,14 @@ def format_html(report: SimulationReport) -> str:
         stages=_stage_table(report),
         moment=escape(which + format_time(stage.memory.peak_ns) + ": " + describe_moment(stage.moment)),
         holders=_holder_table(stage),
-        layers=_layer_table(report),
+        layers=table(LAYER_HEADER, [tuple(map(escape, row)) for row in layer_rows(report)]),
         causes=_cause_table(report),
         figures=table(
             ("figure", "value", "source"),
             [(escape(figure.name), escape(figure.value), escape(figure.source)) for figure in report.figures],
             text_columns=(1, 2),
         ),
-        notes=_notes(report.notes),
+        notes=f"<section><h2>Notes</h2><ul>{list_items(report.notes)}</ul></section>" if report.notes else "",
     )
 
 
@@ -82,18 +60,15 @@ def _cards(report: SimulationReport) -> Iterable[str]:
     for head, value, remark in headline(report):
         if head is Head.MOMENT:
             continue  # stands with the table of what fills the memory
-        judged = "" if head is not Head.PEAK or report.fits is None else " good" if report.fits else " bad"
-        yield (
-            f'<div class="card"><div class="name">{escape(head.value)}</div><div class="value">{escape(value)}</div>'
-            f'<div class="remark{judged}">{escape(remark)}</div></div>'
-        )
+        judged = "" if head is not Head.PEAK or report.fits is None else "good" if report.fits else "bad"
+        yield card(head.value, value, remark, judged)
 
 
 def _stage_table(report: SimulationReport) -> str:
     header = [STAGE_HEADER[0], "compute, waiting", *STAGE_HEADER[1:]]
     rows = [
-        (escape(stage_name(stages)), _share_bar(stages[0], report.timeline.step_time_ns), *map(escape, cells))
-        for stages, cells in group_stages(report)
+        (escape(name), _share_bar(stage, report.timeline.step_time_ns), *map(escape, cells))
+        for stage, (name, *cells) in stage_rows(report)
     ]
     return table(header, rows, text_columns=(1,))
 
@@ -139,12 +114,6 @@ def _meter(part: int, whole: int, colour: str) -> str:
     return f'<i class="meter" style="width:{160 * part / max(1, whole):.1f}px;background:{colour}"></i>'
 
 
-def _layer_table(report: SimulationReport) -> str:
-    groups = group_layer_rows(report.layers)
-    unit = layer_unit(groups)
-    return table(LAYER_HEADER, [(escape(group.name), *map(escape, layer_cells(group, unit))) for group in groups])
-
-
 def _cause_table(report: SimulationReport) -> str:
     if not report.causes:
         return "<p>Compute waits for no copy.</p>"
@@ -157,9 +126,3 @@ def _cause_table(report: SimulationReport) -> str:
     ]  # fmt: skip
     header = ("all stages and micro-batches, longest first", "", "exposed", "of all")
     return table(header, rows, text_columns=(0, 1))
-
-
-def _notes(notes: Sequence[str]) -> str:
-    if not notes:
-        return ""
-    return "<section><h2>Notes</h2><ul>" + "".join(f"<li>{escape(note)}</li>" for note in notes) + "</ul></section>"

@@ -34,21 +34,19 @@ TIME_SCALES = ((1e9, "s"), (1e6, "ms"), (1e3, "us"), (1, "ns"))
 FAR_BUDGET = 3
 
 
-def plot_simulation(report: SimulationReport, path: Path, stage: int | None = None) -> None:
-    """Streams of a stage, or the compute stream of all stages, above the memory of the stage.
+def plot_simulation(report: SimulationReport, path: Path) -> None:
+    """Streams of the stage, or of a pipeline the compute stream of all stages, above the memory that is highest.
 
     Args:
         report: a simulated step.
         path: file to write; its ending says the format.
-        stage: whose streams; None takes the only one, or all stages of a pipeline with the memory of the stage
-            that needs the most.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.
     """
-    shown = report.peak_stage if stage is None else report.stages[stage]
-    is_pipeline = stage is None and len(report.stages) > 1
-    rows = _pipeline_rows(report) if is_pipeline else _stream_rows(report, shown)
+    shown = report.peak_stage
+    is_pipeline = len(report.stages) > 1
+    rows = _pipeline_rows(report) if is_pipeline else _stream_rows(report)
     caption = wrap(f"Simulated, no device was used. {device_line(report)}", 190)
     heights = (0.88, 0.36 * len(rows) + 0.25, 0.3, 3.6, 0.62 + 0.17 * len(caption))  # inches, top to bottom
     figure = load_figure_class()(figsize=(WIDTH, sum(heights)))
@@ -81,9 +79,9 @@ def _subtitle(report: SimulationReport) -> str:
     return "   |   ".join(part for part in parts if part)
 
 
-def _stream_rows(report: SimulationReport, stage: StageReport) -> list[tuple[str, Bars]]:
-    """One row per stream that does something."""
-    bars = join_bars(list_bars(report.timeline, stage.stage), report.step_time_ns // PIXELS)
+def _stream_rows(report: SimulationReport) -> list[tuple[str, Bars]]:
+    """One row per stream that does something, of the only stage."""
+    bars = join_bars(list_bars(report.timeline, 0), report.step_time_ns // PIXELS)
     rows = [(lane.title, _only(bars, bars.lane == lane)) for lane in Lane]
     return [(title, part) for title, part in rows if len(part)]
 

@@ -11,7 +11,7 @@ from mindswap.report.simulation.words import (
     headline,
 )
 from mindswap.report.tables import format_indices, format_table
-from mindswap.simulate.summary_layers import LayerGroup, group_layer_rows
+from mindswap.simulate.summary_layers import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
 
@@ -19,11 +19,9 @@ __all__ = [
     "LAYER_HEADER",
     "STAGE_HEADER",
     "format_simulation",
-    "group_stages",
-    "layer_cells",
-    "layer_unit",
+    "layer_rows",
     "simulation_to_json",
-    "stage_name",
+    "stage_rows",
 ]
 
 NUM_CAUSES = 8
@@ -40,15 +38,12 @@ def format_simulation(report: SimulationReport) -> str:
     lines = [f"simulated step of {report.title} on {report.device_title}", ""]
     for head, value, remark in headline(report):
         lines.append(f"  {head.value:<{width}}  {value:>9}  {remark}".rstrip())
-    rows = [(stage_name(stages), *cells) for stages, cells in group_stages(report)]
-    lines += ["", _table(STAGE_HEADER, rows), ""]
+    lines += ["", _table(STAGE_HEADER, [row for _, row in stage_rows(report)]), ""]
     lines += [*_peak_lines(report.peak_stage), *filter(None, [report.outside]), ""]
-    groups = group_layer_rows(report.layers)
-    unit = layer_unit(groups)
-    lines += [_table(LAYER_HEADER, [(group.name, *layer_cells(group, unit)) for group in groups])]
+    lines.append(_table(LAYER_HEADER, layer_rows(report)))
     lines += [
         f"copied out and never read back, for nothing: {format_bytes(group.first.out_only_bytes)}, {group.name}"
-        for group in groups
+        for group in group_layer_rows(report.layers)
         if group.first.out_only_bytes
     ]
     lines.append("")
@@ -70,17 +65,13 @@ def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return format_table([header[column] for column in columns], [[row[column] for column in columns] for row in rows])
 
 
-def group_stages(report: SimulationReport) -> list[tuple[list[StageReport], tuple[str, ...]]]:
-    """Stages with equal cells for `STAGE_HEADER` together, and the cells behind the name."""
+def stage_rows(report: SimulationReport) -> list[tuple[StageReport, tuple[str, ...]]]:
+    """The cells for `STAGE_HEADER`, stages with equal ones together, each with the first of its stages."""
     groups: dict[tuple[str, ...], list[StageReport]] = {}
     for stage in report.stages:
         groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage)
-    return [(stages, cells) for cells, stages in groups.items()]
-
-
-def stage_name(stages: Sequence[StageReport]) -> str:
-    """`stage 0`, `stages 1-3`."""
-    return format_indices("stage", [stage.stage for stage in stages])
+    names = (format_indices("stage", [stage.stage for stage in stages]) for stages in groups.values())
+    return [(groups[cells][0], (name, *cells)) for name, cells in zip(names, groups, strict=True)]
 
 
 def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:
@@ -96,26 +87,22 @@ def _stage_cells(stage: StageReport, step_ns: int) -> tuple[str, ...]:
     )
 
 
-def layer_unit(groups: Sequence[LayerGroup]) -> str:
-    """One unit for all sizes of the table of layers."""
-    rows = [group.first for group in groups]
-    return common_unit(size for row in rows for size in (row.kept_bytes, row.swapped_bytes, row.recomputed_bytes))
-
-
-def layer_cells(group: LayerGroup, unit: str) -> tuple[str, ...]:
-    """Cells for `LAYER_HEADER` behind the name."""
-    row = group.first
-    sizes = (row.kept_bytes, row.swapped_bytes, row.recomputed_bytes)
-    times = (row.forward_ns, row.backward_ns, row.recompute_ns, group.exposed_ns)
-    return (
-        *(format_bytes(size, unit) if size else "-" for size in sizes),
-        str(row.num_copies or "-"),
-        *(format_time(time_ns) if time_ns else "-" for time_ns in times),
-    )
+def layer_rows(report: SimulationReport) -> list[tuple[str, ...]]:
+    """The cells for `LAYER_HEADER`, equal layers together, all sizes in one unit."""
+    groups = group_layer_rows(report.layers)
+    sizes = [(group.first.kept_bytes, group.first.swapped_bytes, group.first.recomputed_bytes) for group in groups]
+    unit = common_unit(size for row in sizes for size in row)
+    rows = []
+    for group, row_bytes in zip(groups, sizes, strict=True):
+        row = group.first
+        times = (row.forward_ns, row.backward_ns, row.recompute_ns, group.exposed_ns)
+        shown = [format_bytes(size, unit) if size else "-" for size in row_bytes]
+        shown += [str(row.num_copies or "-"), *(format_time(time_ns) if time_ns else "-" for time_ns in times)]
+        rows.append((group.name, *shown))
+    return rows
 
 
 def _peak_lines(stage: StageReport) -> list[str]:
-    """What is in the memory at the peak."""
     parts = [(size_bytes, name) for name, size_bytes in stage.static_parts if size_bytes]
     parts += [(holder.size_bytes, describe_holder(holder)) for holder in stage.holders[:NUM_HOLDERS]]
     lines = [f"at the peak of stage {stage.stage} the device holds:"]

@@ -89,13 +89,9 @@ def _slices(report: SimulationReport, stage: int) -> Iterator[dict[str, Any]]:
         title = titles[kind]
         is_wait = BarKind(kind).is_wait
         name = f"{title}: {labels[label]}" if is_wait and label >= 0 else title if label < 0 else str(labels[label])
-        arguments: dict[str, int] = {}
-        if layer >= 0:
-            arguments["layer"] = layer
-        if micro_batch >= 0:
-            arguments["micro_batch"] = micro_batch
-        if size_bytes:
-            arguments["bytes"] = size_bytes
+        arguments = {"layer": layer} if layer >= 0 else {}
+        arguments |= {"micro_batch": micro_batch} if micro_batch >= 0 else {}
+        arguments |= {"bytes": size_bytes} if size_bytes else {}
         yield {
             "ph": "X",
             "name": name,

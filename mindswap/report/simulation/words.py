@@ -93,30 +93,17 @@ def headline(report: SimulationReport) -> tuple[tuple[Head, str, str], ...]:
     """The figures that everybody asks for first: (what, value, remark)."""
     stage = report.peak_stage
     which = f"stage {stage.stage}, " if len(report.stages) > 1 else ""
+    when = format_time(stage.moment.time_ns) if stage.moment else "-"
     exposed = report.exposed_copy_ns
+    share = f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else ""
+    host = format_bytes(max(stage.host_bytes for stage in report.stages))
+    terms = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
     return (
-        (Head.STEP_TIME, format_time(report.step_time_ns), _terms(report)),
+        (Head.STEP_TIME, format_time(report.step_time_ns), f"of which {', '.join(terms)}" if terms else ""),
         (Head.TOKENS, f"{report.tokens_per_s:.0f}", f"{report.num_cards} cards" * (report.num_cards > 1)),
         (Head.MFU, f"{report.mfu:.1%}".replace("%", " %"), f"of {report.peak_flops / 1e12:.1f} TFLOPS per card"),
         (Head.PEAK, format_bytes(stage.peak_bytes), describe_budget(report)),
-        (
-            Head.MOMENT,
-            format_time(stage.moment.time_ns) if stage.moment else "-",
-            which + describe_moment(stage.moment),
-        ),
-        (
-            Head.EXPOSED,
-            format_time(exposed),
-            f"{format_share(exposed, report.step_time_ns)} of the step" if exposed else "",
-        ),
-        (
-            Head.HOST,
-            format_bytes(max(stage.host_bytes for stage in report.stages)),
-            f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node",
-        ),
+        (Head.MOMENT, when, which + describe_moment(stage.moment)),
+        (Head.EXPOSED, format_time(exposed), share),
+        (Head.HOST, host, f"pinned per card; {format_bytes(report.host_bytes_per_node)} per node"),
     )
-
-
-def _terms(report: SimulationReport) -> str:
-    parts = [f"{format_time(term.duration_ns)} {term.name}" for term in report.terms if term.duration_ns]
-    return f"of which {', '.join(parts)}" if parts else ""

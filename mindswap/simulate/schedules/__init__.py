@@ -13,8 +13,7 @@ from mindswap.simulate.schedules import (
     seqvpp,
     zero_bubble_v,
 )
-from mindswap.simulate.schedules.in_flight import most_in_flight
-from mindswap.simulate.schedules.passes import Pass, Schedule, Shape, Work
+from mindswap.simulate.schedules.passes import Pass, Schedule, Shape, Work, most_in_flight
 
 __all__ = [
     "LESS_MEMORY",

@@ -1,11 +1,11 @@
 """What a schedule is made of: passes of a stage, as plain data."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "Schedule", "Shape", "Work", "warm_up_then_alternate", "whole_rounds"]
+__all__ = ["Pass", "Schedule", "Shape", "Work", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
 
 
 class Work(IntEnum):
@@ -67,6 +67,18 @@ class Schedule(Protocol):
 
     def short_step(self, shape: Shape, at_least: int) -> int:
         """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
+
+
+def most_in_flight(passes: Iterable[Pass]) -> int:
+    """Most forward passes whose backward (both its halves, where it is cut) is not done."""
+    held = most = 0
+    for entry in passes:
+        if entry.work is Work.FORWARD:
+            held += 1
+            most = max(most, held)
+        elif entry.work is not Work.INPUT_GRADIENT:
+            held -= 1
+    return most
 
 
 def warm_up_then_alternate(

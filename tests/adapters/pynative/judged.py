@@ -80,7 +80,7 @@ def build(name):
 
     from mindswap.adapters.build import build_network, example_inputs
     from mindswap.adapters.pynative.cpu_cells import replace_cpu_cells
-    from mindswap.adapters.pynative.trace_config import _fill
+    from mindswap.adapters.pynative.trace_config import fill_inputs
 
     is_qwen3 = "qwen3" in name
     if is_qwen3:
@@ -89,7 +89,7 @@ def build(name):
     for weight in network.get_parameters():
         weight.set_data(ms.Tensor(values.normal(0, 0.05, weight.shape).astype(np.float32)).astype(weight.dtype))
     inputs = example_inputs(config)
-    batches = [tuple(_fill(key, tensor, values) for key, tensor in inputs.items()) for _ in range(3)]
+    batches = [tuple(fill_inputs(inputs, values).values()) for _ in range(3)]
     cells = ("self_attention", "mlp") if is_qwen3 else ("attention", "feed_forward")
     return DataOrderWrapperCell(list(inputs), network), batches, cells
 

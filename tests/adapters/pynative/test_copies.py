@@ -91,6 +91,16 @@ def test_each_copy_waits_for_what_makes_its_data_and_each_use_for_its_copy():
     assert runtime.calls == 2 * once
 
 
+def test_host_memory_is_free_only_when_nothing_is_written_to_it():
+    """A pass that is given up while its copy is under way: the next storage would get memory that is still written."""
+    from mindswap.adapters.pynative.copies import StreamCopies
+
+    runtime = Noted()
+    copies = StreamCopies(runtime, runtime.pinned)
+    copies.wait(copies.offload(Storage(runtime, "device", SIZE)))
+    assert copies.host_bytes == 0 and runtime.calls[-1] == "compute waits for what is on copy"
+
+
 def test_the_thread_does_the_same_in_the_same_order():
     """Copied out, given back, taken, copied in: what a storage sees in both forms."""
     import mindspore as ms

@@ -19,7 +19,7 @@ def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("experts")
     data = folder / "newer.mindrecord"
     words = ("prepare-data", str(ROOT / "LICENSE"), "--output", str(data), "--seq-length", "64", "--newer-model")
-    assert run_python(folder, "-m", "mindswap", *words).exit_code == 0
+    assert run_python(folder, "-m", "mindswap", *words, fork=True).exit_code == 0
     return [train(folder / name, data, swap) for name, swap in (("off", False), ("on", True))]
 
 
@@ -29,7 +29,7 @@ def train(folder, data, is_swap_on):
         folder, "-m", "mindswap", "run", "--config", str(CONFIG), "--mode", "1", "--run_mode", "train",
         "--train_dataset_dir", str(data), "--output_dir", str(folder / "output"), "--num_samples", str(2 * NUM_STEPS),
         "--model.model_config.num_hidden_layers", "3", "--swap_config.swap", str(is_swap_on),
-        "--mindswap.audit_swap", "True",
+        "--mindswap.audit_swap", "True", fork=True,
     )  # fmt: skip
     assert run.exit_code == 0, run.log[-3000:]
     return run

@@ -6,15 +6,16 @@ trains all three for N steps with an optimizer.
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 pytestmark = pytest.mark.mindspore
 
-CONFIGS = Path(__file__).parents[3] / "configs"
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
 NUM_STEPS = int(os.environ.get("MINDSWAP_LONG", "0"))
 NETWORKS = {
     "small": "small",
@@ -27,8 +28,8 @@ NETWORKS = {
 def test_predicted_is_what_happens(name):
     if name != "small" and not NUM_STEPS:
         pytest.skip("two minutes of CPU: set MINDSWAP_LONG")
-    command = [sys.executable, "-m", "tests.adapters.pynative.judged", NETWORKS[name], str(NUM_STEPS or 1)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    command = ["-m", "tests.adapters.pynative.judged", NETWORKS[name], str(NUM_STEPS or 1)]
+    ran = forked.run(command, cwd=ROOT, timeout=3600)
     assert ran.returncode == 0, ran.stderr[-3000:]
     rows = json.loads(ran.stdout.splitlines()[-1])
     assert len(rows) == 12

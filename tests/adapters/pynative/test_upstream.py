@@ -70,7 +70,7 @@ def test_a_cell_is_replaced_wherever_it_is_held(networks):
     network, new_layer, new_norm = networks.Network(2), nn.Identity(), nn.Identity()
     kept = network.layers[0]
     upstream._replace(network, network.layers[1], new_layer)
-    upstream._replace(network, upstream._cell_at(kept, ("norm",)), new_norm)
+    upstream._replace(network, upstream.resolve_path(kept, ("norm",)), new_norm)
     assert list(network.layers) == [kept, new_layer] and kept.norm is new_norm
 
 

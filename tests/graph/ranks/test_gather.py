@@ -173,6 +173,18 @@ def test_level3_releases_and_gathers_again_when_backward_of_the_layer_begins():
     assert gathered.once == frozenset()  # each micro-batch gathers for itself
 
 
+def test_level3_gathers_the_weights_of_a_layer_again_in_the_order_of_forward():
+    """Of six weights: in the order of a set, which changes from run to run, that would be luck of 1 in 720."""
+    names = [f"w{number}" for number in range(6)]
+    forward = [each for name in names for each in (load(name, W), node(f"y_{name}", "MatMul", f"x {name}_load"))]
+    backward = [node(f"{name}_grad", "MatMul", f"dout {name}_load_b") for name in reversed(names)]
+    first = node("other_grad", "GeluGrad", "dout")
+    whole = graph(forward, [first, *backward], " ".join(f"{name}_load" for name in names))
+    gathered = gather_weights(whole, WeightSharding(2, is_released=True)).graph
+    again = [each.origin for each in gathered.backward if each.op == "AllGather"]
+    assert again == [f"{name}_load@gather" for name in names]
+
+
 def test_level3_with_recompute_gathers_once_in_backward():
     gathered = gather_weights(step(W), WeightSharding(2, is_released=True)).graph
     settings = NodeSettings(frozenset({"w_cast", "w_cast@gather", "y"}))

@@ -1,7 +1,7 @@
 """Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
 
 from mindswap.graph.ranks.sharding import shard_graph
-from mindswap.graph.ranks.split_table import Redistribution, makes_more_than_a_number
+from mindswap.graph.ranks.split_table import Redistribution
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.ranks.strategies import LOCAL_MARK
 from tests.graph.cut_graphs import graph, op, shapes
@@ -317,5 +317,5 @@ def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
 
 
 def test_one_number_is_nothing_to_cut():
-    assert not makes_more_than_a_number(op("sum", "ReduceSum", "x", (), (1,), (1, 1)))
-    assert makes_more_than_a_number(op("two", "Split", "x", (1,), (2, 1)))
+    assert not op("sum", "ReduceSum", "x", (), (1,), (1, 1)).makes_more_than_a_number
+    assert op("two", "Split", "x", (1,), (2, 1)).makes_more_than_a_number

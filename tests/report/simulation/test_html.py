@@ -7,9 +7,8 @@ from html.parser import HTMLParser
 
 import pytest
 
-from mindswap.errors import DataError
 from mindswap.report.html_parts import FILES
-from mindswap.report.simulation.html import format_html, write_html
+from mindswap.report.simulation.html import format_html
 from mindswap.report.simulation.page_data import page_data
 from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.simulate.timeline import StepTerm
@@ -116,13 +115,6 @@ def test_large_steps_stay_below_two_megabytes(stages, micro_batches, layers, ops
     report = report_of(large_program(stages, micro_batches, layers, ops))
     assert len(format_html(report).encode()) < 2_000_000
     assert sum(len(stage["bars"]["kind"]) for stage in page_data(report)["stages"]) > 2000  # still worth a look
-
-
-def test_a_file_that_cannot_be_written(tmp_path):
-    with pytest.raises(DataError, match="cannot write"):
-        write_html(small_report(), tmp_path / "no" / "report.html")
-    write_html(small_report(), tmp_path / "report.html")
-    assert (tmp_path / "report.html").read_text().startswith("<!DOCTYPE html>")
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs node")

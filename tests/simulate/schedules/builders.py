@@ -5,7 +5,7 @@ from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
 from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.placing import TransferCosts
-from mindswap.simulate.program import OpKind
+from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.schedules import Pass, Shape, Work, order_passes
 from mindswap.simulate.timeline import Timeline
 
@@ -25,7 +25,7 @@ def passes_in_words(name: str, stage: int, shape: Shape) -> str:
 def layer(forward_ns: int, input_ns: int, weight_ns: int) -> Block:
     """Three operators; what forward makes, 1 byte, is read by both of backward."""
     kept = BlockTensor(
-        "kept", 1, True, False, 0, Uses(None, 0, 1, None, 0, 0, 1, 1), None
+        "kept", 1, True, False, 0, Uses(NO_OP, 0, 1, 0, 0, 1, 1), None
     )  # fmt: skip
     backward = (
         BlockOp("grad", OpKind.BACKWARD, input_ns),

@@ -1,0 +1,171 @@
+"""Rules for keys and sections: missing, unknown, written twice, of another version."""
+
+from collections.abc import Iterator
+
+from mindswap.check.context import Context
+from mindswap.config.ignored import misused_ignore
+from mindswap.document.nodes import Entry, key_text, show
+from mindswap.document.problem import Level, Problem
+from mindswap.document.rules import Finding, rule
+from mindswap.policy.settings import Settings
+from mindswap.policy.unread import MissingKey
+from mindswap.policy.words import closest_names
+
+SECTIONS = ("swap_config", "recompute_config")
+# The sections that mindswap reads.
+READ_SECTIONS = (*SECTIONS, "context", "model", "parallel_config")
+EXAMPLES = {"op_name": r"'attention\.flash_attention'", "backward_prefetch": "10", "layers": "True"}
+# By section of MindFormers 2.x the key that switches it on, and its value for "off".
+SWITCHES_OF_2X = {"swap": ("enable", False), "recompute": ("mode", "None"), "recompute_comm": ("enable", False)}
+
+
+@rule(Level.ERROR)
+def missing_key(context: Context) -> Iterator[Finding]:
+    """An entry of layer_swap or op_swap lacks a key.
+
+    PASS:
+        op_swap:
+          - {op_name: attention, backward_prefetch: 20, layers: [0]}
+
+    FAIL (which operator?):
+        op_swap:
+          - {backward_prefetch: 20, layers: [0]}
+    """
+    renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
+    for missing in context.settings.missing_keys:
+        if id(missing) not in renamed:  # else it is said with the key that stands in its place
+            fix = f"add {missing.key}: {EXAMPLES[missing.key]}"
+            yield Finding(missing.node.location, f"{missing.path}: '{missing.key}' is missing", fix=fix)
+
+
+@rule(Level.ERROR)
+def unknown_key(context: Context) -> Iterator[Finding]:
+    """A key that nothing reads stands in swap_config, in one of its entries, or in recompute_config.
+
+    A misspelt `swap_config` at the top level is a warning: MindFormers lets any key stand there.
+
+    PASS:
+        swap_config:
+          swap: True
+          default_prefetch: 10
+
+    FAIL:
+        swap_config:
+          swap: True
+          default_prefech: 10
+    """
+    renamed = _renamed_keys(context.settings)
+    for unknown in context.settings.unknown_keys:
+        meant_key = renamed.get(id(unknown))
+        if meant_key is not None:
+            message = f"{unknown.path}: no such key; '{meant_key.key}' is missing"
+            fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
+        else:
+            message = f"{unknown.path}: no such key"
+            closest = closest_names(key_text(unknown.entry.key), unknown.known, max_distance=4)
+            fix = f"write '{closest[0]}'" if closest else "delete it"
+        yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix, context.error_with_swap)
+    root = context.document.root
+    for entry in root.unique_entries() if root is not None else ():
+        if entry.key in SECTIONS:
+            continue
+        meant = closest_names(key_text(entry.key), SECTIONS, max_distance=3)
+        if meant and context.document.get(meant[0]) is None:
+            message = f"{key_text(entry.key)}: this key is not used by anything"
+            yield Finding(entry.location, message, fix=f"write '{meant[0]}'", level=Level.WARNING)
+        else:
+            yield from _misplaced(context, entry)
+
+
+def _renamed_keys(settings: Settings) -> dict[int, MissingKey]:
+    """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
+    missing = {(key.path, key.key): key for key in settings.missing_keys}
+    found: dict[int, MissingKey] = {}
+    for unknown in settings.unknown_keys:
+        parent, name = unknown.path.rpartition(".")[0], str(unknown.entry.key).lower()
+        for required in unknown.known:
+            is_like = len(name) > 2 and (name in required or required in name)
+            if is_like and (parent, required) in missing:
+                found[id(unknown)] = missing.pop((parent, required))
+                break
+    return found
+
+
+def _misplaced(context: Context, entry: Entry) -> Iterator[Finding]:
+    """Our sections below another key, and a mapping that has their keys under another name."""
+    name = key_text(entry.key)
+    for section in SECTIONS:
+        below = entry.value.entry(section)
+        if below is not None and context.document.get(section) is None:
+            fix = f"move '{section}' to the top level"
+            yield Finding(below.location, f"{name}.{section}: is not used here", fix=fix, level=Level.WARNING)
+    switch = entry.value.get("swap")
+    # `optimizer` may have a key `swap`, too.
+    is_like = "swap" in name.lower() or any(entry.value.entry(key) for key in ("layer_swap", "op_swap"))
+    is_switch = switch is not None and isinstance(switch.value, bool)
+    if context.document.get("swap_config") is None and is_like and is_switch:
+        message = f"{name}: is not used; it has keys of swap_config"
+        yield Finding(entry.location, message, fix="write 'swap_config:'", level=Level.WARNING)
+
+
+@rule(Level.ERROR)
+def duplicate_key(context: Context) -> Iterator[Finding]:
+    """A key stands twice in one mapping; YAML readers silently take the last one.
+
+    An error where it concerns swap; a warning elsewhere and while swap is off, since MindFormers runs.
+
+    PASS:
+        swap_config:
+          swap: True
+
+    FAIL:
+        swap_config:
+          swap: True
+          swap: False
+    """
+    for duplicate in context.document.duplicates:
+        level = context.error_with_swap if duplicate.section in READ_SECTIONS else Level.WARNING
+        yield Finding(duplicate.location, duplicate.message, "each key once", "delete one of them", level)
+
+
+@rule(Level.ERROR)
+def section_of_2x(context: Context) -> Iterator[Finding]:
+    """`swap`, `recompute` or `recompute_comm` of MindFormers 2.x stands in a file of MindFormers 1.9: nothing reads it.
+
+    An error where the section asks for something, a warning where it is switched off.
+
+    PASS:
+        swap_config: {swap: True}
+
+    FAIL:
+        swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    """
+    for name, (switch, off) in SWITCHES_OF_2X.items():
+        entry = context.document.entry(name)
+        if entry is not None and any(entry.value.get(key) is not None for key in (switch, "layer_swap", "op_swap")):
+            node = entry.value.get(switch)
+            level = None if node is not None and node.value != off else Level.WARNING
+            message = f"{name}: a section of MindFormers 2.x; MindFormers 1.9 does not read it, so it has no effect"
+            allowed = "swap_config, recompute_config (2.x files have `training` and `parallelism`, and no `trainer`)"
+            fix = f"mindswap convert --to 1.9 {context.document.file}"
+            yield Finding(entry.location, message, allowed, fix, level)
+
+
+@rule(Level.ERROR)
+def bad_ignore(context: Context) -> Iterator[Problem]:
+    """`mindswap: {ignore: ...}` is no list of rules, or names a rule that does not exist.
+
+    Warnings of the named rules are counted and not shown; errors stay. `mindswap check --ignore RULE` does the same for
+    one call.
+
+    PASS:
+        mindswap:
+          ignore: [overlap, recompute-wins]
+
+    FAIL:
+        mindswap:
+          ignore: [overlapp]
+    """
+    from mindswap.check.rules import find_rules
+
+    yield from misused_ignore(context.document, find_rules())

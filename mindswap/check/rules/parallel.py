@@ -1,0 +1,205 @@
+"""Rules for parallel settings: the parallel optimizer, the schedule of a pipeline, sequences in pieces."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from mindswap.check.context import Context
+from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS
+from mindswap.config.sequences import find_sequence_faults
+from mindswap.config.weight_sharding import (
+    OPTIMIZER_CONFIG,
+    OPTIMIZER_LEVELS,
+    is_whole_number,
+    num_sharing_ranks,
+    read_weight_sharding,
+)
+from mindswap.document.nodes import show
+from mindswap.document.problem import Level
+from mindswap.document.rules import Finding, rule
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.words import closest_names, format_names
+
+# What MindSpore accepts (parallel/_auto_parallel_context.py, `set_parallel_optimizer_config`).
+OPTIMIZER_VALUES = {
+    "gradient_accumulation_shard": "True or False",
+    "parallel_optimizer_threshold": "an integer, 0 or more (KiB)",
+    "optimizer_weight_shard_size": "-1, or an integer of 1 or more (ranks)",
+    "optimizer_level": ", ".join(OPTIMIZER_LEVELS),
+}
+# Cells of MindFormers that cast their own weight.
+LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
+
+
+@rule(Level.ERROR)
+def parallel_optimizer(context: Context) -> Iterator[Finding]:
+    """A setting of `parallel.parallel_optimizer_config` that MindSpore refuses or leaves without effect.
+
+    PASS:
+        parallel:
+          parallel_optimizer_config: {optimizer_level: level2, parallel_optimizer_threshold: 64}
+
+    FAIL (there is no level4):
+        parallel:
+          parallel_optimizer_config: {optimizer_level: level4}
+    """
+    section = context.document.get(*OPTIMIZER_CONFIG)
+    if section is None or section.is_null:
+        return
+    level, path = context.error_with_swap, ".".join(OPTIMIZER_CONFIG)
+    if section.entries is None:
+        yield Finding(section.location, f"{path}: {show(section)} is {section.kind}", "a mapping", level=level)
+        return
+    for entry in section.unique_entries():
+        key = str(entry.key)
+        if key not in OPTIMIZER_VALUES:
+            fix = f"{closest_names(key, OPTIMIZER_VALUES)[0]}: ..."
+            yield Finding(entry.location, f"{path}.{key}: unknown key", ", ".join(OPTIMIZER_VALUES), fix, level)
+        elif not _fits(key, entry.value.value):
+            message = f"{path}.{key}: {show(entry.value)} does not fit"
+            yield Finding(entry.value.location, message, OPTIMIZER_VALUES[key], level=level)
+    chosen, shard = section.get("optimizer_level"), section.get("gradient_accumulation_shard")
+    if chosen is not None and shard is not None and chosen.value in ("level1", "level3"):
+        message = f"{path}.gradient_accumulation_shard: MindSpore takes it with optimizer_level: level2 only"
+        yield Finding(shard.location, message, fix="delete it; level2 means True, level1 False", level=level)
+    # MindSpore cuts weights over all ranks that share them where the size does not divide their number.
+    size, used = section.get("optimizer_weight_shard_size"), read_weight_sharding(context.document).num_ranks
+    if size is not None and used > 1 and is_whole_number(size.value) and size.value >= 1 and size.value != used:
+        message = f"{path}.optimizer_weight_shard_size: {size.value} has no effect, weights are cut over {used} ranks"
+        allowed = f"-1, or a divisor of {num_sharing_ranks(context.document)} from 2 on"
+        yield Finding(size.location, message, allowed, level=Level.WARNING)
+
+
+def _fits(key: str, value: object) -> bool:
+    if key == "gradient_accumulation_shard":
+        return isinstance(value, bool)
+    if key == "optimizer_level":
+        return value in OPTIMIZER_LEVELS
+    if not is_whole_number(value):
+        return False
+    return value >= 0 if key == "parallel_optimizer_threshold" else value == -1 or value >= 1
+
+
+@rule(Level.WARNING)
+def gathered_weight(context: Context) -> Iterator[Finding]:
+    """An entry names only casts of weights that the parallel optimizer gathers: it frees nothing.
+
+    With `enable_parallel_optimizer` and several data parallel ranks a linear layer casts the part of its weight that
+    the rank has, and an AllGather makes the weight whole. Backward reads what the AllGather gives. MindSpore marks it
+    as not recomputed, and `op_swap` has no name for it. With `optimizer_level: level3` the whole weight is released in
+    any case.
+
+    PASS:
+        use_parallel:     True
+        parallel:         {enable_parallel_optimizer: True}
+        parallel_config:  {data_parallel: 8}
+        swap_config:      {swap: True}
+        recompute_config: {select_recompute: {'feed_forward\\.mul': True}}
+
+    FAIL:
+        use_parallel:     True
+        parallel:         {enable_parallel_optimizer: True}
+        parallel_config:  {data_parallel: 8}
+        swap_config:      {swap: True}
+        recompute_config: {select_recompute: {'feed_forward\\.w[123]\\.cast': True}}
+    """
+    sharding = read_weight_sharding(context.document)
+    coverage = context.coverage
+    if coverage is None or sharding.num_ranks < 2:
+        return
+    for statement in (*context.settings.of("op_swap"), *context.settings.of("select_recompute")):
+        kinds = coverage.layers_by_kind(statement.layers)
+        named = {name for kind in kinds for name in coverage.operators(statement.pattern, kind)}
+        casts = {name for kind in kinds for name in _weight_casts(coverage.kinds[kind])}
+        if named and named <= casts:
+            what = "swapped" if statement.option == "op_swap" else "computed again"
+            stays = f"is never {what}" if not sharding.is_released else "is released and gathered again in any case"
+            message = (
+                f"{statement.pattern_path}: {format_names(sorted(named))} "
+                f"{'casts a weight' if len(named) == 1 else 'cast weights'} that the parallel optimizer gathers from "
+                f"{sharding.num_ranks} ranks; what backward reads is the whole weight, the output of the AllGather, "
+                f"which {stays}: this frees nothing"
+            )
+            fix = "delete it"
+            if not sharding.is_released:
+                fix += "; parallel.parallel_optimizer_config: {optimizer_level: level3} releases gathered weights"
+            yield Finding(statement.pattern_location, message, fix=fix)
+
+
+def _weight_casts(cell: CellNode, path: tuple[str, ...] = ()) -> Iterator[str]:
+    """Paths of the casts of linear layers."""
+    for child in cell.children:
+        if child.is_primitive and child.type_name == "Cast" and cell.type_name in LINEAR_CELLS:
+            yield ".".join((*path, child.name))
+        yield from _weight_casts(child, (*path, child.name))
+
+
+@rule(Level.WARNING)
+def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
+    """`parallel_optimizer_comm_recompute: True` has no effect: MindSpore 2.9 only logs that zero3 replaces it.
+
+    With `optimizer_level: level3` (zero3) weights that the parallel optimizer cuts are released after forward and
+    gathered again for backward, in recomputed layers and in all others.
+
+    PASS:
+        parallel: {parallel_optimizer_config: {optimizer_level: level3}}
+        swap_config: {swap: True}
+
+    FAIL:
+        swap_config: {swap: True}
+        recompute_config: {recompute: True, parallel_optimizer_comm_recompute: True}
+    """
+    # nn/cell.py of mindspore 2.9.0, `recompute`: a warning, and nothing calls `_parallel_optimizer_comm_recompute`.
+    node = context.document.get("recompute_config", "parallel_optimizer_comm_recompute")
+    if not context.settings.is_swap_enabled or node is None or node.value is not True:
+        return
+    sharding = read_weight_sharding(context.document)
+    fix = "delete it; parallel_optimizer_config: {optimizer_level: level3} gathers weights again in backward"
+    if sharding.is_released:
+        fix = "delete it; optimizer_level: level3 gathers weights again in backward already"
+    elif sharding.num_ranks < 2:
+        fix = "delete it; the parallel optimizer gathers no weights here"
+    path = "recompute_config.parallel_optimizer_comm_recompute"
+    message = f"{path}: has no effect, MindSpore 2.9 only logs that zero3 replaces it"
+    yield Finding(node.location, message, "False", fix)
+
+
+@rule(Level.ERROR)
+def pipeline_scheduler(context: Context) -> Iterator[Finding]:
+    """A pipeline_scheduler that MindSpore does not know, or that it takes with pipeline_interleave only.
+
+    PASS:
+        parallel:
+          pipeline_config: {pipeline_interleave: True, pipeline_scheduler: seqpipe}
+
+    FAIL (there is no zero_bubble_h):
+        parallel:
+          pipeline_config: {pipeline_interleave: True, pipeline_scheduler: zero_bubble_h}
+    """
+    # As `set_pipeline_config` of MindSpore 2.9.0 judges it (parallel/_auto_parallel_context.py).
+    node = context.document.get(*SCHEDULER_PATH)
+    if node is None or node.is_null:
+        return
+    path, name = ".".join(SCHEDULER_PATH), show(node)
+    interleave = context.document.get(*SCHEDULER_PATH[:-1], "pipeline_interleave")
+    if node.value not in SCHEDULERS:
+        message = f"{path}: {name} is no schedule of MindSpore"
+        fix = f"pipeline_scheduler: {closest_names(str(node.value), SCHEDULERS)[0]}"
+        yield Finding(node.location, message, ", ".join(SCHEDULERS), fix, context.error_with_swap)
+    elif interleave is not None and interleave.value is False and node.value != "1f1b":
+        message = f"{path}: MindSpore takes {name} with pipeline_interleave: True only"
+        yield Finding(node.location, message, "1f1b", "pipeline_interleave: True", context.error_with_swap)
+
+
+@rule(Level.ERROR)
+def sequence_pieces(context: Context) -> Iterator[Finding]:
+    """Sequences are cut (`seq_split_num`) where MindFormers does not take that, or beside recompute of whole layers.
+
+    PASS:
+        parallel_config: {pipeline_stage: 2, seq_split_num: 4}
+
+    FAIL (there is no pipeline):
+        parallel_config: {pipeline_stage: 1, seq_split_num: 4}
+    """
+    # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
+    for fault in find_sequence_faults(context.document):
+        yield replace(fault, level=context.error_with_swap)

@@ -1,0 +1,189 @@
+"""Rules for what swap entries say together, and beside recompute."""
+
+from collections.abc import Iterator
+
+from mindswap.check.context import Context, Meeting, shared_layers
+from mindswap.check.nearby import FirstOfLayer
+from mindswap.document.problem import Level
+from mindswap.document.rules import Finding, rule
+from mindswap.policy.model import Layers
+from mindswap.policy.settings import Statement
+from mindswap.policy.words import format_layers, format_names
+
+
+@rule(Level.WARNING)
+def nothing_swapped(context: Context) -> Iterator[Finding]:
+    """Swap is on, but layer_swap and op_swap are empty, so nothing is swapped.
+
+    The default strategy acts only where both are null or missing. With recompute in layer indices, `op_swap: []`
+    is the way to have that and no swap, and nothing is said.
+
+    PASS (the default strategy):
+        swap_config:
+          swap: True
+
+    FAIL:
+        swap_config:
+          swap: True
+          op_swap: []
+    """
+    settings = context.settings
+    has_recompute = any(statement.layers for statement in settings.recompute)
+    if not settings.is_swap_enabled or settings.swap or has_recompute or settings.misfits or settings.missing_keys:
+        return
+    for key in ("layer_swap", "op_swap"):
+        node = context.document.get("swap_config", key)
+        if node is not None and not node.is_null:
+            message = f"swap_config.{key}: names nothing, and so the default strategy does not act: nothing is swapped"
+            fix = f"delete '{key}' for the default strategy, or write 'swap: False'"
+            yield Finding(node.location, message, fix=fix)
+            return
+
+
+@rule(Level.ERROR)
+def conflicting_prefetch(context: Context) -> Iterator[Finding]:
+    """Two entries give the same layer, or the same operator of a layer, different prefetch distances.
+
+    PASS:
+        op_swap:
+          - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
+          - {op_name: attention, backward_prefetch: 10, layers: [2]}
+
+    FAIL (20 or 10 in layer 1?):
+        op_swap:
+          - {op_name: attention, backward_prefetch: 20, layers: [0, 1]}
+          - {op_name: attention, backward_prefetch: 10, layers: [1]}
+    """
+    groups: dict[tuple[object, ...], FirstOfLayer] = {}
+    for statement in context.settings.swap:
+        if statement.num_prefetch_ops is None or statement.prefetch_location is None:
+            continue
+        group = groups.setdefault((statement.option, statement.pattern), FirstOfLayer())
+        earlier = group.other(statement.layers, statement.num_prefetch_ops)
+        if earlier is not None:
+            layers = format_layers(shared_layers(earlier.layers, statement.layers))
+            message = (
+                f"{statement.path}.backward_prefetch: {statement.num_prefetch_ops} for {layers}, "
+                f"but {earlier.path} says {earlier.num_prefetch_ops} ({earlier.prefetch_location})"
+            )
+            fix = f"take {layers} out of one of the two"
+            yield Finding(statement.prefetch_location, message, "one distance per layer and operator", fix)
+        group.add(statement, statement.num_prefetch_ops)
+
+
+@rule(Level.WARNING)
+def overlap(context: Context) -> Iterator[Finding]:
+    """Two entries swap the same operator; the message says which one acts.
+
+    op_swap goes before layer_swap. In op_swap, the pattern that appears later goes before the earlier
+    one. A pattern that names a cell concerns every operator in it.
+
+    PASS:
+        op_swap:
+          - {op_name: attention, backward_prefetch: 20, layers: [0]}
+          - {op_name: feed_forward, backward_prefetch: 10, layers: [0]}
+
+    FAIL (wq is in attention; there 10 acts):
+        op_swap:
+          - {op_name: attention, backward_prefetch: 20, layers: [0]}
+          - {op_name: 'attention\\.wq', backward_prefetch: 10, layers: [0]}
+    """
+    settings = context.settings
+    op_swap = [statement for statement in settings.of("op_swap") if not statement.is_default]
+    for weaker, stronger, meeting in context.meetings(settings.of("layer_swap"), op_swap):
+        yield overlap_finding(weaker, stronger, meeting)
+    first_place: dict[str | None, int] = {}
+    for statement in op_swap:
+        first_place.setdefault(statement.pattern, len(first_place))
+    earlier = context.nearby()
+    for stronger in sorted(op_swap, key=lambda statement: first_place[statement.pattern]):
+        for weaker in earlier.to(stronger, with_own_pattern=False):
+            shared = context.meeting(weaker, stronger)
+            if shared is not None:
+                yield overlap_finding(weaker, stronger, shared)
+        earlier.add(stronger)
+
+
+def overlap_finding(weaker: Statement, stronger: Statement, meeting: Meeting) -> Finding:
+    """What is said of two entries that swap the same operators."""
+    operators = f" ({format_names(meeting.operators)})" if meeting.operators else ""
+    if weaker.num_prefetch_ops == stronger.num_prefetch_ops:
+        what_acts, fix = "with the same distance", "leave it out, the other entry covers it"
+    else:
+        what_acts = f"this one counts, with backward_prefetch {stronger.num_prefetch_ops}"
+        what_acts += f" instead of {weaker.num_prefetch_ops}"
+        fix = "name each operator in one entry"
+    message = (
+        f"{stronger.pattern_path}: '{stronger.pattern}' and {weaker.path} ({weaker.pattern_location}) swap the same "
+        f"operators in {format_layers(meeting.layers)}{operators}; {what_acts}"
+    )
+    return Finding(stronger.pattern_location, message, fix=fix)
+
+
+@rule(Level.WARNING)
+def recompute_wins(context: Context) -> Iterator[Finding]:
+    """An operator is both swapped and recomputed: it is recomputed, and its swap has no effect.
+
+    Found also where one of the two names a cell and the other an operator inside it. Operators that an
+    exclude option takes out of recomputation do not count.
+
+    PASS:
+        swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
+        recompute_config: {select_recompute: {feed_forward: [0]}}
+
+    FAIL (wq is in attention):
+        swap_config:      {swap: True, op_swap: [{op_name: attention, backward_prefetch: 10, layers: [0]}]}
+        recompute_config: {select_recompute: {'attention\\.wq': [0]}}
+    """
+    recompute = (*context.settings.of("recompute"), *context.settings.of("select_recompute"))
+    for swap, winner, meeting in context.meetings(context.settings.swap, recompute):
+        operators = [name for name in meeting.operators if not context.is_excluded(name, meeting.layers)]
+        if meeting.operators and not operators:
+            continue
+        what = format_names(operators) if operators else "what they share"
+        layers = format_layers(meeting.layers)
+        message = (
+            f"{swap.pattern_path}: {winner.path} ({winner.location}) recomputes {what} in {layers}, so swap has no "
+            "effect there"
+        )
+        fix = f"take {layers} out of one of the two"
+        if winner.option == "recompute" and winner.layers.indices is None:
+            fix = "recompute: False, or delete swap_config: every layer is recomputed, so nothing is swapped"
+        yield Finding(swap.pattern_location, message, fix=fix)
+
+
+@rule(Level.WARNING)
+def recomputed_user(context: Context) -> Iterator[Finding]:
+    """The output of a swapped operator is used by a recomputed operator.
+
+    By the specification its swap does not take effect. (MindSpore 2.9 inserts the copies all the same;
+    `mindswap verify` shows what the compiler did.) Checked where it is known which operator uses which.
+
+    PASS:
+        swap_config:      {swap: True, op_swap: [{op_name: 'feed_forward\\.mul', backward_prefetch: 10, layers: [0]}]}
+        recompute_config: {select_recompute: {'feed_forward\\.w1': [0]}}
+
+    FAIL (w2 reads the output of mul):
+        swap_config:      {swap: True, op_swap: [{op_name: 'feed_forward\\.mul', backward_prefetch: 10, layers: [0]}]}
+        recompute_config: {select_recompute: {'feed_forward\\.w2': [0]}}
+    """
+    coverage = context.coverage
+    if coverage is None or not coverage.trees.uses:
+        return
+    for statement in context.settings.swap:
+        found: dict[str, set[int]] = {}
+        for kind, layers in coverage.layers_by_kind(statement.layers).items():
+            swapped = coverage.operators(statement.pattern, kind)
+            for layer in layers:
+                recomputed = context.recomputed_operators(layer)
+                for name in swapped - recomputed:
+                    for user in recomputed.intersection(coverage.trees.uses.get(name, ())):
+                        found.setdefault(f"{name} by {user}", set()).add(layer)
+        if found:
+            message = (
+                f"{statement.pattern_path}: recomputed operators use what this swaps in "
+                f"{format_layers(Layers(set().union(*found.values())))} ({format_names(sorted(found))}); such a swap "
+                "takes no effect by the specification, though MindSpore 2.9 inserts the copies"
+            )
+            fix = "recompute neither or both, or swap the user instead"
+            yield Finding(statement.pattern_location, message, fix=fix)

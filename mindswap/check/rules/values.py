@@ -1,0 +1,217 @@
+"""Rules for values that their places do not take, and defaults without effect."""
+
+import re
+from collections.abc import Iterator
+
+from mindswap.check.context import Context
+from mindswap.document.nodes import Node, key_text, show
+from mindswap.document.problem import Level
+from mindswap.document.rules import Finding, rule
+from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
+from mindswap.policy.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
+from mindswap.policy.unread import Misfit
+from mindswap.policy.words import last_key
+
+_NUMBER = re.compile(r"\d+(?:\.\d*)?(?:[eE]\+?\d)?", re.ASCII)
+_INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
+
+
+@rule(Level.ERROR)
+def swap_not_bool(context: Context) -> Iterator[Finding]:
+    """`swap` is neither True nor False.
+
+    PASS:
+        swap_config:
+          swap: True
+
+    FAIL (quotes make it a string):
+        swap_config:
+          swap: 'True'
+    """
+    for misfit in context.settings.misfits:
+        if misfit.path == "swap_config.swap":
+            message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}"
+            fix = f"swap: {context.settings.is_swap_enabled}"
+            yield Finding(misfit.node.location, message, Expect.BOOL.value, fix)
+
+
+@rule(Level.ERROR)
+def bad_prefetch(context: Context) -> Iterator[Finding]:
+    """A prefetch distance is no positive integer.
+
+    `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is no integer.
+
+    PASS:
+        layer_swap:
+          - {backward_prefetch: 20, layers: [0]}
+
+    FAIL:
+        layer_swap:
+          - {backward_prefetch: 0, layers: [0]}
+    """
+    for misfit in context.settings.misfits:
+        if misfit.expect is Expect.PREFETCH:
+            reason = "is out of range" if misfit.node.kind == "an integer" else f"is {misfit.node.kind}"
+            message = f"{misfit.path}: {show(misfit.node)} {reason}"
+            fix = f"{misfit.path.rpartition('.')[2]}: {_meant_distance(misfit.node.value)}"
+            yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+
+
+def _meant_distance(value: object) -> int:
+    """The number that was probably meant; 1, the default, where there is no telling."""
+    if isinstance(value, str) and len(value) < 10 and _NUMBER.fullmatch(value.strip()):
+        value = float(value)  # 1e2 is a string in YAML 1.1
+    if isinstance(value, (int, float)) and not isinstance(value, bool) and 1 <= value < 2**31:
+        return int(value)
+    return 1
+
+
+@rule(Level.WARNING)
+def unused_default_prefetch(context: Context) -> Iterator[Finding]:
+    """default_prefetch stands next to layer_swap or op_swap, where it has no effect.
+
+    PASS:
+        swap_config:
+          swap: True
+          default_prefetch: 10
+
+    FAIL:
+        swap_config:
+          swap: True
+          default_prefetch: 10
+          layer_swap:
+            - {backward_prefetch: 20, layers: [0]}
+    """
+    settings = context.settings
+    node = context.document.get("swap_config", "default_prefetch")
+    is_used = any(statement.is_default for statement in settings.swap)
+    if node is None or node.is_null or not settings.is_swap_enabled or is_used:
+        return
+    if not node.location.line and node.value == PREFETCH_DEFAULT:
+        return  # MindFormers itself puts the default there
+    message = "swap_config.default_prefetch: has no effect next to layer_swap or op_swap"
+    yield Finding(node.location, message, fix="delete it; backward_prefetch of each entry counts")
+
+
+@rule(Level.WARNING)
+def swap_off(context: Context) -> Iterator[Finding]:
+    """swap_config says more than `swap: False`, and none of it has an effect.
+
+    One warning at most, and never an error: with swap off nothing in swap_config may stop a run.
+
+    PASS:
+        swap_config:
+          swap: False
+
+    FAIL:
+        swap_config:
+          swap: False
+          default_prefetch: 10
+    """
+    section = context.document.get("swap_config")
+    if section is None or context.settings.is_swap_enabled or context.settings.misfits:
+        return
+    said = [entry for entry in section.unique_entries() if not _says_nothing(entry.key, entry.value)]
+    if said:
+        first = min(said, key=lambda entry: entry.location)
+        state = "False" if section.get("swap") is not None else "not set"
+        message = f"swap_config.{key_text(first.key)}: has no effect, because swap is {state}"
+        yield Finding(first.location, message, fix="write 'swap: True', or delete it")
+
+
+def _says_nothing(key: object, node: Node) -> bool:
+    if key == "default_prefetch":
+        return node.value == PREFETCH_DEFAULT and not isinstance(node.value, bool)
+    return key == "swap" or (key in ("layer_swap", "op_swap") and node.is_null)
+
+
+@rule(Level.ERROR)
+def number_of_layers(context: Context) -> Iterator[Finding]:
+    """`model.model_config.num_layers` is written, and is no number of layers.
+
+    MindFormers stops at it, or at what follows from it, and without it layers and operator names cannot be checked.
+
+    PASS:
+        model:
+          model_config:
+            num_layers: 32
+
+    FAIL:
+        model:
+          model_config:
+            num_layers: "32"
+    """
+    written = ((key, context.document.get("model", "model_config", key)) for key in NUM_LAYERS_KEYS)
+    key, node = next(((key, node) for key, node in written if node is not None and not node.is_null), ("", None))
+    if node is None or find_num_layers(context.document) is not None:
+        return
+    number = str(node.value).strip() if isinstance(node.value, (str, float)) else ""
+    whole = number.removesuffix(".0")
+    fix = f"{key}: {int(whole)}" if whole.isdecimal() and 1 <= int(whole[:6]) <= MAX_NUM_LAYERS else ""
+    what = f"is {node.kind}" if node.kind != "an integer" else "is out of range"
+    message = f"model.model_config.{key}: {show(node)} {what}"
+    yield Finding(node.location, message, f"an integer, 1 to {MAX_NUM_LAYERS}", fix, context.error_with_swap)
+
+
+@rule(Level.ERROR)
+def wrong_type(context: Context) -> Iterator[Finding]:
+    """A value has a type that its place does not take.
+
+    Integers must be integers: `1.0` and `'1'` are none, and neither is `True`.
+
+    PASS:
+        layer_swap:
+          - {backward_prefetch: 20, layers: [0, 3]}
+
+    FAIL (`3.0` is a float):
+        layer_swap:
+          - {backward_prefetch: 20, layers: [0, 3.0]}
+    """
+    for misfit in context.settings.misfits:
+        if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own
+            message = f"{misfit.path}: {_what(misfit)}"
+            yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit))
+
+
+def _what(misfit: Misfit) -> str:
+    if misfit.expect is Expect.SMALL_SECTION:
+        return "the section is too large"
+    if misfit.node.value == "":
+        return "the string is empty"
+    if misfit.node.items == ():
+        return "the list is empty"
+    return f"{show(misfit.node)} is {misfit.node.kind}"
+
+
+def _right_type(misfit: Misfit) -> str:
+    value = misfit.node.value
+    key = last_key(misfit.path)
+    word = value.strip().lower() if isinstance(value, str) else ""
+    if misfit.expect is Expect.LAYER_INDEX:
+        if isinstance(value, bool):
+            return f"{key}: True" if value else "0, if the first layer is meant"
+        return _whole_number(value)
+    if misfit.expect in (Expect.LAYERS, Expect.RECOMPUTE, Expect.SELECT):
+        if _whole_number(value) or isinstance(value, int):
+            return f"{key}: [{_whole_number(value) or value}]"
+        if word in ("true", "all", "every"):
+            return f"{key}: True"
+        parts = value.replace(" ", "").split(",") if isinstance(value, str) else []
+        if len(parts) > 1 and all(_INDEX.fullmatch(part) for part in parts):
+            return f"{key}: [{', '.join(part if part.isdecimal() else repr(part) for part in parts)}]"
+        if value is None or word in ("false", "none"):
+            return "" if misfit.expect is Expect.LAYERS else f"{key}: False"
+        if isinstance(value, str) and misfit.expect is Expect.SELECT:
+            return f"{key}: ['{value}']"
+    if misfit.expect is Expect.BOOL and word in ("true", "false"):
+        return f"{key}: {word.title()}"
+    return ""
+
+
+def _whole_number(value: object) -> str:
+    """The integer that a float or string means; "" if it means none."""
+    if isinstance(value, str) and len(value) < 10 and value.strip().isdecimal():
+        return str(int(value))
+    if isinstance(value, float) and value.is_integer() and abs(value) < 1e9:
+        return str(int(value))
+    return ""

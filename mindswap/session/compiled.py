@@ -1,0 +1,89 @@
+"""Both halves of a comparison: a network under a policy, and without what is judged; with the parallel optimizer."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.config.rank import RankPlacement
+from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
+from mindswap.document.source import load_document
+from mindswap.graph.ranks.gather import gather_weights
+from mindswap.policy.model import Policy
+from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from mindswap.adapters.mindformers import Capture
+
+__all__ = ["compile_pair", "layer_indices"]
+
+
+def compile_pair(
+    config_path: str,
+    judged: Policy,
+    other: Policy,
+    placement: RankPlacement | None,
+    use_cache: bool,
+    with_tags: bool = False,
+) -> tuple["Capture", "Capture"]:
+    """The same layers of a network twice.
+
+    Only the other half is kept, for all policies: what a verdict is about is compiled anew for every answer.
+
+    Args:
+        config_path: MindFormers YAML.
+        judged: the policy that is judged.
+        other: what is the same on both sides, without swap.
+        placement: as this rank has it; None for one rank that has the whole model.
+        use_cache: False compiles the other half again and keeps nothing.
+        with_tags: of the other half, as of `adapters.mindformers.capture`.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    require_mindformers()
+    document = load_document(config_path)
+    with quiet():
+        from mindswap.adapters.mindformers import Capture, capture
+
+        compiled = capture(config_path, judged, placement=placement)
+        sample = compiled.sample
+        plain = cached_result(
+            document,
+            other,
+            (Capture, *GRAPH_CLASSES),
+            lambda: capture(config_path, other, sample, with_tags, placement),
+            use_cache,
+            without=POLICY_SECTIONS,
+            ask="plain",
+            indices=sample.indices,
+            with_tags=with_tags,
+            placement=repr(placement),
+            stand_ins=asks_for_stand_ins(document),
+        )
+    sharding = read_weight_sharding(document)
+    return _gathered(compiled, sharding), _gathered(replace(plain, sample=sample), sharding)
+
+
+def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:
+    """Layers of the model that a compiled network stands for."""
+    return placement.layers if placement is not None else range(len(compiled.sample.layer_map))
+
+
+def _gathered(compiled: "Capture", sharding: WeightSharding) -> "Capture":
+    """A compiled network with the AllGathers of weights, which the frontend inserts for Ascend only."""
+    if not compiled.graph.has_lazy_inline:
+        return compiled
+    gathered = gather_weights(compiled.graph, sharding)
+    if not gathered.collectives:
+        return compiled
+    until = "is gathered again for backward" if sharding.is_released else "stays until backward has read it"
+    sizes = {entry.size_bytes for entries in gathered.collectives.values() for entry in entries}
+    note = (
+        f"the parallel optimizer cuts weights over {sharding.num_ranks} ranks: the output of each AllGather, up to "
+        f"{format_bytes(max(sizes))}, {until}; added by the rules of MindSpore's step_parallel.cc, which does not run "
+        "for the CPU"
+    )
+    return replace(compiled, graph=gathered.graph, notes=(*compiled.notes, note))
