@@ -1,7 +1,7 @@
 """A configuration -> its policy and every problem in it."""
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +20,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
-from mindswap.policy.read import read_settings
+from mindswap.policy.read import find_num_layers, read_settings
 from mindswap.policy.settings import Settings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
@@ -90,13 +90,15 @@ def check_document(
     if other_form is not None:
         return CheckResult(None, sort_problems([*document.problems, other_form]), num_layers, None)
     if num_layers is None:
-        num_layers = read_num_layers(document, trees)
+        num_layers = find_num_layers(document)
+    if num_layers is None and trees is not None:
+        num_layers = len(trees.layers)
     settings = read_settings(document, num_layers)
     is_whole = document.count("parallel_config", SEQUENCE_KEY) == 1  # layers for pieces of sequences are in no table
     if trees is None and num_layers is not None and is_whole:
         trees = load_layer_trees(model_section(document), num_layers)
     coverage = Coverage(trees) if trees is not None else None
-    return _judge(Context(document, settings, coverage, environ or {}), trees, None, ignore, silence)
+    return _judge(Context(document, settings, coverage, environ or {}), find_rules(), ignore, silence)
 
 
 def check_shape(document: Document, num_layers: int | None = None) -> CheckResult:
@@ -104,23 +106,19 @@ def check_shape(document: Document, num_layers: int | None = None) -> CheckResul
 
     For a configuration that was written by mindswap, or that is checked elsewhere.
     """
-    return _judge(Context(document, read_settings(document, num_layers)), None, SHAPE_RULES)
+    return _judge(Context(document, read_settings(document, num_layers)), SHAPE_RULES)
 
 
 def _judge(
-    context: Context,
-    trees: LayerTrees | None,
-    only: Collection[str] | None,
-    ignore: Collection[str] = (),
-    silence: Collection[str] = (),
+    context: Context, rules: Iterable[str], ignore: Collection[str] = (), silence: Collection[str] = ()
 ) -> CheckResult:
-    """The policy, unless a rule finds an error."""
+    """The policy, unless one of the rules finds an error."""
     document, settings = context.document, context.settings
-    rules = [rule for rule_id, rule in find_rules().items() if only is None or rule_id in only]
-    found = (*document.problems, *(problem for rule in rules for problem in rule.check(context)))
-    problems, ignored = split_ignored(document, found, ignore, silence)
+    found = (problem for rule in rules for problem in find_rules()[rule].check(context))
+    problems, ignored = split_ignored(document, (*document.problems, *found), ignore, silence)
     has_errors = any(problem.level is Level.ERROR for problem in problems)
     policy = None if has_errors else build_policy(settings)
+    trees = context.coverage.trees if context.coverage is not None else None
     return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)
 
 
@@ -175,18 +173,12 @@ def missing_model(document: Document) -> str | None:
             return f"{problem.location}: {problem.message}\n    fix:     {problem.fix}"
     model = document.get("model", "model_config")
     has_class = model is not None and any(model.get(key) is not None for key in CLASS_KEYS)
-    if has_class or read_num_layers(document, None) is not None:
+    if has_class or find_num_layers(document) is not None:
         return None
     return (
         f"{model.location if model is not None else document.file}: model.model_config: it describes no model\n"
         f"    fix:     write the model there, or name a folder with its config.json, {FOLDER_KEY}"
     )
-
-
-def read_num_layers(document: Document, trees: LayerTrees | None) -> int | None:
-    """Layers as the configuration states them, else as many as the trees have."""
-    stated = read_settings(document).num_layers
-    return stated if stated is not None or trees is None else len(trees.layers)
 
 
 def model_section(document: Document) -> dict[str, Any]:

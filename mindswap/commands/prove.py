@@ -79,27 +79,11 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0 if no check failed, 1 if one did, 130 after Ctrl-C.
     """
+    begin_s = time.monotonic()
     document = load_trainable(Path(args.config))
     require_mindformers()
-    begin_s = time.monotonic()
     _require_cards(document, args.worker_num)
-    if args.device:
-        load_device(args.device)  # a wrong name stops here, before anything is made
-    overrides = device_overrides(args)
-    memory = overrides.pop("memory", None)
-    bench = Bench(
-        folder=args.output,
-        config=Path(args.config),
-        variants=args.variants,
-        wanted=Wanted(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
-        budget_bytes=_budget(memory),
-        wants_synthetic_data=args.synthetic_data,
-        device_words=(
-            *(("--device", args.device) if args.device else ()),
-            *(word for name, text in overrides.items() for word in (f"--{name.replace('_', '-')}", text)),
-        ),
-        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
-    )
+    bench = _bench(args, begin_s)
     _make_fresh(bench.folder, args.overwrite)
     adopt_orphans()
     stopped: Stopped | None = None
@@ -123,6 +107,30 @@ def run(args: argparse.Namespace) -> int:
     return 128 + stopped.number if stopped else 0 if proof.is_ok else 1
 
 
+def _bench(args: argparse.Namespace, begin_s: float) -> Bench:
+    if args.device:
+        load_device(args.device)  # a wrong name stops here, before anything is made
+    overrides = device_overrides(args)
+    memory = overrides.pop("memory", None)
+    try:
+        budget_bytes = parse_bytes(memory) if memory is not None else None
+    except ValueError as error:
+        raise LaunchError(f"--memory: {error}") from None
+    device_words = ["--device", args.device] if args.device else []
+    for name, text in overrides.items():
+        device_words += [f"--{name.replace('_', '-')}", text]
+    return Bench(
+        folder=args.output,
+        config=Path(args.config),
+        variants=args.variants,
+        wanted=Wanted(args.steps, args.worker_num or 0, args.layers, None, args.profile, args.deterministic),
+        budget_bytes=budget_bytes,
+        wants_synthetic_data=args.synthetic_data,
+        device_words=tuple(device_words),
+        say=_Progress(begin_s, sys.stderr if args.json else sys.stdout),
+    )
+
+
 def _finish(args: argparse.Namespace, bench: Bench, proof: Proof) -> None:
     """Write what there is, and say where."""
     answer = answer_text("prove", proof_to_json(proof), proof.is_ok)
@@ -144,13 +152,6 @@ def _require_cards(document: Document, num_workers: int | None) -> None:
     cards = 0 if is_on_cpu(document) else count_cards()
     if num_workers and 0 < cards < num_workers:
         raise LaunchError(f"--worker-num {num_workers}: this machine has {cards} cards, and a worker needs one")
-
-
-def _budget(text: str | None) -> int | None:
-    try:
-        return parse_bytes(text) if text is not None else None
-    except ValueError as error:
-        raise LaunchError(f"--memory: {error}") from None
 
 
 def _make_fresh(folder: Path, is_put_aside: bool) -> None:

@@ -45,8 +45,10 @@ def block_lines(value: object, indent: int, step: int) -> list[str]:
     if isinstance(value, Mapping):
         for key, child in value.items():
             head = f"{margin}{key_text(key)}:"
-            lines += [f"{head} {inline_text(child)}"] if is_inline(child) else [head]
-            lines += [] if is_inline(child) else block_lines(child, indent + step, step)
+            if is_inline(child):
+                lines.append(f"{head} {inline_text(child)}")
+            else:
+                lines += [head, *block_lines(child, indent + step, step)]
         return lines
     assert isinstance(value, (list, tuple))
     for item in value:

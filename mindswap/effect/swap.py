@@ -212,7 +212,6 @@ class _LayerComparison:
                 yield Idle(match.name, IdleReason.NOT_RUN_AGAIN)
 
     def _nodes(self, places: Set[Place]) -> list[Node]:
-        """Of forward of this layer."""
         return [node for node in self.graph.forward if node.layer_index == self.index and node.place in places]
 
     def _is_merged(self, node: Node) -> bool:

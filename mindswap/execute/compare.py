@@ -143,8 +143,8 @@ def compare_curves(
     first, num_different = "", 0
     for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
         node = operator.node
-        where = f"operator {position} ({f'layer {node.layer_index}' if node.layer_index is not None else 'no layer'}, "
-        where += f"{node.cell_path} {node.op})"
+        layer = "no layer" if node.layer_index is None else f"layer {node.layer_index}"
+        where = f"operator {position} ({layer}, {node.cell_path} {node.op})"
         if position >= len(ops) or ops[position] != node.op:
             other = f"{labels[position]} {ops[position]}" if position < len(ops) else "nothing"
             num_different += len(executed) - position
@@ -168,13 +168,10 @@ def make_reference(names: Sequence[str], plain: Executed, witness: Witness | Non
 
 def compare_runs(run: Executed, plain: Reference) -> tuple[tuple[str, ...], bool, bool]:
     """Weights with unequal gradients, whether the loss is equal, whether all gradients are finite."""
-    different = [
-        name
-        for name, own, other in zip(plain.names, run.gradients, plain.gradients, strict=True)
-        if _digest(own) != other
-    ]
+    pairs = zip(plain.names, map(_digest, run.gradients), plain.gradients, strict=True)
+    different = tuple(name for name, own, other in pairs if own != other)
     is_finite = all(np.isfinite(gradient).all() for gradient in run.gradients)
-    return tuple(different), run.loss is not None and _digest(run.loss) == plain.loss, is_finite
+    return different, run.loss is not None and _digest(run.loss) == plain.loss, is_finite
 
 
 def _digest(array: np.ndarray | None) -> str:

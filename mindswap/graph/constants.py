@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from mindswap.graph.model import Graph
+from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.sequences import is_cache
 
@@ -19,14 +19,14 @@ def restore_constants(graph: Graph) -> Graph:
 
     A constant is a name with a type and no node. So the reads of such a parameter go, and their names stay.
     """
-    marked: set[str] = set()
+    marked: dict[str, Node] = {}
     for node in graph.forward:
         source = node.inputs[0] if node.inputs else ""
         if node.op in WEIGHT_OPS and (source.endswith(f".{STAND_IN_NAME}") or source in marked):
-            marked.add(node.name)
+            marked[node.name] = node
     if not marked:
         return graph
-    types = {node.name: node.outputs[0] for node in graph.forward if node.name in marked and node.outputs}
+    types = {name: node.outputs[0] for name, node in marked.items() if node.outputs}
     forward = tuple(node for node in graph.forward if node.name not in marked)
     return replace(graph, forward=forward, types={**graph.types, **types})
 

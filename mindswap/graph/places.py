@@ -37,8 +37,7 @@ def places_of(graph: Graph, node: Node) -> frozenset[Place]:
     cells = {owner.cell_path}
     maker = resolve_storage(graph, owner.name).producer
     if owner.op in VIEW_OPS and maker is not None:
-        for path in (maker.cell_path, owner.cell_path):
-            parts = path.split(".")
+        for parts in (maker.cell_path.split("."), owner.cell_path.split(".")):
             cells.update(".".join(parts[:depth]) for depth in range(len(parts) + 1))
     return frozenset((cell, owner.op) for cell in cells)
 

@@ -38,10 +38,9 @@ def sample_layers(kinds: Sequence[Hashable]) -> LayerSample:
     indices = list(range(len(kinds)))
     while cut := _longest_cut([places[index] for index in indices]):
         del indices[cut]
-    position_of: dict[tuple[int, ...], int] = {}
-    for position, index in enumerate(indices):
-        position_of.setdefault(places[index], position)
     own = {index: position for position, index in enumerate(indices)}
+    # Of compiled layers in the same place the first stands for those that are left out.
+    position_of = {places[index]: position for index, position in reversed(own.items())}
     return LayerSample(tuple(indices), tuple(own.get(i, position_of[place]) for i, place in enumerate(places)))
 
 

@@ -75,7 +75,7 @@ def union_layers(parts: Iterable[Layers]) -> Layers:
     parts = tuple(parts)
     if any(layers.indices is None for layers in parts):
         return ALL_LAYERS
-    return Layers(tuple(sorted({index for layers in parts for index in layers.indices or ()})))
+    return Layers(index for layers in parts for index in layers.indices or ())
 
 
 def _require_layers(layers: object) -> None:

@@ -85,8 +85,7 @@ class Parts:
             if not refs:
                 self.unread.misfit(path, node, expect)
         limit = self.num_layers or MAX_NUM_LAYERS
-        indices = sorted({ref.index for ref in refs if 0 <= ref.index < limit})
-        return Layers(tuple(indices)), tuple(refs)
+        return Layers(ref.index for ref in refs if 0 <= ref.index < limit), tuple(refs)
 
 
 def is_empty(node: Node | None) -> bool:

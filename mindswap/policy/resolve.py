@@ -251,12 +251,8 @@ def _entries(policy: Policy, layer_index: int) -> Iterator[Entry]:
     for option in SELECT_OPTIONS:
         ops: tuple[OpRecompute, ...] = getattr(policy, option)
         yield from (Entry(Setting(option), op.pattern) for op in ops if layer_index in op.layers)
-    for whole in policy.layer_swap:
-        if layer_index in whole.layers:
-            yield Entry(Setting.LAYER_SWAP, "", whole.prefetch)
-    for swap in policy.op_swap:
-        if layer_index in swap.layers:
-            yield Entry(Setting.OP_SWAP, swap.pattern, swap.prefetch)
+    yield from (Entry(Setting.LAYER_SWAP, "", e.prefetch) for e in policy.layer_swap if layer_index in e.layers)
+    yield from (Entry(Setting.OP_SWAP, e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
 
 
 def _claims(entry: Entry, layer: CellNode) -> Iterator[Claim]:

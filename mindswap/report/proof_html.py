@@ -49,13 +49,12 @@ def format_proof_html(proof: Proof) -> str:
         figures_hint=escape(CPU_HINT if proof.target == "CPU" else DEVICE_HINT),
         charts=_charts(proof),
         figures=_figure_table(proof),
-        losses_hint=escape(
-            "Of the last worker, as it computed them, with every digit. The checks compare all workers."
-        ),
+        losses_hint="Of the last worker, as it computed them, with every digit. The checks compare all workers.",
         losses=_loss_table(proof),
         calibration=_calibration(proof),
         runs=_runs(proof),
-        send_back=_send_back(),
+        send_back="<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>"
+        + table(("file", "what it is"), [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT], (1,)),
     )
 
 
@@ -181,11 +180,4 @@ def _runs(proof: Proof) -> str:
         f"<ul>{list_items(proof.notes)}</ul>"
         f"<h3>Different from {escape(Path(proof.config).name)}</h3><ul>{list_items(proof.changes)}</ul>"
         f"<h3>The machine</h3><div class='scroll'><table><tbody>{machine}</tbody></table></div>"
-    )
-
-
-def _send_back() -> str:
-    rows = [(f"<code>{escape(name)}</code>", escape(what)) for name, what in SENT]
-    return "<p>Send <code>send_back.tar.gz</code>. It has no weights and no data:</p>" + table(
-        ("file", "what it is"), rows, text_columns=(1,)
     )

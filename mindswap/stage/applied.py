@@ -51,15 +51,14 @@ def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iter
     kinds = dict.fromkeys(trees.layers)
     written: dict[str, set[int]] = {}
     for entry in entries:
-        matches = {match.path: match for tree in kinds for match in match_pattern(entry.pattern, tree)}
-        if all(match.node.is_primitive for match in matches.values()):
+        if all(match.node.is_primitive for tree in kinds for match in match_pattern(entry.pattern, tree)):
             yield entry
             continue
         for index, tree in enumerate(trees.layers):
             for match in match_pattern(entry.pattern, tree) if index in entry.layers else ():
                 if match.node.is_primitive:
                     written.setdefault(exact_pattern(match.name), set()).add(index)
-    yield from (OpRecompute(pattern, Layers(tuple(sorted(layers)))) for pattern, layers in written.items())
+    yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in written.items())
 
 
 def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:

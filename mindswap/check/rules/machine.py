@@ -53,8 +53,7 @@ def context_mode(context: Context) -> Iterator[Finding]:
         message = f"context.mode: {show(node)}, which is no mode"
         yield Finding(node.location, message, "0 or GRAPH_MODE, 1 or PYNATIVE_MODE", "mode: 0")
         return
-    asked = context.document.get("mindswap", "stream_copies")
-    if not is_on_cpu(context.document) and (asked is None or asked.value is not True):
+    if not is_on_cpu(context.document) and context.document.value("mindswap", "stream_copies") is not True:
         message = f"context.mode: {show(node)}: swap in PyNative mode was never run on a device other than CPU"
         allowed = "0 or GRAPH_MODE; PyNative with device_target: CPU, or with mindswap: {stream_copies: True}"
         yield Finding(node.location, message, allowed, "mode: 0")

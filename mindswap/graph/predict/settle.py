@@ -60,9 +60,8 @@ def _layers_of_readers(graph: Graph) -> dict[str, set[int]]:
     for node in reversed(graph.forward):
         if node.op in BOOKKEEPING_OPS:
             continue
-        # Of an operator without scope those count that read it in turn.
         own: Iterable[int] = () if node.layer_index is None else (node.layer_index,)
-        if not has_scope(node):
+        if not has_scope(node):  # then those count that read it in turn
             own = layers.get(node.name, own)
         for name in node.inputs:
             layers.setdefault(name, set()).update(own)

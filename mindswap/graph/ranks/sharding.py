@@ -75,8 +75,6 @@ def _trace(graph: Graph) -> SplitTable:
 
 
 def _of_one_rank(table: SplitTable) -> Graph:
-    """The step with the sizes of one rank."""
-
     def own(node: Node) -> Node:
         splits = table.splits[node.name]
         outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))

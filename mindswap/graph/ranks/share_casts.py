@@ -42,9 +42,8 @@ def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
         node.name
         for nodes in readers.values()
         for node in nodes
-        if (node.op == "Cast" if is_inlined else all(map(is_narrowing, nodes)))
+        if not is_gathering(node) and (node.op == "Cast" if is_inlined else all(map(is_narrowing, nodes)))
     }
-    shared -= {node.name for node in step.graph.forward if is_gathering(node)}
     if not shared:
         return step
     forward = tuple(

@@ -103,7 +103,6 @@ def _matmul(call: Call) -> list[Split] | None:
 
 
 def _transpose_flags(call: Call) -> list[bool]:
-    """Whether each side of a product is transposed."""
     if len(call.integers) >= 2:
         return [bool(flag) for flag in call.integers[:2]]
     attributes = call.attributes or {}

@@ -17,7 +17,7 @@ def drop_head(graph: Graph) -> Graph:
     """
     of_layers = {node.name for node in graph.forward if node.layer_index is not None}
     after = depending(graph.forward, of_layers)
-    needed = set(of_layers)
+    needed = set(of_layers)  # by layers
     for node in reversed(graph.forward):
         if node.name in needed:
             needed.update(node.inputs)

@@ -184,10 +184,9 @@ def prefetch_unit(context: Context) -> Iterator[Finding]:
     FAIL:
         swap: {enable: True, default_prefetch: 10, layer_swap: [{layers: [0]}]}
     """
-    prefetch = context.settings.prefetch
+    prefetch = context.settings.prefetch or 0
     node = context.document.get("swap", "default_prefetch")
-    is_large = prefetch is not None and prefetch > MAX_USUAL_PREFETCH
-    if context.settings.is_swap_enabled and node is not None and prefetch is not None and is_large:
+    if context.settings.is_swap_enabled and node is not None and prefetch > MAX_USUAL_PREFETCH:
         message = (
             f"swap.default_prefetch: {prefetch} layers (not operators): up to {prefetch + 1} swapped layers are on "
             "the device at once"
