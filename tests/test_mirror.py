@@ -155,7 +155,6 @@ ELSEWHERE = {
     "session/run": ["session/test_step.py"],
     "session/trees": ["commands/test_explain.py"],
     "session/verify": ["commands/test_verify.py", "commands/test_verify_faults.py"],
-    "simulate/block_arrays": ["simulate/test_block.py"],
     "simulate/block_parts": DATA,
     "simulate/build": ["simulate/test_blocks.py", "simulate/test_placing.py"],
     "simulate/captured": ["simulate/test_step_model.py"],

@@ -1,15 +1,78 @@
 """A part of a step that can be put beside others in any number and order, and the same as flat arrays."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field, replace
 
 import numpy as np
 
 from mindswap.graph.names import Label
-from mindswap.simulate.block_arrays import BlockArrays, make_arrays
-from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read
+from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read, Uses
+from mindswap.simulate.program import MemoryKind
 
-__all__ = ["Block"]
+__all__ = ["Block", "PassArrays", "TensorArrays", "make_arrays", "tensor_arrays", "use_rows"]
+
+
+@dataclass(frozen=True, eq=False)
+class PassArrays:
+    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
+
+    `piece_ns` has the durations for each piece of the sequence, shape (num_ops, num_pieces), with no pieces where all
+    take the same time.
+    """
+
+    duration_ns: np.ndarray
+    kind: np.ndarray
+    wait_op: np.ndarray
+    label: np.ndarray
+    wait_once: np.ndarray
+    is_weight: np.ndarray
+    piece_ns: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TensorArrays:
+    """Tensors; shape (num_tensors,); positions count within the pass.
+
+    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
+    says that it stays until the optimizer; `uses` has a row for each field of `Uses`.
+    """
+
+    size_bytes: np.ndarray
+    is_forward: np.ndarray
+    made_at: np.ndarray
+    kind: np.ndarray
+    label: np.ndarray
+    prefetch: np.ndarray
+    num_copies: np.ndarray
+    is_held: np.ndarray
+    is_final: np.ndarray
+    uses: np.ndarray
+
+    @property
+    def first_backward(self) -> np.ndarray:
+        """First use in backward, `NO_OP` for none."""
+        return self.uses[1]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockArrays:
+    """All of a block but what it reads.
+
+    Attributes:
+        forward, backward, once: its operators.
+        own: tensors that only the block itself reads.
+        shared: of these, what is made once for all micro-batches.
+        handed: tensors that others read too.
+        labels: names that the label arrays point to.
+    """
+
+    forward: PassArrays
+    backward: PassArrays
+    once: PassArrays
+    own: TensorArrays
+    shared: TensorArrays
+    handed: tuple[BlockTensor, ...]
+    labels: tuple[Label, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,3 +124,69 @@ def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]
         return tensor
     prefetch, num_copies, is_held = copies[tensor.label]
     return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_held=is_held)
+
+
+def make_arrays(
+    forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
+) -> BlockArrays:
+    """The arrays of what a block consists of."""
+    labels: dict[Label, int] = {}
+
+    def label_of(name: Label) -> int:
+        return labels.setdefault(name, len(labels))
+
+    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
+    shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_once]
+    handed = tuple(tensor for tensor in tensors if tensor.role is not None)
+    for tensor in handed:
+        label_of(tensor.label)
+    return BlockArrays(
+        _pass_arrays(forward, label_of),
+        _pass_arrays(backward, label_of),
+        _pass_arrays(once, label_of),
+        tensor_arrays(own, label_of),
+        tensor_arrays(shared, label_of),
+        handed,
+        tuple(labels),
+    )
+
+
+def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> PassArrays:
+    num_pieces = max((len(op.piece_ns) for op in ops), default=0)
+    piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
+    return PassArrays(
+        np.array([op.duration_ns for op in ops], np.int64),
+        np.array([op.kind for op in ops], np.int8),
+        np.array([op.wait_op for op in ops], np.int64),
+        np.array([label_of(op.label) for op in ops], np.int32),
+        np.array([op.wait_once for op in ops], np.int64),
+        np.array([op.is_weight for op in ops], bool),
+        np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
+    )
+
+
+def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
+    """Tensors of a block; `label_of` gives the number of a label in it."""
+    return TensorArrays(
+        size_bytes=np.array([t.size_bytes for t in tensors], np.int64),
+        is_forward=np.array([t.is_forward for t in tensors], bool),
+        made_at=np.array([t.made_at for t in tensors], np.int64),
+        kind=np.array([_kind(t) for t in tensors], np.int8),
+        label=np.array([label_of(t.label) for t in tensors], np.int32),
+        prefetch=np.array([t.prefetch for t in tensors], np.int64),
+        num_copies=np.array([t.num_copies for t in tensors], np.int64),
+        is_held=np.array([t.is_held for t in tensors], bool),
+        is_final=np.array([t.is_final for t in tensors], bool),
+        uses=use_rows([t.uses for t in tensors]),
+    )
+
+
+def use_rows(uses: Sequence[Uses]) -> np.ndarray:
+    """A row for each field of `Uses`: int64, shape (num_fields, num_uses)."""
+    return np.array(uses, np.int64).reshape(-1, len(Uses._fields)).T
+
+
+def _kind(tensor: BlockTensor) -> MemoryKind:
+    if tensor.is_gradient:
+        return MemoryKind.GRADIENT
+    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT

@@ -5,8 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.simulate.block import Block
-from mindswap.simulate.block_arrays import TensorArrays, tensor_arrays, use_rows
+from mindswap.simulate.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.stage_pass import neighbour_reads
 

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from mindswap.graph.names import Label
-from mindswap.simulate.block import Block
-from mindswap.simulate.block_arrays import PassArrays
+from mindswap.simulate.block import Block, PassArrays
 from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 

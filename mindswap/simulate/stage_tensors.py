@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.simulate.block_arrays import TensorArrays, use_rows
+from mindswap.simulate.block import TensorArrays, use_rows
 from mindswap.simulate.block_parts import BlockTensor, Read, Role, Uses
 from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind

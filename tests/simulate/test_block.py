@@ -6,7 +6,7 @@ import numpy as np
 
 from mindswap.graph.names import Names
 from mindswap.policy.model import Policy
-from mindswap.simulate.block_arrays import make_arrays
+from mindswap.simulate.block import make_arrays
 from tests.simulate.steps import model
 
 

@@ -1,6 +1,6 @@
 import numpy as np
 
-from mindswap.simulate.block_arrays import use_rows
+from mindswap.simulate.block import use_rows
 from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.stage_pass import WEIGHT_HALF, StagePass
