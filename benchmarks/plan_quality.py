@@ -22,7 +22,7 @@ from other_systems import STRATEGIES
 
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.planner import make_plan
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import ENTRY_PPM
 from mindswap.policy.model import Policy
@@ -132,7 +132,7 @@ def measure(case: Case) -> dict:
     model, device = loaded.model, loaded.device
     shorts = short_model(model)
     problems = [
-        Problem(model, gib * GIB, device.host_memory_bytes, device.num_cards_per_node) for gib in case.budgets_gib
+        PlanProblem(model, gib * GIB, device.host_memory_bytes, device.num_cards_per_node) for gib in case.budgets_gib
     ]
     plans, seconds = [], []
     for problem in problems:
@@ -182,7 +182,7 @@ def measure(case: Case) -> dict:
     return {"text": "\n".join([*lines, ""]), "missed": missed, "has_captured": "mindspore" in sys.modules}
 
 
-def judge(problem: Problem, policy: Policy, shorts: Sequence[StepModel], plan: Plan) -> Evaluation:
+def judge(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel], plan: Plan) -> Evaluation:
     """A policy on short steps; one that seems quicker than the plan is replayed in full, as the plan was.
 
     Copies that fall behind from one micro-batch to the next cost nothing in a short step.

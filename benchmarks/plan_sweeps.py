@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.session.step import Step, load_step
 
@@ -107,10 +107,10 @@ def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> It
         yield Point(name, device, share, plan, time.process_time() - begin_s)
 
 
-def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> Problem:
+def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> PlanProblem:
     """A budget of device memory; the rest is that of the device."""
     device = loaded.device
-    return Problem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node, allow)
+    return PlanProblem(loaded.model, budget_bytes, device.host_memory_bytes, device.num_cards_per_node, allow)
 
 
 def row(point: Point) -> tuple[str, ...]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).parents[1] / "mindswap"
 # Signals between two functions of the package; none of them gets out.
-SIGNALS = {"Stop", "Stopped"}
+SIGNALS = {"Stop", "StoppedBySignal"}
 
 
 def bases_by_class():

@@ -1,6 +1,7 @@
 """Imports go one way; MindSpore and MindFormers are behind `adapters/`."""
 
 import ast
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -88,3 +89,11 @@ def test_a_file_imports_only_what_stands_before_it(path):
 def test_only_adapters_import_mindspore(path):
     if part(path) != "adapters":
         assert [name for name in imports(path) if name.split(".")[0] in HEAVY] == []
+
+
+def test_no_two_classes_have_one_name():
+    """Who reads a name must not have to look which of them it is."""
+    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in PACKAGE.rglob("*.py")]
+    counts = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert len(counts) > 300
+    assert [name for name, number in counts.items() if number > 1] == []

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mindswap.document.nodes import Document, Node
+from mindswap.document.nodes import Document, DocumentNode
 from mindswap.errors import LaunchError
 from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
@@ -169,7 +169,7 @@ def saves_checkpoints(document: Document) -> bool:
     return any(_checkpoint_monitors(document))
 
 
-def _checkpoint_monitors(document: Document) -> Iterator[Node]:
+def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:
     callbacks = document.get("callbacks")
     for callback in (callbacks.items or ()) if callbacks is not None else ():
         kind = callback.get("type")

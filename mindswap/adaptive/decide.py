@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from mindswap.adaptive import events
 from mindswap.adaptive.correct import correct
-from mindswap.adaptive.model import Attempt, NothingFits, Outcome, Plan, State
+from mindswap.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["decide"]
@@ -62,7 +62,7 @@ def _open(state: State) -> Next:
     return state, events.RunPlanner(state.budget_bytes, reason)
 
 
-def _take_plan(state: State, answer: Plan | NothingFits) -> Next:
+def _take_plan(state: State, answer: TrainingPlan | NothingFits) -> Next:
     if state.running:
         return _consider(state, state.running, answer)
     if isinstance(answer, NothingFits):
@@ -78,7 +78,7 @@ def _take_plan(state: State, answer: Plan | NothingFits) -> Next:
     return _start(state, answer, f"plan {answer.key}: {peak}{time}")
 
 
-def _start(state: State, plan: Plan, reason: str) -> Next:
+def _start(state: State, plan: TrainingPlan, reason: str) -> Next:
     return replace(state, candidate=plan), events.Start(plan, reason)
 
 
@@ -127,7 +127,7 @@ def _reason_to_stay(state: State, event: events.Measured) -> str:
     return ""
 
 
-def _consider(state: State, current: Attempt, answer: Plan | NothingFits) -> Next:
+def _consider(state: State, current: Attempt, answer: TrainingPlan | NothingFits) -> Next:
     """A plan that came while the workers run: is it worth a restart?"""
     if isinstance(answer, NothingFits) or answer.key in state.tried or answer.key in state.out_of_memory:
         return _settle(state, "no faster plan that was not tried: the plan stays")
@@ -148,7 +148,7 @@ def _at_checkpoint(state: State, step: int) -> Next:
     if state.candidate is None:
         return state, events.Wait()
     reason = f"checkpoint of step {step} is complete: stopping the workers for plan {state.candidate.key}"
-    return state, events.Stop(reason)
+    return state, events.StopWorkers(reason)
 
 
 def _stopped(state: State) -> Next:
@@ -180,7 +180,7 @@ def _plan_again(state: State, reason: str) -> Next:
     return state, events.RunPlanner(state.budget_bytes, reason)
 
 
-def _tighten(state: State, plan: Plan, missing_bytes: int | None = None) -> State:
+def _tighten(state: State, plan: TrainingPlan, missing_bytes: int | None = None) -> State:
     """Lower the limit below what a plan needs by prediction, by what was missing or by a share of the memory."""
     times = sum(attempt.outcome is Outcome.OUT_OF_MEMORY for attempt in state.attempts)
     share = max(MAX_TIGHTEN_SHARE, TIGHTEN_SHARE >> max(times - 1, 0))
@@ -188,7 +188,7 @@ def _tighten(state: State, plan: Plan, missing_bytes: int | None = None) -> Stat
     return replace(state, limit_bytes=_least_failing(state, plan) - step_bytes)
 
 
-def _least_failing(state: State, plan: Plan) -> int:
+def _least_failing(state: State, plan: TrainingPlan) -> int:
     return plan.raw_peak_bytes if state.limit_bytes is None else min(plan.raw_peak_bytes, state.limit_bytes)
 
 
@@ -198,7 +198,7 @@ def _keep_proven(state: State, failing_bytes: int) -> State:
     return replace(state, limit_bytes=max([state.limit_bytes or 0, *proven]))
 
 
-def _proven(state: State) -> dict[Plan, int]:
+def _proven(state: State) -> dict[TrainingPlan, int]:
     """Plans that ran long enough to be measured, and never ran out of memory; the time of a step in ns."""
     return {
         attempt.plan: attempt.measured_step_ns
@@ -207,12 +207,12 @@ def _proven(state: State) -> dict[Plan, int]:
     }
 
 
-def _fastest_proven(state: State) -> Plan | None:
+def _fastest_proven(state: State) -> TrainingPlan | None:
     times = _proven(state)
     return min(times, key=lambda plan: times[plan], default=None)
 
 
-def _is_beyond_limit(state: State, plan: Plan) -> bool:
+def _is_beyond_limit(state: State, plan: TrainingPlan) -> bool:
     return state.limit_bytes is not None and plan.raw_peak_bytes > state.limit_bytes
 
 

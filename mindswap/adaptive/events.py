@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from mindswap.adaptive.model import NothingFits, Plan
+from mindswap.adaptive.model import NothingFits, TrainingPlan
 
 __all__ = [
     "Action", "End", "Event", "Failed", "Finished", "Interrupted", "Killed", "Measured", "NewCheckpoint", "Opened",
-    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "Stop", "Stopped", "Wait",
+    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "StopWorkers", "Stopped", "Wait",
 ]  # fmt: skip
 
 # Events.
@@ -21,7 +21,7 @@ class Opened:
 class Planned:
     """The planner answered."""
 
-    answer: Plan | NothingFits
+    answer: TrainingPlan | NothingFits
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class RunPlanner:
 class Start:
     """Start the workers with a plan, from the newest complete checkpoint."""
 
-    plan: Plan
+    plan: TrainingPlan
     reason: str = ""
 
 
@@ -146,7 +146,7 @@ class Wait:
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopWorkers:
     """Stop all workers, then tell."""
 
     reason: str = ""
@@ -160,4 +160,4 @@ class End:
     reason: str
 
 
-Action = RunPlanner | Start | Wait | Stop | End
+Action = RunPlanner | Start | Wait | StopWorkers | End

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from mindswap.document.nodes import Document, Node
+from mindswap.document.nodes import Document, DocumentNode
 from mindswap.document.problem import Level, Location, Problem
 
 __all__ = ["find_exclusions", "is_excluded"]
@@ -41,7 +41,7 @@ def _in_options(options: Sequence[str]) -> Iterator[Problem]:
             yield _problem(Location("command line"), word.split("=", 1)[0], "it would override the plan")
 
 
-def _is_on(node: Node) -> bool:
+def _is_on(node: DocumentNode) -> bool:
     if node.items is not None:
         return any(_is_on(item) for item in node.items)
     if node.entries is not None:

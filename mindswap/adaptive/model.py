@@ -6,7 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CLASSES", "Attempt", "Corrections", "NothingFits", "Outcome", "Plan", "Planner", "Settings", "State"]
+__all__ = [
+    "CLASSES",
+    "Attempt",
+    "Corrections",
+    "NothingFits",
+    "Outcome",
+    "TrainingPlan",
+    "Planner",
+    "Settings",
+    "State",
+]
 
 
 @dataclass(frozen=True)
@@ -25,7 +35,7 @@ class Corrections:
 
 
 @dataclass(frozen=True)
-class Plan:
+class TrainingPlan:
     """A configuration with what the planner predicts for it.
 
     Attributes:
@@ -60,7 +70,7 @@ class NothingFits:
 
 
 # Configuration, budget in bytes, corrections -> the fastest plan within the budget.
-Planner = Callable[[Path, int, Corrections], "Plan | NothingFits"]
+Planner = Callable[[Path, int, Corrections], "TrainingPlan | NothingFits"]
 
 
 class Outcome(enum.StrEnum):
@@ -93,7 +103,7 @@ class Attempt:
     """
 
     number: int
-    plan: Plan
+    plan: TrainingPlan
     first_step: int = 0
     last_step: int = 0
     num_steps: int = 0
@@ -144,7 +154,7 @@ class State:
     out_of_memory: tuple[str, ...] = ()
     limit_bytes: int | None = None
     tried: tuple[str, ...] = ()
-    candidate: Plan | None = None
+    candidate: TrainingPlan | None = None
     num_fixed_attempts: int = 0
     is_stable: bool = False
     last_words: str = ""
@@ -188,4 +198,6 @@ class State:
 
 
 # What `graph.codec` writes and reads of them.
-CLASSES: dict[str, type] = {cls.__name__: cls for cls in (State, Settings, Attempt, Plan, NothingFits, Corrections)}
+CLASSES: dict[str, type] = {
+    cls.__name__: cls for cls in (State, Settings, Attempt, TrainingPlan, NothingFits, Corrections)
+}

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
-from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Plan
+from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, TrainingPlan
 from mindswap.config.mode import is_on_cpu
 from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.hardware import Device, Link, Network
@@ -22,7 +22,7 @@ from mindswap.errors import MindswapError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner as Solver
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.plan.result import Plan as FoundPlan
 from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.session.plan import compact, planned_text, problem_of
@@ -33,7 +33,7 @@ __all__ = ["corrected_device", "corrected_step", "make_plan"]
 Way = TypeVar("Way", Link, Network)
 
 
-def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
+def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
     """The fastest plan for a MindFormers YAML within a budget of device memory for each card.
 
     Raises:
@@ -52,7 +52,7 @@ def make_plan(config_path: Path, budget_bytes: int, corrections: Corrections) ->
         budget_bytes=budget_bytes,
         stage_peak_bytes=tuple(peak + offset for peak in found.stage_peak_bytes),
     )
-    return Plan(
+    return TrainingPlan(
         _key(found.policy),
         planned_text(loaded, found, str(config_path)),
         budget_bytes,
@@ -117,7 +117,7 @@ def _key(policy: Policy) -> str:
     return f"{name}-{hashlib.sha256(repr(policy).encode()).hexdigest()[:6]}"
 
 
-def _exposed_copy_ns(problem: Problem, found: FoundPlan) -> int:
+def _exposed_copy_ns(problem: PlanProblem, found: FoundPlan) -> int:
     """Time in which copies keep the computation waiting, of the mean stage, carried on to all micro-batches."""
     step = evaluate(problem, found.policy).step
     exposed = step.timeline.exposed_copy_ns * found.step_time_ns // step.step_time_ns

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Plan, Planner
+from mindswap.adaptive.model import CLASSES, Corrections, NothingFits, Planner, TrainingPlan
 from mindswap.errors import PlanError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.launch.lifeline import tie_to_parent
@@ -24,7 +24,7 @@ NUM_LAST_LINES = 5
 def planner_in_child(environment: dict[str, str]) -> Planner:
     """`make_plan` in a process of its own, with this environment."""
 
-    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> Plan | NothingFits:
+    def plan(config_path: Path, budget_bytes: int, corrections: Corrections) -> TrainingPlan | NothingFits:
         asked = json.dumps([str(config_path), budget_bytes, to_plain(corrections)])
         try:
             # A session of its own: Ctrl-C is for this process, which then ends the child.
@@ -42,7 +42,7 @@ def planner_in_child(environment: dict[str, str]) -> Planner:
             last = "\n".join(done.stderr.splitlines()[-NUM_LAST_LINES:])
             raise PlanError(f"the planner crashed, exit code {done.returncode}\n{last}")
         answer = from_plain(json.loads(lines[-1]), CLASSES)
-        assert isinstance(answer, Plan | NothingFits)
+        assert isinstance(answer, TrainingPlan | NothingFits)
         return answer
 
     return plan

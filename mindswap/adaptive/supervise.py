@@ -13,7 +13,7 @@ from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import Plan, Planner, Settings, State
+from mindswap.adaptive.model import Planner, Settings, State, TrainingPlan
 from mindswap.adaptive.state import StateFile, StateProblem, locked
 from mindswap.adaptive.watch import Seen
 from mindswap.adaptive.workers import Workers
@@ -23,7 +23,7 @@ from mindswap.launch.lifeline import VARIABLE, lifeline
 from mindswap.launch.network import check_port, free_port
 from mindswap.launch.processes import adopt_orphans, marked_processes, raise_process_limit, stop_processes
 from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
-from mindswap.launch.signals import Stopped, signals_raise
+from mindswap.launch.signals import StoppedBySignal, signals_raise
 
 __all__ = ["MARKER", "AdaptiveRun", "supervise"]
 
@@ -90,7 +90,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
         supervisor = _Supervisor(run, planner, say)
         try:
             return supervisor.loop(), supervisor.state
-        except Stopped as stop:
+        except StoppedBySignal as stop:
             supervisor.interrupt()
             return 128 + stop.number, supervisor.state
         except MindswapError as error:
@@ -155,14 +155,14 @@ class _Supervisor:
             self.say(action.reason)
         return action
 
-    def _perform(self, action: events.RunPlanner | events.Start | events.Stop | events.Wait) -> events.Event:
+    def _perform(self, action: events.RunPlanner | events.Start | events.StopWorkers | events.Wait) -> events.Event:
         match action:
             case events.RunPlanner(budget_bytes):
                 config_path = self.run.command.config_path
                 return events.Planned(self.planner(config_path, budget_bytes, self.state.corrections))
             case events.Start(plan):
                 return self._prepare(plan)
-            case events.Stop():
+            case events.StopWorkers():
                 self.workers.stop_all()
                 self.workers.look()
                 return events.Stopped()
@@ -171,7 +171,7 @@ class _Supervisor:
                     self._spawn()
                 return self._wait(for_checkpoint)
 
-    def _prepare(self, plan: Plan) -> events.Started:
+    def _prepare(self, plan: TrainingPlan) -> events.Started:
         command, number = self.run.command, len(self.state.attempts) + 1
         port = self._choose_port()
         checkpoint = self._checkpoints().newest() if self.state.attempts else None

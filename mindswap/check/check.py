@@ -10,7 +10,7 @@ from mindswap.check.rules import find_rules
 from mindswap.config.ignored import split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
-from mindswap.document.nodes import Document, Node, to_data
+from mindswap.document.nodes import Document, DocumentNode, to_data
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
@@ -21,7 +21,7 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers, read_settings
-from mindswap.policy.settings import Settings
+from mindswap.policy.settings import PolicySettings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
 __all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
@@ -54,7 +54,7 @@ class CheckResult:
     problems: tuple[Problem, ...]
     num_layers: int | None
     trees: LayerTrees | None
-    settings: Settings | None = None
+    settings: PolicySettings | None = None
     ignored: tuple[Problem, ...] = ()
 
     @property
@@ -183,6 +183,6 @@ def missing_model(document: Document) -> str | None:
 
 def model_section(document: Document) -> dict[str, Any]:
     """`model:` as plain data; empty where there is none."""
-    node: Node | None = document.get("model")
+    node: DocumentNode | None = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}

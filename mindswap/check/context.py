@@ -12,7 +12,7 @@ from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
-from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.settings import PolicySettings, Statement
 
 __all__ = ["Context", "Meeting", "shared_layers"]
 
@@ -33,7 +33,7 @@ class Meeting:
 class RecomputeIndex:
     """The operators that are recomputed, excludes taken off; each layer is looked at when it is first asked for."""
 
-    def __init__(self, settings: Settings, coverage: Coverage):
+    def __init__(self, settings: PolicySettings, coverage: Coverage):
         self._settings, self._coverage = settings, coverage
         self._operators: dict[int, frozenset[str]] = {}
 
@@ -67,7 +67,7 @@ class Context:
     """
 
     document: Document
-    settings: Settings
+    settings: PolicySettings
     coverage: Coverage | None = None
     environ: Mapping[str, str] = field(default_factory=dict)
     recompute: "RecomputeIndex | None" = field(init=False)

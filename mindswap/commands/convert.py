@@ -18,7 +18,7 @@ from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
-from mindswap.megatron.options import OPTIONS, Kind
+from mindswap.megatron.options import OPTIONS, OptionKind
 from mindswap.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
 from mindswap.report.answer import answer_text
@@ -66,11 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--backward-prefetch", type=number_from(1), default=1, metavar="N", help="of what is offloaded; default 1"
     )
     for option in OPTIONS.values():
-        if option.kind is Kind.FLAG:
+        if option.kind is OptionKind.FLAG:
             megatron.add_argument(option.name, action="store_true", help=option.help)
         else:
-            count = "+" if option.kind is Kind.NAMES else None
-            name = "|".join(option.choices) or ("NAME" if option.kind is Kind.NAMES else "N")
+            count = "+" if option.kind is OptionKind.NAMES else None
+            name = "|".join(option.choices) or ("NAME" if option.kind is OptionKind.NAMES else "N")
             megatron.add_argument(option.name, nargs=count, metavar=name, help=option.help)
 
 

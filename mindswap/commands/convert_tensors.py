@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.errors import LaunchError
-from mindswap.mindformers_2x.convert import Converted
+from mindswap.mindformers_2x.convert import ConvertedSettings
 from mindswap.mindformers_2x.tables import Model, dense_layer
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
@@ -57,7 +57,9 @@ class Tensors:
                 "    fix:     a trace of the same model; or convert by name, without --trace"
             )
 
-    def compared(self, converted: Converted, before: TensorFate, after: TensorFate, version: str) -> Converted:
+    def compared(
+        self, converted: ConvertedSettings, before: TensorFate, after: TensorFate, version: str
+    ) -> ConvertedSettings:
         """The result, with what it moves and recomputes against what was asked."""
         lost = [
             *differences(self.trace, before.moved, after.moved, "moves", version),

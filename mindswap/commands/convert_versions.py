@@ -17,10 +17,10 @@ from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.mindformers_2x.check import check_pynative
-from mindswap.mindformers_2x.convert import Converted, to_1_9, to_2x
+from mindswap.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.mindformers_2x.read import find_num_layers_2x
-from mindswap.mindformers_2x.renaming import Names
+from mindswap.mindformers_2x.renaming import LayerNames
 from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
@@ -63,7 +63,7 @@ def convert_versions(args: argparse.Namespace, request: Request) -> Rewritten:
     return Rewritten(text, problems, {"sections": made.sections, "lost": list(made.lost)})
 
 
-def _refuse_double(document: Document, source: tuple[str, ...], converted: Converted) -> None:
+def _refuse_double(document: Document, source: tuple[str, ...], converted: ConvertedSettings) -> None:
     """Sections of the other version that stand there already would stand twice."""
     assert document.root is not None
     for name in converted.sections:
@@ -93,7 +93,7 @@ def _layer_1_9(document: Document) -> CellNode | None:
     return trees.layers[0] if trees is not None else None
 
 
-def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> Converted:
+def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> ConvertedSettings:
     result = check_shape(document, num_layers)
     if result.policy is None:
         raise PolicyError(result.problems)
@@ -110,7 +110,7 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")
     )
     layer, known = _layer_1_9(document), dense_layer()
-    names = Names(layer, frozenset(known.order), known.cells) if layer is not None else Names()
+    names = LayerNames(layer, frozenset(known.order), known.cells) if layer is not None else LayerNames()
     ops, told = _layer_ops(args, document, tensors)
     choose = before = None
     if tensors is not None:
@@ -129,11 +129,13 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
     return tensors.compared(converted, before, fate_in_2x(tensors.trace, effect), args.to)
 
 
-def _sections_alone(converted: Converted) -> Document:
+def _sections_alone(converted: ConvertedSettings) -> Document:
     return parse_document("\n".join(block_lines(converted.sections, 0, 2)).encode(), "the result")
 
 
-def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> Converted:
+def _to_1_9(
+    args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None
+) -> ConvertedSettings:
     stated = find_num_layers_2x(document)
     model = tensors.model if tensors is not None else None
     checked = check_pynative(document, num_layers if stated is None else None, model)
@@ -154,7 +156,7 @@ def _to_1_9(args: argparse.Namespace, document: Document, num_layers: int, tenso
     return converted if policy is None else tensors.compared(converted, before, tensors.of_policy(policy), args.to)
 
 
-def _losses(document: Document, source: tuple[str, ...], converted: Converted, version: str) -> list[Problem]:
+def _losses(document: Document, source: tuple[str, ...], converted: ConvertedSettings, version: str) -> list[Problem]:
     """What is lost, as warnings at the first section, and whether the rest of the file is of the other version."""
     root = document.root
     assert root is not None
@@ -168,7 +170,9 @@ def _losses(document: Document, source: tuple[str, ...], converted: Converted, v
     return found
 
 
-def _read_back(args: argparse.Namespace, text: str, converted: Converted, num_layers: int) -> tuple[Problem, ...]:
+def _read_back(
+    args: argparse.Namespace, text: str, converted: ConvertedSettings, num_layers: int
+) -> tuple[Problem, ...]:
     """What the rules of the other version say of the result; of 1.9 the sections alone are looked at, for errors."""
     name = target_of(args) or "the result"
     if args.to == "2.x":

@@ -7,7 +7,7 @@ from mindswap.commands.options import add_common
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job
-from mindswap.doctor.model import Facts
+from mindswap.doctor.model import MachineFacts
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.document.problem import Level
 from mindswap.document.source import load_document
@@ -34,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     """Look at everything, and say what is not as it should be."""
     software = gather_software(os.environ)
     job = gather_job(load_document(args.config), os.environ, software.num_cards) if args.config else None
-    facts = Facts(software, gather_machine(os.environ), os.environ, job)
+    facts = MachineFacts(software, gather_machine(os.environ), os.environ, job)
     findings = examine(facts)
     has_errors = any(finding.severity is Level.ERROR for finding in findings)
     if args.json:

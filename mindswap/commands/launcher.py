@@ -24,7 +24,7 @@ from mindswap.launch.network import check_port
 from mindswap.launch.order import split_order, worker_command
 from mindswap.launch.precheck import check_configuration
 from mindswap.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
-from mindswap.launch.signals import Stopped, signals_raise
+from mindswap.launch.signals import StoppedBySignal, signals_raise
 from mindswap.launch.training import ADAPTIVE_FLAG
 from mindswap.report.problems import format_problems
 
@@ -56,7 +56,7 @@ def main(words: list[str] | None = None) -> int:
         print(f"{usage}{_as_error(error)}", file=sys.stderr)
     except PolicyError as error:
         print(format_problems(error.problems), file=sys.stderr)
-    except Stopped as stop:
+    except StoppedBySignal as stop:
         return 128 + stop.number
     return 1
 
@@ -158,7 +158,7 @@ def _stopping_all() -> Iterator[None]:
         yield
     except BaseException:
         _say("stopping all workers")
-        with contextlib.suppress(Stopped):  # an impatient second Ctrl-C must leave no orphan
+        with contextlib.suppress(StoppedBySignal):  # an impatient second Ctrl-C must leave no orphan
             stop_descendants()
         stop_descendants(grace_s=0)
         raise

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.commands.options import add_common
 from mindswap.datasets.load_tokenizer import load_tokenizer
-from mindswap.datasets.samples import NEWER_COLUMNS, Counts, read_samples
+from mindswap.datasets.samples import NEWER_COLUMNS, SampleCounts, read_samples
 from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
 from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
@@ -116,9 +116,9 @@ def _check_output(output: Path, overwrite: bool) -> None:
         refuse_existing(_files(output))
 
 
-def _write_mindrecord(args: argparse.Namespace, sources: list[TextSource], tokenizer: Tokenizer) -> Counts:
+def _write_mindrecord(args: argparse.Namespace, sources: list[TextSource], tokenizer: Tokenizer) -> SampleCounts:
     """Read, tokenise and write everything; the output appears at the end, complete."""
-    counts, seq_length = Counts(), args.seq_length
+    counts, seq_length = SampleCounts(), args.seq_length
     sizes = [source.size_bytes for source in sources if source.size_bytes is not None]
     with tqdm(
         total=sum(sizes) if len(sizes) == len(sources) else None,
@@ -140,7 +140,7 @@ def _write_mindrecord(args: argparse.Namespace, sources: list[TextSource], token
     return counts
 
 
-def _too_little(counts: Counts, seq_length: int) -> DataError:
+def _too_little(counts: SampleCounts, seq_length: int) -> DataError:
     if not counts.num_tokens:
         return DataError("no text: every TEXT is empty")
     text = f"too little text: {counts.num_tokens} tokens, one sample needs seq_length + 1 = {seq_length + 1}"

@@ -8,7 +8,7 @@ from typing import Any
 from mindswap.commands.proof_children import Answer
 from mindswap.logs.read import read_worker_logs
 from mindswap.logs.step_report import ReportedStep, parse_steps
-from mindswap.prove.model import Effect, Fit, Measured, Simulated, Worker
+from mindswap.prove.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Worker
 from mindswap.prove.overlap import Overlap
 from mindswap.prove.trace import trace_overlap
 
@@ -30,17 +30,17 @@ def read_simulated(data: Mapping[str, Any]) -> Simulated:
     )
 
 
-def read_effect(answer: Answer) -> Effect:
+def read_effect(answer: Answer) -> VerifiedEffect:
     """From `mindswap verify --json --log`."""
     if answer.data is None:
-        return Effect(problem=answer.error or f"mindswap verify: exit code {answer.exit_code}")
+        return VerifiedEffect(problem=answer.error or f"mindswap verify: exit code {answer.exit_code}")
     data = answer.data
     layers = data.get("layers") or []
     logs = data.get("logs")
     findings = [one for one in logs["findings"] if one["level"] != "note"] if logs else []
     # `ok` of the answer is that of graph and logs together.
     is_graph_ok = all(layer["ok"] for layer in layers) and bool(data["ok"] or (logs and not logs["ok"]))
-    return Effect(
+    return VerifiedEffect(
         is_graph_ok=is_graph_ok if layers else None,
         num_pairs=sum(layer.get("num_pairs", 0) for layer in layers),
         swapped_bytes=sum(layer.get("swapped_bytes", 0) for layer in layers),
@@ -62,7 +62,7 @@ def read_fits(data: Mapping[str, Any]) -> tuple[Fit, ...]:
     )
 
 
-def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:
+def read_measured(folder: Path, exit_code: int, wall_s: float) -> MeasuredRun:
     """The logs and the profile that a run left in its folder."""
     logs = read_worker_logs(folder / "logs") if (folder / "logs").is_dir() else ()
     workers = tuple(
@@ -77,7 +77,7 @@ def read_measured(folder: Path, exit_code: int, wall_s: float) -> Measured:
     is_short = any(not event.is_host for log in logs if not log.is_finished for event in log.oom_events)
     errors = [log.last_error for log in logs if log.last_error and not log.is_finished]
     profile, overlap = _read_profile(folder / "profile")
-    return Measured(exit_code, wall_s, workers, is_short, overlap, profile, errors[0] if errors else "")
+    return MeasuredRun(exit_code, wall_s, workers, is_short, overlap, profile, errors[0] if errors else "")
 
 
 def _read_steps(log: Path) -> tuple[ReportedStep, ...]:

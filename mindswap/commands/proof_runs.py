@@ -13,7 +13,7 @@ from mindswap.cost.device_file import DEFAULT_DEVICE
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.source import load_document
 from mindswap.files import write_new
-from mindswap.prove.model import Measured, Proof, Variant, typical_ns
+from mindswap.prove.model import MeasuredRun, Proof, Variant, typical_ns
 from mindswap.units import format_count, format_time
 
 __all__ = ["calibrated", "run_variants"]
@@ -44,7 +44,7 @@ def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
     yield calibrated(bench, proof)
 
 
-def _run(bench: Bench, proof: Proof, variant: Variant) -> Measured:
+def _run(bench: Bench, proof: Proof, variant: Variant) -> MeasuredRun:
     workers = format_count(proof.num_workers, "worker")
     bench.say(f"{variant.name}: {variant.title}: {proof.num_steps} steps, {workers}")
     folder = bench.folder / variant.name

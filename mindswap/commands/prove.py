@@ -20,7 +20,7 @@ from mindswap.errors import LaunchError
 from mindswap.files import write_new
 from mindswap.launch.msrun import count_cards
 from mindswap.launch.processes import adopt_orphans, stop_descendants
-from mindswap.launch.signals import Stopped, signals_raise
+from mindswap.launch.signals import StoppedBySignal, signals_raise
 from mindswap.prove.checks import make_checks
 from mindswap.prove.derive import Wanted
 from mindswap.prove.model import Proof
@@ -86,14 +86,14 @@ def run(args: argparse.Namespace) -> int:
     bench = _bench(args, begin_s)
     _make_fresh(bench.folder, args.overwrite)
     adopt_orphans()
-    stopped: Stopped | None = None
+    stopped: StoppedBySignal | None = None
     proof: Proof | None = None
     try:
         with signals_raise():
             proof = prepare(bench, document)
             for state in run_variants(bench, proof):
                 proof = state
-    except Stopped as signal:
+    except StoppedBySignal as signal:
         bench.say("interrupted: all workers are stopped")
         stopped = signal
     finally:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.document.nodes import Document, Node
+from mindswap.document.nodes import Document, DocumentNode
 from mindswap.errors import MindswapError
 
 __all__ = [
@@ -197,7 +197,7 @@ def is_interleaved(document: Document) -> bool:
     return any(value is not None and _has_rows(value) for value in (offset, *values))
 
 
-def _has_rows(node: Node) -> bool:
+def _has_rows(node: DocumentNode) -> bool:
     return node.items is not None and len(node.items) > 1 and all(item.items is not None for item in node.items)
 
 
@@ -210,7 +210,7 @@ def read_num_chunks(document: Document) -> int:
     return 1
 
 
-def is_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> bool:
+def is_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> bool:
     """True for a list that cannot be layer indices but has the shape of stage counts.
 
     That is a list of lists, a list of integers with a bool among them, or (with more than one stage)
@@ -232,12 +232,12 @@ def _shape(sizes: Sequence[object]) -> str:
     return " and ".join(map(str, sizes))
 
 
-def _positive(node: Node | None) -> int:
+def _positive(node: DocumentNode | None) -> int:
     value = node.value if node is not None else None
     return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CELLS else 1
 
 
-def _offset_data(node: Node | None) -> object:
+def _offset_data(node: DocumentNode | None) -> object:
     """An offset as a number or lists of numbers; two levels at most, whatever the file nests."""
     if node is None:
         return 0

@@ -7,7 +7,7 @@ in two more (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
 
 from collections.abc import Iterator
 
-from mindswap.document.nodes import Document, Node
+from mindswap.document.nodes import Document, DocumentNode
 from mindswap.document.rules import Finding
 
 __all__ = ["SEQUENCE_KEY", "find_sequence_faults"]
@@ -70,5 +70,5 @@ def _faults_of_rings(document: Document) -> Iterator[Finding]:
         yield Finding(halves.location, message, "fine_grain_interleave: 1", "fine_grain_interleave: 1")
 
 
-def _is_on(node: Node) -> bool:
+def _is_on(node: DocumentNode) -> bool:
     return bool(node.items) if node.items is not None else node.value is True

@@ -18,7 +18,7 @@ from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
-from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.settings import PolicySettings, Statement
 from mindswap.policy.words import format_layers
 from mindswap.stage.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.stage.expand import RULE as STAGE_RULE
@@ -155,7 +155,7 @@ def _unknown_excludes(statements: tuple[Statement, ...], trees: LayerTrees | Non
             yield _error(statement.pattern_location, message, fix)
 
 
-def _lost_swaps(settings: Settings) -> Iterator[Problem]:
+def _lost_swaps(settings: PolicySettings) -> Iterator[Problem]:
     for statement in settings.swap:
         message = f"{statement.path}: would be lost, because with swap off nothing is swapped"
         yield _error(statement.location, message, "delete it first, if that is meant")
@@ -165,7 +165,7 @@ def _lost_swaps(settings: Settings) -> Iterator[Problem]:
             yield _error(statement.location, message, "delete it first, if that is meant")
 
 
-def _obstacles(policy: Policy, settings: Settings, layout: Layout) -> Iterator[Problem]:
+def _obstacles(policy: Policy, settings: PolicySettings, layout: Layout) -> Iterator[Problem]:
     """Layers that counts cannot name: they are not the first ones of their stage."""
     wanted = [("recompute", None, policy.layer_recompute)]
     wanted += [(option, e.pattern, e.layers) for option in SELECT_OPTIONS for e in getattr(policy, option)]

@@ -9,7 +9,7 @@ from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_fit import MIN_KERNELS, FigureFit, fit_kernels
 from mindswap.cost.kernel_samples import can_measure, is_matrix_kernel, measure, samples_of
 from mindswap.cost.measured import Measurement
-from mindswap.cost.profile import Engine, Kernel, Profile
+from mindswap.cost.profile import Engine, Profile, ProfiledKernel
 from mindswap.units import format_bytes
 
 __all__ = ["Calibration", "calibrate"]
@@ -137,7 +137,7 @@ def _shares(profile: Profile, device: Device) -> Iterable[FigureFit]:
         yield FigureFit(name, values[name], fit.permille, fit.num_transfers, fit.middle_error_permille, objection)
 
 
-def _doubts(kernels: Iterable[Kernel], device: Device) -> Iterable[str]:
+def _doubts(kernels: Iterable[ProfiledKernel], device: Device) -> Iterable[str]:
     """Matrix kernels are split over all cores of a card; there are cards of the same name with 20, 24 and 25."""
     blocks = [kernel.num_blocks for kernel in kernels if can_measure(kernel) and is_matrix_kernel(kernel)]
     most, num_cores = max(blocks, default=0), device.num_matrix_cores

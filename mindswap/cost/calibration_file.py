@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
 
 from mindswap.cost.device_file import find_device_file
-from mindswap.cost.figures import FIGURES, Figure, Kind, unit_keys
+from mindswap.cost.figures import FIGURES, Figure, FigureKind, unit_keys
 from mindswap.cost.hardware import EFFICIENCIES, Device, Link, figure_values
 from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
-from mindswap.document.nodes import Node
+from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 
@@ -22,11 +22,11 @@ __all__ = ["format_device_file", "load_measured"]
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.
 WRITTEN_UNITS = {
-    Kind.SIZE: ("gib", "b"),
-    Kind.BANDWIDTH: ("gb_per_s",),
-    Kind.TIME: ("us",),
-    Kind.FLOPS: ("tflops",),
-    Kind.RATE: ("gelements_per_s", "elements_per_s"),
+    FigureKind.SIZE: ("gib", "b"),
+    FigureKind.BANDWIDTH: ("gb_per_s",),
+    FigureKind.TIME: ("us",),
+    FigureKind.FLOPS: ("tflops",),
+    FigureKind.RATE: ("gelements_per_s", "elements_per_s"),
 }
 
 
@@ -116,7 +116,7 @@ def load_measured(name_or_path: str | os.PathLike[str]) -> dict[MeasuredKey, int
     return measured
 
 
-def _read_entry(node: Node) -> tuple[MeasuredKey, int]:
+def _read_entry(node: DocumentNode) -> tuple[MeasuredKey, int]:
     keys = tuple(str(entry.key) for entry in node.entries or ())
     if set(keys) != set(ENTRY_KEYS):
         raise ValueError(f"write {{{', '.join(ENTRY_KEYS)}}}")
@@ -127,7 +127,7 @@ def _read_entry(node: Node) -> tuple[MeasuredKey, int]:
     return MeasuredKey(op.value, _read_tensors(node, "inputs"), _read_tensors(node, "outputs")), duration.value
 
 
-def _read_tensors(node: Node, key: str) -> Shapes:
+def _read_tensors(node: DocumentNode, key: str) -> Shapes:
     tensors = []
     listed = node.get(key)
     for item in (listed.items if listed is not None else None) or ():

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
 from mindswap.cost.hardware import EFFICIENCIES, SET_BY_USER, Device, make_device
-from mindswap.document.nodes import Document, Entry, Node, key_text, show
+from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
@@ -58,7 +58,7 @@ def load_device(
     """
     path = find_device_file(name_or_path)
     document = parse_file(os.fspath(path))
-    reader = _Reader(document)
+    reader = _DeviceReader(document)
     reader.read()
     reader.override(overrides or {})
     reader.judge()
@@ -67,7 +67,7 @@ def load_device(
     return make_device(path.stem, reader.title or path.stem, reader.values, reader.efficiencies, reader.sources)
 
 
-class _Reader:
+class _DeviceReader:
     """Values of a file by figure, and what is wrong with it."""
 
     def __init__(self, document: Document):
@@ -124,7 +124,7 @@ class _Reader:
         if usable > whole > 0:
             self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(whole)} of the device")
 
-    def _read_entry(self, entry: Entry) -> None:
+    def _read_entry(self, entry: MappingEntry) -> None:
         key = entry.key
         if key == "title" and isinstance(entry.value.value, str):
             self.title = entry.value.value
@@ -137,7 +137,7 @@ class _Reader:
             closest = ", ".join(closest_names(key_text(key), known, limit=3))
             self._complain(entry, f"{key_text(key)}: no such key, or no such unit; closest: {closest}")
 
-    def _read_figure(self, key: str, node: Node) -> None:
+    def _read_figure(self, key: str, node: DocumentNode) -> None:
         figure = self._figure_of[key]
         if figure.name in self.sources:
             self._complain(node, f"{key}: {figure.name} is given twice")
@@ -154,7 +154,7 @@ class _Reader:
         except ValueError as error:
             self._complain(value, f"{key}: {show(value)}: {error}")
 
-    def _read_efficiency(self, key: str, node: Node) -> None:
+    def _read_efficiency(self, key: str, node: DocumentNode) -> None:
         value = self._value_and_source(key, key, node)
         if value is None:
             return
@@ -172,7 +172,7 @@ class _Reader:
             )
         self.efficiencies[key] = tuple(steps)
 
-    def _value_and_source(self, key: str, name: str, node: Node) -> Node | None:
+    def _value_and_source(self, key: str, name: str, node: DocumentNode) -> DocumentNode | None:
         """The value of `{value: ..., source: ...}`; a complaint if it is no such pair."""
         value, source = node.get("value"), node.get("source")
         self.sources[name] = ""
@@ -183,5 +183,5 @@ class _Reader:
         self.sources[name] = source.value
         return value
 
-    def _complain(self, where: Node | Entry, text: str) -> None:
+    def _complain(self, where: DocumentNode | MappingEntry, text: str) -> None:
         self.wrong.append(f"{where.location}: {text}")

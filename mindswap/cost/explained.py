@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindswap.cost.hardware import Device
 from mindswap.cost.kernel_samples import Sample, can_measure, key_of
 from mindswap.cost.measured import MeasuredKey, Measurement
-from mindswap.cost.profile import Kernel
+from mindswap.cost.profile import ProfiledKernel
 from mindswap.cost.roofline import operator_ns
 
 __all__ = ["WITHOUT_FIGURES", "ClassTime", "Explained", "OperatorTime", "explain"]
@@ -78,7 +78,7 @@ class Explained:
         return self.error_ns * 1000 > ABSURD_PERMILLE * self.known_ns
 
 
-def explain(kernels: Sequence[Kernel], samples: Sequence[Sample], device: Device) -> Explained:
+def explain(kernels: Sequence[ProfiledKernel], samples: Sequence[Sample], device: Device) -> Explained:
     """Compare each operator with what the device's figures say.
 
     Args:
@@ -107,7 +107,7 @@ def explain(kernels: Sequence[Kernel], samples: Sequence[Sample], device: Device
     )
 
 
-def _others(kernels: Iterable[Kernel], known: Container[MeasuredKey]) -> tuple[tuple[str, int], ...]:
+def _others(kernels: Iterable[ProfiledKernel], known: Container[MeasuredKey]) -> tuple[tuple[str, int], ...]:
     times: dict[str, int] = {}
     for kernel in kernels:
         if not can_measure(kernel) or key_of(kernel) not in known:

@@ -6,10 +6,10 @@ from enum import Enum
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
-__all__ = ["FIGURES", "OPTIONS", "UNITS_OF", "Figure", "Kind", "parse_option", "unit_keys"]
+__all__ = ["FIGURES", "OPTIONS", "UNITS_OF", "Figure", "FigureKind", "parse_option", "unit_keys"]
 
 
-class Kind(Enum):
+class FigureKind(Enum):
     """What a figure measures."""
 
     SIZE = "size"
@@ -22,14 +22,14 @@ class Kind(Enum):
 
 
 # Units of each kind, none for bare numbers, and what somebody may write.
-UNITS_OF: dict[Kind, tuple[dict[str, int], str]] = {
-    Kind.SIZE: (SIZE_UNITS, "54GiB"),
-    Kind.BANDWIDTH: (BANDWIDTH_UNITS, "20GB/s"),
-    Kind.TIME: (TIME_UNITS, "20us"),
-    Kind.FLOPS: (FLOPS_UNITS, "313TFLOPS"),
-    Kind.RATE: (RATE_UNITS, "180Gelements/s"),
-    Kind.FRACTION: ({}, "0.7"),
-    Kind.COUNT: ({}, "8"),
+UNITS_OF: dict[FigureKind, tuple[dict[str, int], str]] = {
+    FigureKind.SIZE: (SIZE_UNITS, "54GiB"),
+    FigureKind.BANDWIDTH: (BANDWIDTH_UNITS, "20GB/s"),
+    FigureKind.TIME: (TIME_UNITS, "20us"),
+    FigureKind.FLOPS: (FLOPS_UNITS, "313TFLOPS"),
+    FigureKind.RATE: (RATE_UNITS, "180Gelements/s"),
+    FigureKind.FRACTION: ({}, "0.7"),
+    FigureKind.COUNT: ({}, "8"),
 }
 
 
@@ -46,7 +46,7 @@ class Figure:
     """
 
     name: str
-    kind: Kind
+    kind: FigureKind
     meaning: str
     may_be_zero: bool = False
     default: int | None = None
@@ -55,50 +55,59 @@ class Figure:
 FIGURES = {
     figure.name: figure
     for figure in (
-        Figure("matrix_float16", Kind.FLOPS, "peak of the matrix units"),
-        Figure("matrix_bfloat16", Kind.FLOPS, "peak of the matrix units"),
-        Figure("matrix_float32", Kind.FLOPS, "peak of the matrix units"),
-        Figure("vector_float16", Kind.FLOPS, "peak of the vector units"),
-        Figure("vector_bfloat16", Kind.FLOPS, "peak of the vector units"),
-        Figure("vector_float32", Kind.FLOPS, "peak of the vector units"),
-        Figure("compute_fraction", Kind.FRACTION, "share of the peak that matrix products reach"),
-        Figure("weight_gradient_fraction", Kind.FRACTION, "the same of products with a transposed first operand"),
-        Figure("num_matrix_cores", Kind.COUNT, "cores that share the output tiles of a product; 0 for any share", True),
-        Figure("attention_fraction", Kind.FRACTION, "share of the peak that flash attention reaches"),
-        Figure("attention_grad_fraction", Kind.FRACTION, "the same of its backward kernel"),
-        Figure("memory_bandwidth", Kind.BANDWIDTH, "device memory"),
-        Figure("memory_bandwidth_fraction", Kind.FRACTION, "share of the memory bandwidth that kernels reach"),
-        Figure("cache_size", Kind.SIZE, "cache that all cores share; 0 for none", True),
-        Figure("cache_bandwidth", Kind.BANDWIDTH, "what kernels reach that move no more than the cache holds", True),
-        Figure("norm_rate", Kind.RATE, "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only", True),
-        Figure("norm_grad_rate", Kind.RATE, "their backward kernels", True),
-        Figure("softmax_rate", Kind.RATE, "softmax, forward and backward", True),
-        Figure("activation_rate", Kind.RATE, "SiLU and GeLU", True),
-        Figure("activation_grad_rate", Kind.RATE, "their backward kernels", True),
-        Figure("matrix_op_latency", Kind.TIME, "fixed cost of a matrix operator", True),
-        Figure("vector_op_latency", Kind.TIME, "fixed cost of any other operator", True),
-        Figure("communication_op_latency", Kind.TIME, "fixed cost of a collective", True),
-        Figure("device_memory", Kind.SIZE, "memory of the card"),
-        Figure("usable_memory", Kind.SIZE, "what MindSpore can take of it"),
-        Figure("margin", Kind.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50),
-        Figure("hccl_buffer", Kind.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True),
-        Figure("kernel_workspace", Kind.SIZE, "what a kernel of the matrix units takes beside its tensors", True),
-        Figure("pool_alignment", Kind.SIZE, "the memory of a tensor is a multiple of it"),
-        Figure("d2h", Kind.BANDWIDTH, "copies from device to host, one card"),
-        Figure("d2h_latency", Kind.TIME, "fixed part of a copy to the host", True),
-        Figure("h2d", Kind.BANDWIDTH, "copies from host to device, one card"),
-        Figure("h2d_latency", Kind.TIME, "fixed part of a copy from the host", True),
-        Figure("contended_fraction", Kind.FRACTION, "rate of a copy while the other direction copies too"),
-        Figure("num_cards_per_node", Kind.COUNT, "cards that share host memory"),
-        Figure("host_memory", Kind.SIZE, "memory of a node"),
-        Figure("host_bandwidth", Kind.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True),
-        Figure("intranode_bandwidth", Kind.BANDWIDTH, "one card to the others of its node"),
-        Figure("intranode_latency", Kind.TIME, "one step of a collective within a node", True),
-        Figure("num_mesh_cards", Kind.COUNT, "cards with a link between each two; 0 for a switch", True),
-        Figure("internode_bandwidth", Kind.BANDWIDTH, "one card to other nodes"),
-        Figure("internode_latency", Kind.TIME, "one step of a collective between nodes", True),
-        Figure("collective_fraction", Kind.FRACTION, "share of intranode_bandwidth that collectives reach"),
-        Figure("internode_fraction", Kind.FRACTION, "share of internode_bandwidth that collectives reach"),
+        Figure("matrix_float16", FigureKind.FLOPS, "peak of the matrix units"),
+        Figure("matrix_bfloat16", FigureKind.FLOPS, "peak of the matrix units"),
+        Figure("matrix_float32", FigureKind.FLOPS, "peak of the matrix units"),
+        Figure("vector_float16", FigureKind.FLOPS, "peak of the vector units"),
+        Figure("vector_bfloat16", FigureKind.FLOPS, "peak of the vector units"),
+        Figure("vector_float32", FigureKind.FLOPS, "peak of the vector units"),
+        Figure("compute_fraction", FigureKind.FRACTION, "share of the peak that matrix products reach"),
+        Figure("weight_gradient_fraction", FigureKind.FRACTION, "the same of products with a transposed first operand"),
+        Figure(
+            "num_matrix_cores",
+            FigureKind.COUNT,
+            "cores that share the output tiles of a product; 0 for any share",
+            True,
+        ),
+        Figure("attention_fraction", FigureKind.FRACTION, "share of the peak that flash attention reaches"),
+        Figure("attention_grad_fraction", FigureKind.FRACTION, "the same of its backward kernel"),
+        Figure("memory_bandwidth", FigureKind.BANDWIDTH, "device memory"),
+        Figure("memory_bandwidth_fraction", FigureKind.FRACTION, "share of the memory bandwidth that kernels reach"),
+        Figure("cache_size", FigureKind.SIZE, "cache that all cores share; 0 for none", True),
+        Figure(
+            "cache_bandwidth", FigureKind.BANDWIDTH, "what kernels reach that move no more than the cache holds", True
+        ),
+        Figure("norm_rate", FigureKind.RATE, "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only", True),
+        Figure("norm_grad_rate", FigureKind.RATE, "their backward kernels", True),
+        Figure("softmax_rate", FigureKind.RATE, "softmax, forward and backward", True),
+        Figure("activation_rate", FigureKind.RATE, "SiLU and GeLU", True),
+        Figure("activation_grad_rate", FigureKind.RATE, "their backward kernels", True),
+        Figure("matrix_op_latency", FigureKind.TIME, "fixed cost of a matrix operator", True),
+        Figure("vector_op_latency", FigureKind.TIME, "fixed cost of any other operator", True),
+        Figure("communication_op_latency", FigureKind.TIME, "fixed cost of a collective", True),
+        Figure("device_memory", FigureKind.SIZE, "memory of the card"),
+        Figure("usable_memory", FigureKind.SIZE, "what MindSpore can take of it"),
+        Figure("margin", FigureKind.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50),
+        Figure("hccl_buffer", FigureKind.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True),
+        Figure("kernel_workspace", FigureKind.SIZE, "what a kernel of the matrix units takes beside its tensors", True),
+        Figure("pool_alignment", FigureKind.SIZE, "the memory of a tensor is a multiple of it"),
+        Figure("d2h", FigureKind.BANDWIDTH, "copies from device to host, one card"),
+        Figure("d2h_latency", FigureKind.TIME, "fixed part of a copy to the host", True),
+        Figure("h2d", FigureKind.BANDWIDTH, "copies from host to device, one card"),
+        Figure("h2d_latency", FigureKind.TIME, "fixed part of a copy from the host", True),
+        Figure("contended_fraction", FigureKind.FRACTION, "rate of a copy while the other direction copies too"),
+        Figure("num_cards_per_node", FigureKind.COUNT, "cards that share host memory"),
+        Figure("host_memory", FigureKind.SIZE, "memory of a node"),
+        Figure(
+            "host_bandwidth", FigureKind.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True
+        ),
+        Figure("intranode_bandwidth", FigureKind.BANDWIDTH, "one card to the others of its node"),
+        Figure("intranode_latency", FigureKind.TIME, "one step of a collective within a node", True),
+        Figure("num_mesh_cards", FigureKind.COUNT, "cards with a link between each two; 0 for a switch", True),
+        Figure("internode_bandwidth", FigureKind.BANDWIDTH, "one card to other nodes"),
+        Figure("internode_latency", FigureKind.TIME, "one step of a collective between nodes", True),
+        Figure("collective_fraction", FigureKind.FRACTION, "share of intranode_bandwidth that collectives reach"),
+        Figure("internode_fraction", FigureKind.FRACTION, "share of internode_bandwidth that collectives reach"),
     )
 }
 # Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
@@ -109,7 +118,7 @@ def unit_keys(figure: Figure) -> dict[str, int]:
     """Keys that a device file may use for a figure -> the size of their unit: `d2h_gb_per_s`, ..."""
     units, _ = UNITS_OF[figure.kind]
     if not units:
-        return {figure.name: 1000 if figure.kind is Kind.FRACTION else 1}
+        return {figure.name: 1000 if figure.kind is FigureKind.FRACTION else 1}
     return {f"{figure.name}_{unit.lower().replace('/', '_per_')}": size for unit, size in units.items()}
 
 
@@ -136,8 +145,8 @@ def to_integer(figure: Figure, number: Decimal, unit: int) -> int:
     Raises:
         ValueError: if it is not finite, or a count that is not whole.
     """
-    if not number.is_finite() or (figure.kind is Kind.COUNT and number != int(number)):
-        raise ValueError(f"{number} is no {'whole number' if figure.kind is Kind.COUNT else 'number'}")
+    if not number.is_finite() or (figure.kind is FigureKind.COUNT and number != int(number)):
+        raise ValueError(f"{number} is no {'whole number' if figure.kind is FigureKind.COUNT else 'number'}")
     return int(number * unit)
 
 
@@ -149,6 +158,6 @@ def checked(figure: Figure, value: int) -> int:
     """
     if value < 0 or (value == 0 and not figure.may_be_zero):
         raise ValueError("must be more than 0" if not figure.may_be_zero else "must not be negative")
-    if figure.kind is Kind.FRACTION and value > 1000:
+    if figure.kind is FigureKind.FRACTION and value > 1000:
         raise ValueError("must be at most 1")
     return value

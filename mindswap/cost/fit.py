@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mindswap.cost.profile import Copy, Transfer
+from mindswap.cost.profile import ProfiledCopy, Transfer
 from mindswap.units import NS_PER_S
 
 __all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention", "fit_link", "fit_share"]
@@ -44,7 +44,7 @@ class LinkFit:
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
-def fit_link(copies: Sequence[Copy], is_out: bool) -> LinkFit | None:
+def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     """Least squares over the copies of one direction that ran while none ran the other way.
 
     Copies of one size count with their middle time, as often as there are: one that was held up moves nothing. With
@@ -81,7 +81,7 @@ def fit_link(copies: Sequence[Copy], is_out: bool) -> LinkFit | None:
     return replace(fit, middle_error_permille=int(statistics.median(errors)), largest_error_permille=max(errors))
 
 
-def _middles(copies: Iterable[Copy]) -> list[tuple[int, float, int]]:
+def _middles(copies: Iterable[ProfiledCopy]) -> list[tuple[int, float, int]]:
     """(size, middle time, how many) for each size."""
     times: dict[int, list[int]] = {}
     for copy in copies:
@@ -140,7 +140,7 @@ def fit_share(
     return ShareFit(max(1, permille), sum(n for n, _, _ in moved), int(statistics.median(errors)))
 
 
-def fit_contention(copies: Sequence[Copy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
+def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
     """How fast copies are while the other direction copies too.
 
     Args:
@@ -159,7 +159,7 @@ def fit_contention(copies: Sequence[Copy], out: LinkFit | None, back: LinkFit | 
     return (max(1, int(statistics.median(rates))), len(rates)) if len(rates) >= MIN_COPIES else None
 
 
-def _overlaps(copies: Sequence[Copy]) -> list[int]:
+def _overlaps(copies: Sequence[ProfiledCopy]) -> list[int]:
     """For each copy, ns during which copies of the other direction ran on the same rank."""
     spans: dict[tuple[int, bool], list[tuple[int, int]]] = {}
     for copy in copies:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindswap.cost.figures import FIGURES, Kind
+from mindswap.cost.figures import FIGURES, FigureKind
 from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_samples import Sample
 from mindswap.cost.roofline import operator_ns
@@ -105,7 +105,7 @@ def _fit(name: str, before: int, samples: Sequence[tuple[Sample, int]], device: 
     time, net = _middle(times)
     fitted = max(1, reference * time // net)
     errors = [abs(reference * time // fitted - net) * 1000 // net for _, time, net in times]
-    is_fraction = FIGURES[name].kind is Kind.FRACTION
+    is_fraction = FIGURES[name].kind is FigureKind.FRACTION
     objection = ""
     if count < MIN_KERNELS:
         objection = f"too few kernels ({count}); {MIN_KERNELS} are needed"
@@ -133,15 +133,15 @@ def _middle(times: Sequence[tuple[int, int, int]]) -> tuple[int, int]:
 
 def _ideal(name: str) -> int:
     """A value with which the figure decides nothing."""
-    return {Kind.FRACTION: IDEAL_PERMILLE, Kind.BANDWIDTH: 10**18}.get(FIGURES[name].kind, 0)
+    return {FigureKind.FRACTION: IDEAL_PERMILLE, FigureKind.BANDWIDTH: 10**18}.get(FIGURES[name].kind, 0)
 
 
 def _reference(name: str, device: Device) -> int:
     """A value with which the figure decides the times of its kernels."""
     kind = FIGURES[name].kind
-    if kind is Kind.FRACTION:
+    if kind is FigureKind.FRACTION:
         return IDEAL_PERMILLE
-    return device.memory_bandwidth_bytes_per_s if kind is Kind.BANDWIDTH else LOW_RATE
+    return device.memory_bandwidth_bytes_per_s if kind is FigureKind.BANDWIDTH else LOW_RATE
 
 
 def _latency_ns(sample: Sample, device: Device) -> int:

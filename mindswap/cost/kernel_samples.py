@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.cost.measured import MeasuredKey, Measurement, measured_key
-from mindswap.cost.profile import Engine, Kernel
+from mindswap.cost.profile import Engine, ProfiledKernel
 from mindswap.graph.model import Node, TensorType
-from mindswap.graph.ops import COUNTED_OPS, OpClass, Unit, classify, is_kernel
+from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
 __all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
@@ -39,10 +39,10 @@ class Sample:
     @property
     def is_matrix(self) -> bool:
         """Whether the matrix units run it."""
-        return self.kind.unit is Unit.MATRIX
+        return self.kind.unit is ComputeUnit.MATRIX
 
 
-def can_measure(kernel: Kernel) -> bool:
+def can_measure(kernel: ProfiledKernel) -> bool:
     """Whether it ran on the units that its operator belongs to, and its tensors are known and laid out plainly.
 
     A matrix product on the vector units, or the other way round, is another kernel with the same name.
@@ -52,17 +52,17 @@ def can_measure(kernel: Kernel) -> bool:
     return kernel.engine in (Engine.CORE, Engine.MATRIX if is_matrix_kernel(kernel) else Engine.VECTOR)
 
 
-def is_matrix_kernel(kernel: Kernel) -> bool:
+def is_matrix_kernel(kernel: ProfiledKernel) -> bool:
     """Whether its operator belongs on the matrix units."""
-    return classify(key_of(kernel).op).unit is Unit.MATRIX
+    return classify(key_of(kernel).op).unit is ComputeUnit.MATRIX
 
 
-def key_of(kernel: Kernel) -> MeasuredKey:
+def key_of(kernel: ProfiledKernel) -> MeasuredKey:
     """Under which operator it is known."""
     return measured_key(kernel.type, kernel.inputs or (), kernel.outputs or ())
 
 
-def measure(kernels: Iterable[Kernel]) -> tuple[Measurement, ...]:
+def measure(kernels: Iterable[ProfiledKernel]) -> tuple[Measurement, ...]:
     """The middle duration of each operator with the same types, the largest sum first."""
     durations: dict[MeasuredKey, list[int]] = {}
     for kernel in kernels:

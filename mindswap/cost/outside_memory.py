@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from mindswap.config.step import StepSettings
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
-from mindswap.graph.ops import Unit, classify
+from mindswap.graph.ops import ComputeUnit, classify
 
 __all__ = ["communication_bytes", "list_communicators", "workspace_bytes"]
 
@@ -23,7 +23,9 @@ def workspace_bytes(nodes: Iterable[Node], device: Device) -> int:
         products (`kernel_workspace` of the device). FlashAttentionScoreGrad also sums up the gradients of query, key
         and value in float32 (`dqWorkspaceLen`, `dkWorkspaceLen`, `dvWorkspaceLen` in its opInfo).
     """
-    return max((_workspace_of(node, device) for node in nodes if classify(node.op).unit is Unit.MATRIX), default=0)
+    return max(
+        (_workspace_of(node, device) for node in nodes if classify(node.op).unit is ComputeUnit.MATRIX), default=0
+    )
 
 
 def _workspace_of(node: Node, device: Device) -> int:

@@ -5,7 +5,7 @@ from enum import Enum
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["ENGINES", "Copy", "Engine", "Kernel", "Profile", "Share", "Transfer"]
+__all__ = ["ENGINES", "ProfiledCopy", "Engine", "ProfiledKernel", "Profile", "Share", "Transfer"]
 
 
 class Engine(Enum):
@@ -29,7 +29,7 @@ ENGINES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Kernel:
+class ProfiledKernel:
     """One run of a kernel.
 
     Attributes:
@@ -58,7 +58,7 @@ class Kernel:
 
 
 @dataclass(frozen=True, slots=True)
-class Copy:
+class ProfiledCopy:
     """One copy between device and host; `rank` tells apart clocks of different ranks."""
 
     start_ns: int
@@ -119,8 +119,8 @@ class Profile:
     """
 
     folder: str
-    kernels: tuple[Kernel, ...]
-    copies: tuple[Copy, ...]
+    kernels: tuple[ProfiledKernel, ...]
+    copies: tuple[ProfiledCopy, ...]
     steps: tuple[Share, ...]
     peak_memory_bytes: int | None
     notes: tuple[str, ...]

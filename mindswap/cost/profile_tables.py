@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TextIO
 
 from mindswap.cost.measured import BYTES_PER_ELEMENT
-from mindswap.cost.profile import Kernel, Share
+from mindswap.cost.profile import ProfiledKernel, Share
 from mindswap.errors import CostError
 from mindswap.graph.model import TensorType
 
@@ -84,7 +84,7 @@ def recognise_table(path: Path) -> Table | None:
     return next((table for table, columns in SIGNS if columns <= header), None)
 
 
-def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Kernel]:
+def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
     """Every row of a table of kernels.
 
     Args:
@@ -112,7 +112,7 @@ def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[Kerne
         core = row.get(core_column, "") or "AI_CORE"
         blocks = next((row[column] for column in BLOCK_COLUMNS if column in row), "")
         num_blocks = int(blocks) if blocks.isascii() and blocks.isdecimal() and len(blocks) < MAX_DIGITS else 0
-        yield Kernel(row[type_column], duration, inputs, outputs, core, is_plain, num_blocks)
+        yield ProfiledKernel(row[type_column], duration, inputs, outputs, core, is_plain, num_blocks)
 
 
 def read_steps(path: Path) -> Iterator[Share]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from mindswap.cost.profile import Copy
+from mindswap.cost.profile import ProfiledCopy
 from mindswap.cost.profile_tables import CHUNK_CHARS, Progress, number, to_ns
 from mindswap.errors import CostError
 
@@ -26,7 +26,7 @@ MAX_EVENT_CHARS = 2**24
 EVENTS_KEY = "traceEvents"
 
 
-def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> tuple[list[Copy], int]:
+def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> tuple[list[ProfiledCopy], int]:
     """Copies over the link to the host, and how many had no size.
 
     Memory: that of the copies and one event.
@@ -34,7 +34,7 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
     Raises:
         CostError: with the place where the file is no trace.
     """
-    copies: list[Copy] = []
+    copies: list[ProfiledCopy] = []
     num_unsized = 0
     for index, event in enumerate(read_events(path, progress)):
         if not isinstance(event, dict):
@@ -53,7 +53,7 @@ def read_copies(path: Path, rank: int = 0, progress: Progress | None = None) -> 
         size_bytes = int(number(where, str(size)))
         if is_out is not None and size_bytes:
             start, duration = (to_ns(where, str(event.get(key, ""))) for key in ("ts", "dur"))
-            copies.append(Copy(start, duration, size_bytes, is_out, rank))
+            copies.append(ProfiledCopy(start, duration, size_bytes, is_out, rank))
     return copies, num_unsized
 
 

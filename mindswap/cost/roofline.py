@@ -16,7 +16,7 @@ import math
 
 from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
-from mindswap.graph.ops import OpClass, Unit, classify, line_of
+from mindswap.graph.ops import ComputeUnit, OpClass, classify, line_of
 from mindswap.graph.work import Work
 from mindswap.units import NS_PER_S, ceil_div
 
@@ -44,7 +44,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
         raise ValueError(f"{node.op} is communication: its time is not that of an operator")
     # What is no float (masks, indices) is worked on at the rate of float32.
     dtype = work.inputs[0].dtype if work.inputs else node.outputs[0].dtype if node.outputs else ""
-    if kind.unit is Unit.MATRIX:
+    if kind.unit is ComputeUnit.MATRIX:
         peak = device.peak_flops.get(dtype, device.peak_flops["float32"])
         if kind is OpClass.MATMUL:
             compute = _product_ns(node, work, peak, device)

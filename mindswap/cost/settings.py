@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import OPTIONS, parse_option
-from mindswap.document.nodes import Document, Entry, Node, key_text, show
+from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
 from mindswap.policy.words import closest_names
@@ -76,7 +76,7 @@ def read_cost_settings(document: Document) -> CostSettings:
     return CostSettings(device, "calibration" in files, overrides, tuple(problems))
 
 
-def _read_device(node: Node) -> str | None:
+def _read_device(node: DocumentNode) -> str | None:
     """A known name as it is, a file as a path from here; None for anything else."""
     if not isinstance(node.value, str) or not node.value.strip():
         return None
@@ -87,13 +87,13 @@ def _read_device(node: Node) -> str | None:
     return str(Path(node.location.file).parent / node.value) if node.location.line else node.value
 
 
-def _misfit(node: Node, path: str, allowed: str) -> Problem:
+def _misfit(node: DocumentNode, path: str, allowed: str) -> Problem:
     is_bare = isinstance(node.value, (int, float)) and not isinstance(node.value, bool) and "unit" in allowed
     what = "has no unit" if is_bare else "cannot be used here"
     return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} {what}", allowed)
 
 
-def _unknown_key(entry: Entry, path: str) -> Problem:
+def _unknown_key(entry: MappingEntry, path: str) -> Problem:
     closest = closest_names(key_text(entry.key), MINDSWAP_KEYS, max_distance=4)
     fix = f"write '{closest[0]}'" if closest else "delete it"
     return Problem(entry.location, "unknown-key", Level.ERROR, f"{path}: no such key", ", ".join(MINDSWAP_KEYS), fix)

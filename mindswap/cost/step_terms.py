@@ -31,7 +31,7 @@ UNFUSED_OPTIMIZERS = ("AdamW", "PmaAdamW")
 
 
 @dataclass(frozen=True)
-class Kernel:
+class UpdateKernel:
     """What a kernel reads and writes for each number of a weight, one letter for each tensor.
 
     W has the type of the weight, G that of the gradient, F is float32. These are in memory and have been there for
@@ -52,7 +52,7 @@ def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, devic
     """
     num_sums = settings.num_turns - (0 if settings.is_accumulating else 1)
     num_shards = _num_sum_shards(settings) if settings.is_accumulating else 1
-    return num_sums * _kernels_ns((Kernel("WW", "W"),), parameters, num_shards, device) if num_sums else 0
+    return num_sums * _kernels_ns((UpdateKernel("WW", "W"),), parameters, num_shards, device) if num_sums else 0
 
 
 def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
@@ -62,14 +62,19 @@ def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: De
     tensor_shard_grad_scale_pipeline for several.
     """
     if not settings.is_accumulating:
-        kernels: tuple[Kernel, ...] = (Kernel("W", "f", is_cast=True), Kernel("f", "F"))
+        kernels: tuple[UpdateKernel, ...] = (UpdateKernel("W", "f", is_cast=True), UpdateKernel("f", "F"))
         if settings.is_fused:
-            kernels = (Kernel("W", "F"),)
+            kernels = (UpdateKernel("W", "F"),)
         return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device)
-    scale: tuple[Kernel, ...] = (Kernel("W", "w"), Kernel("w", "W"))
-    clear: tuple[Kernel, ...] = (Kernel("W", "b"), Kernel("b", "w"), Kernel("w", "w"), Kernel("w", "W"))
+    scale: tuple[UpdateKernel, ...] = (UpdateKernel("W", "w"), UpdateKernel("w", "W"))
+    clear: tuple[UpdateKernel, ...] = (
+        UpdateKernel("W", "b"),
+        UpdateKernel("b", "w"),
+        UpdateKernel("w", "w"),
+        UpdateKernel("w", "W"),
+    )
     if settings.is_fused:
-        scale = clear = (Kernel("W", "W"),)
+        scale = clear = (UpdateKernel("W", "W"),)
     scale_ns = _kernels_ns(scale, parameters, settings.num_optimizer_shards, device)
     return scale_ns + _kernels_ns(clear, parameters, _num_sum_shards(settings), device)
 
@@ -79,15 +84,15 @@ def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Dev
 
     Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
     """
-    kernels: tuple[Kernel, ...] = (
-        Kernel("G", "g"),
-        Kernel("g", ""),
-        Kernel("G", "f", is_cast=True),
-        Kernel("f", "f"),
-        Kernel("f", "G", is_cast=True),
+    kernels: tuple[UpdateKernel, ...] = (
+        UpdateKernel("G", "g"),
+        UpdateKernel("g", ""),
+        UpdateKernel("G", "f", is_cast=True),
+        UpdateKernel("f", "f"),
+        UpdateKernel("f", "G", is_cast=True),
     )
     if settings.is_fused:
-        kernels = (Kernel("G", ""), Kernel("G", "G"))
+        kernels = (UpdateKernel("G", ""), UpdateKernel("G", "G"))
     return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
 
@@ -97,34 +102,36 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
     Source: mindspore/nn/wrap/loss_scale.py, get_overflow_status: AllFinite on Atlas A2; both wrapper cells of
     MindFormers call it in every step.
     """
-    return _kernels_ns((Kernel("G", ""),), parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
+    return _kernels_ns(
+        (UpdateKernel("G", ""),), parameters, settings.num_optimizer_shards, device, settings.is_accumulating
+    )
 
 
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
     """Time of the optimizer, in ns."""
     optimizer = find_optimizer(settings.optimizer)
     states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
-    kernels: tuple[Kernel, ...] = (Kernel("WG" + states, "W" + states),)
+    kernels: tuple[UpdateKernel, ...] = (UpdateKernel("WG" + states, "W" + states),)
     if settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused:
         kernels = (
-            Kernel("W", "f", is_cast=True),
-            Kernel("f", "f"),  # weight decay
-            Kernel("G", "f", is_cast=True),
-            Kernel("F", "f"),  # first moment
-            Kernel("G", "f"),
-            Kernel("ff", "f"),
-            Kernel("f", "F"),
-            Kernel("F", "f"),  # second moment
-            Kernel("fff", "f"),
-            Kernel("f", "F"),
-            Kernel("f", "f"),  # corrected, its root, eps
-            Kernel("f", "f"),
-            Kernel("f", "f"),
-            Kernel("ff", "f"),  # the step
-            Kernel("f", "f"),
-            Kernel("ff", "f"),
-            Kernel("f", "w", is_cast=True),
-            Kernel("w", "W"),
+            UpdateKernel("W", "f", is_cast=True),
+            UpdateKernel("f", "f"),  # weight decay
+            UpdateKernel("G", "f", is_cast=True),
+            UpdateKernel("F", "f"),  # first moment
+            UpdateKernel("G", "f"),
+            UpdateKernel("ff", "f"),
+            UpdateKernel("f", "F"),
+            UpdateKernel("F", "f"),  # second moment
+            UpdateKernel("fff", "f"),
+            UpdateKernel("f", "F"),
+            UpdateKernel("f", "f"),  # corrected, its root, eps
+            UpdateKernel("f", "f"),
+            UpdateKernel("f", "f"),
+            UpdateKernel("ff", "f"),  # the step
+            UpdateKernel("f", "f"),
+            UpdateKernel("ff", "f"),
+            UpdateKernel("f", "w", is_cast=True),
+            UpdateKernel("w", "W"),
         )
     return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
 
@@ -166,7 +173,7 @@ def _num_sum_shards(settings: StepSettings) -> int:
 
 
 def _kernels_ns(
-    kernels: Sequence[Kernel],
+    kernels: Sequence[UpdateKernel],
     parameters: Iterable[Parameter],
     num_shards: int,
     device: Device,

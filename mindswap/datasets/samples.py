@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from mindswap.datasets.text_files import TextSource, read_blocks
 from mindswap.datasets.tokenizing import Tokenizer
 
-__all__ = ["LEGACY_COLUMNS", "NEWER_COLUMNS", "Counts", "four_columns", "read_samples"]
+__all__ = ["LEGACY_COLUMNS", "NEWER_COLUMNS", "SampleCounts", "four_columns", "read_samples"]
 
 # What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
 LEGACY_COLUMNS = ("input_ids",)
@@ -15,7 +15,7 @@ NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 
 
 @dataclass
-class Counts:
+class SampleCounts:
     """What `read_samples` has read so far.
 
     Attributes:
@@ -35,7 +35,7 @@ def read_samples(
     sources: Iterable[TextSource],
     tokenizer: Tokenizer,
     sample_length: int,
-    counts: Counts,
+    counts: SampleCounts,
     on_bytes: Callable[[int], object] = lambda num_bytes: None,
 ) -> Iterator["array[int]"]:
     """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.

@@ -1,7 +1,7 @@
 """All findings of all checks."""
 
 from mindswap.doctor.machine import find_in_job, find_in_machine
-from mindswap.doctor.model import Facts, Finding
+from mindswap.doctor.model import Diagnosis, MachineFacts
 from mindswap.doctor.software import find_in_environment, find_in_software
 from mindswap.document.problem import Level
 
@@ -10,7 +10,7 @@ __all__ = ["examine"]
 _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 
 
-def examine(facts: Facts) -> tuple[Finding, ...]:
+def examine(facts: MachineFacts) -> tuple[Diagnosis, ...]:
     """What is not as it should be, errors first."""
     found = [finding for check in _CHECKS for finding in check(facts)]
     return tuple(sorted(found, key=lambda finding: finding.severity is not Level.ERROR))

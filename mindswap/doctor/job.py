@@ -5,7 +5,7 @@ from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.doctor.model import Job
+from mindswap.doctor.model import CheckedJob
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
@@ -17,15 +17,15 @@ DEFAULT_NUM_WORKERS = 8
 _CHECKPOINTS = (".ckpt", ".safetensors")
 
 
-def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> Job:
+def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -> CheckedJob:
     """What is known of a training before it runs; a machine without cards is taken to have as many as usual."""
     if find_form(document) is Form.PYNATIVE:
-        return Job(document.file, is_pynative=True)
+        return CheckedJob(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})
     step = read_step_settings(document)
     node = document.get("load_checkpoint")
     checkpoint = node.value if node is not None and isinstance(node.value, str) else ""
-    return Job(
+    return CheckedJob(
         document.file,
         num_errors=len(checked.errors),
         swaps=checked.is_swap_enabled,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.doctor.model import Facts, Finding, error, warning
+from mindswap.doctor.model import Diagnosis, MachineFacts, error, warning
 from mindswap.units import format_bytes
 
 __all__ = ["find_in_job", "find_in_machine"]
@@ -17,7 +17,7 @@ HCCL_BASE_PORT, NUM_HCCL_PORTS = 60000, 16
 DEFAULT_MASTER_PORT = 8118
 
 
-def find_in_machine(facts: Facts) -> Iterator[Finding]:
+def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
     """What this machine allows and has."""
     machine, job = facts.machine, facts.job
     needed = max(MIN_MEMLOCK_BYTES, job.swapped_bytes if job else 0)
@@ -67,7 +67,7 @@ def find_in_machine(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _find_ports(facts: Facts) -> Iterator[Finding]:
+def _find_ports(facts: MachineFacts) -> Iterator[Diagnosis]:
     machine = facts.machine
     port = facts.job.master_port if facts.job else DEFAULT_MASTER_PORT
     if port in machine.ports:
@@ -100,7 +100,7 @@ def _find_ports(facts: Facts) -> Iterator[Finding]:
             )
 
 
-def find_in_job(facts: Facts) -> Iterator[Finding]:
+def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
     """What the configuration needs of this machine and of what is installed."""
     job = facts.job
     if job is None:
@@ -129,7 +129,7 @@ def find_in_job(facts: Facts) -> Iterator[Finding]:
     yield from _find_host_memory(facts)
 
 
-def _find_host_memory(facts: Facts) -> Iterator[Finding]:
+def _find_host_memory(facts: MachineFacts) -> Iterator[Diagnosis]:
     job, available = facts.job, facts.machine.host_bytes
     if job is None or available is None:
         return

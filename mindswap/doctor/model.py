@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 
 from mindswap.document.problem import Level
 
-__all__ = ["Facts", "Finding", "Job", "Machine", "Package", "Software", "error", "warning"]
+__all__ = ["MachineFacts", "Diagnosis", "CheckedJob", "Machine", "Package", "Software", "error", "warning"]
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     """One thing that is not as it should be.
 
     Attributes:
@@ -27,14 +27,14 @@ class Finding:
     fix: str
 
 
-def error(check: str, what: str, why: str, fix: str) -> Finding:
+def error(check: str, what: str, why: str, fix: str) -> Diagnosis:
     """What keeps a training from starting, or from swapping."""
-    return Finding(check, Level.ERROR, what, why, fix)
+    return Diagnosis(check, Level.ERROR, what, why, fix)
 
 
-def warning(check: str, what: str, why: str, fix: str) -> Finding:
+def warning(check: str, what: str, why: str, fix: str) -> Diagnosis:
     """What works, or fails only with some models."""
-    return Finding(check, Level.WARNING, what, why, fix)
+    return Diagnosis(check, Level.WARNING, what, why, fix)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Machine:
 
 
 @dataclass(frozen=True)
-class Job:
+class CheckedJob:
     """What depends on a configuration.
 
     Attributes:
@@ -146,7 +146,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Facts:
+class MachineFacts:
     """All that is looked at.
 
     Attributes:
@@ -158,4 +158,4 @@ class Facts:
     software: Software
     machine: Machine
     environ: Mapping[str, str] = field(default_factory=dict)
-    job: Job | None = None
+    job: CheckedJob | None = None

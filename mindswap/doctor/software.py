@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from mindswap.adapters.installed import describe_pair, is_known_pair
-from mindswap.doctor.model import Facts, Finding, error, warning
+from mindswap.doctor.model import Diagnosis, MachineFacts, error, warning
 
 __all__ = ["find_in_environment", "find_in_software"]
 
@@ -15,7 +15,7 @@ _PACKAGES = ("numpy", "scipy", "numba", "PyYAML", "regex", "tqdm")
 _INTERFACE_VARIABLES = ("HCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
-def find_in_software(facts: Facts) -> Iterator[Finding]:
+def find_in_software(facts: MachineFacts) -> Iterator[Diagnosis]:
     """Versions that do not go together, and what is not there."""
     software = facts.software
     mindspore, mindformers = software.version("mindspore"), software.version("mindformers")
@@ -54,7 +54,7 @@ def find_in_software(facts: Facts) -> Iterator[Finding]:
     yield from _find_stale(facts)
 
 
-def _find_cann(facts: Facts) -> Iterator[Finding]:
+def _find_cann(facts: MachineFacts) -> Iterator[Diagnosis]:
     software = facts.software
     if software.cann and software.cann_of_mindspore and _minor(software.cann) not in software.cann_of_mindspore:
         yield error(
@@ -80,7 +80,7 @@ def _find_cann(facts: Facts) -> Iterator[Finding]:
         )
 
 
-def _find_stale(facts: Facts) -> Iterator[Finding]:
+def _find_stale(facts: MachineFacts) -> Iterator[Diagnosis]:
     """The mindswap that workers import is the first on their path: another one than this is a trap."""
     software = facts.software
     copies = software.packages.get("mindswap", ())
@@ -99,7 +99,7 @@ def _minor(version: str) -> str:
     return ".".join(version.split(".")[:2])
 
 
-def find_in_environment(facts: Facts) -> Iterator[Finding]:
+def find_in_environment(facts: MachineFacts) -> Iterator[Diagnosis]:
     """Variables that change what a training does, without a word in its log."""
     environ, machine = facts.environ, facts.machine
     if environ.get("ENABLE_LAZY_INLINE_NO_PIPELINE", "").strip() == "0":

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.doctor.model import Facts, Finding
+from mindswap.doctor.model import Diagnosis, MachineFacts
 from mindswap.document.problem import Level
 from mindswap.report.problems import escape
 from mindswap.units import format_bytes, format_count
@@ -17,7 +17,7 @@ _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"
 
 
-def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
+def format_doctor(facts: MachineFacts, findings: Sequence[Diagnosis]) -> str:
     """Facts in short, then each finding: what, why, fix."""
     software, host_bytes = facts.software, facts.machine.host_bytes
     available = "unknown" if host_bytes is None else format_bytes(host_bytes)
@@ -38,7 +38,7 @@ def format_doctor(facts: Facts, findings: Sequence[Finding]) -> str:
     return "\n".join(map(escape, lines))
 
 
-def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
+def doctor_to_json(facts: MachineFacts, findings: Sequence[Diagnosis]) -> dict[str, Any]:
     """Facts and findings as plain data; sizes in bytes, null where nothing limits or nothing is known."""
     software, machine = facts.software, facts.machine
     return {
@@ -57,7 +57,7 @@ def doctor_to_json(facts: Facts, findings: Sequence[Finding]) -> dict[str, Any]:
     }
 
 
-def _versions(facts: Facts) -> str:
+def _versions(facts: MachineFacts) -> str:
     found = [f"mindswap {facts.software.own_version}"]
     for name in ("mindspore", "mindformers"):
         version = facts.software.version(name)
@@ -65,6 +65,6 @@ def _versions(facts: Facts) -> str:
     return ", ".join(found)
 
 
-def _works(facts: Facts) -> str:
+def _works(facts: MachineFacts) -> str:
     has_both = facts.software.version("mindspore") and facts.software.version("mindformers")
     return f"{_TEXT_COMMANDS}, {_COMPILING_COMMANDS}" if has_both else f"{_TEXT_COMMANDS}; not {_COMPILING_COMMANDS}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import yaml
 
-from mindswap.document.nodes import Document, DuplicateKey, Entry, Node, is_huge, key_text
+from mindswap.document.nodes import Document, DocumentNode, DuplicateKey, MappingEntry, is_huge, key_text
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.spans import Span, span_of
 
@@ -33,9 +33,9 @@ class _Frame:
     is_mapping: bool
     anchor: str | None
     span: Span
-    items: list[Node] = field(default_factory=list)
-    entries: list[Entry] = field(default_factory=list)
-    merged: list[tuple[Location, Node]] = field(default_factory=list)
+    items: list[DocumentNode] = field(default_factory=list)
+    entries: list[MappingEntry] = field(default_factory=list)
+    merged: list[tuple[Location, DocumentNode]] = field(default_factory=list)
     first_places: dict[object, Location] = field(default_factory=dict)
     key: "_Key | None" = None
 
@@ -62,8 +62,8 @@ class Builder:
         self._text = text
         self.is_stopped = False
         self._stack: list[_Frame] = []
-        self._anchors: dict[str | None, tuple[Node | _Frame, Span]] = {}
-        self._root: Node | None = None
+        self._anchors: dict[str | None, tuple[DocumentNode | _Frame, Span]] = {}
+        self._root: DocumentNode | None = None
         self._span: Span | None = None
         self._num_documents = 0
         self._num_merged = 0
@@ -123,9 +123,9 @@ class Builder:
         if frame.span.is_flow and event.end_mark is not None:
             frame.span.end = event.end_mark.index
         if frame.is_mapping:
-            node = Node(frame.location, entries=tuple(frame.entries) + tuple(self._merged_entries(frame)))
+            node = DocumentNode(frame.location, entries=tuple(frame.entries) + tuple(self._merged_entries(frame)))
         else:
-            node = Node(frame.location, items=tuple(frame.items))
+            node = DocumentNode(frame.location, items=tuple(frame.items))
         if self._anchors.get(frame.anchor) == (frame, frame.span):  # the name was not given to something inside
             self._keep(frame.anchor, node, frame.span)
         self._place(node, frame.span, node.location)
@@ -137,7 +137,7 @@ class Builder:
             frame = self._stack[-1] if self._stack else None
             if tag == _TAG + "value" and frame is not None and frame.is_mapping and frame.key is None:
                 tag = _TAG + "str"  # a plain `=`: PyYAML takes it as a key only
-        node, span = Node(location, self._construct(tag, event, location)), span_of(event, self._text)
+        node, span = DocumentNode(location, self._construct(tag, event, location)), span_of(event, self._text)
         self._keep(event.anchor, node, span)
         self._place(node, span, location, is_merge=tag == _TAG + "merge")
 
@@ -164,7 +164,7 @@ class Builder:
     def _add_alias(self, event: yaml.AliasEvent, location: Location) -> None:
         span = span_of(event, self._text)
         target, span.alias_of = self._anchors.get(event.anchor, (None, None))
-        if isinstance(target, Node):
+        if isinstance(target, DocumentNode):
             self._place(target, span, location)
             return
         if target is None:
@@ -172,13 +172,13 @@ class Builder:
         else:
             message, fix = f"the alias *{event.anchor} refers to what it stands in", "write the value out"
         self.report(location, "yaml-alias", message, fix=fix)
-        self._place(Node(location), span, location)
+        self._place(DocumentNode(location), span, location)
 
-    def _keep(self, anchor: str | None, value: Node | _Frame, span: Span) -> None:
+    def _keep(self, anchor: str | None, value: DocumentNode | _Frame, span: Span) -> None:
         if anchor is not None:
             self._anchors[anchor] = (value, span)
 
-    def _place(self, node: Node, span: Span, location: Location, is_merge: bool = False) -> None:
+    def _place(self, node: DocumentNode, span: Span, location: Location, is_merge: bool = False) -> None:
         """Put a finished value where it belongs; `location` is where it (or its alias) stands."""
         if not self._stack:
             self._root, self._span = node, span
@@ -196,9 +196,9 @@ class Builder:
             if key.is_merge:
                 frame.merged.append((location, node))
             elif key.is_usable:
-                frame.entries.append(Entry(key.value, key.location, node))
+                frame.entries.append(MappingEntry(key.value, key.location, node))
 
-    def _make_key(self, frame: _Frame, node: Node, span: Span, location: Location, is_merge: bool) -> _Key:
+    def _make_key(self, frame: _Frame, node: DocumentNode, span: Span, location: Location, is_merge: bool) -> _Key:
         if is_merge:
             return _Key("<<", location, span, is_merge=True)
         if node.items is not None or node.entries is not None:
@@ -209,7 +209,7 @@ class Builder:
             self._duplicates.append(DuplicateKey(_join_path(frame.path, node.value), location, first))
         return _Key(node.value, location, span)
 
-    def _merged_entries(self, frame: _Frame) -> Iterator[Entry]:
+    def _merged_entries(self, frame: _Frame) -> Iterator[MappingEntry]:
         """What `<<` adds: keys of the mapping itself win, then the later `<<`, then the earlier list element."""
         taken = {entry.key for entry in frame.entries}
         for location, node in reversed(frame.merged):

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import replace
 
-from mindswap.document.nodes import Document, Entry, Node
+from mindswap.document.nodes import Document, DocumentNode, MappingEntry
 from mindswap.document.parse import parse_file
 from mindswap.document.problem import Level, Location, Problem
 
@@ -57,14 +57,14 @@ def with_model_of_folder(document: Document) -> Document:
         fix = "name a folder with the config.json of the model (weights are not needed), here or as"
         problem = Problem(location, FOLDER_RULE, Level.WARNING, message, fix=f"{fix} --pretrained_model_dir DIR")
         return replace(document, problems=(*document.problems, problem))
-    model = root.get("model") or Node(location, entries=())
-    own = model.get("model_config") or Node(location, entries=())
+    model = root.get("model") or DocumentNode(location, entries=())
+    own = model.get("model_config") or DocumentNode(location, entries=())
     merged = {entry.key: entry for entry in (*found.root.unique_entries(), *own.unique_entries())}
-    model = _with_entry(model, "model_config", Node(own.location, entries=tuple(merged.values())))
+    model = _with_entry(model, "model_config", DocumentNode(own.location, entries=tuple(merged.values())))
     return replace(document, root=_with_entry(root, "model", model))
 
 
-def _with_entry(node: Node, key: str, value: Node) -> Node:
+def _with_entry(node: DocumentNode, key: str, value: DocumentNode) -> DocumentNode:
     entries = {entry.key: entry for entry in node.unique_entries()}
-    entries[key] = replace(entries[key], value=value) if key in entries else Entry(key, value.location, value)
-    return Node(node.location, entries=tuple(entries.values()))
+    entries[key] = replace(entries[key], value=value) if key in entries else MappingEntry(key, value.location, value)
+    return DocumentNode(node.location, entries=tuple(entries.values()))

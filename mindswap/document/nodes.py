@@ -11,15 +11,17 @@ from typing import Any, TypeVar
 from mindswap.document.problem import Location, Problem
 from mindswap.document.spans import Span
 
-__all__ = ["Document", "DuplicateKey", "Entry", "Node", "children_first", "expanded_size", "is_huge", "key_text",
-           "show", "to_data"]  # fmt: skip
+__all__ = [
+    "Document", "DocumentNode", "DuplicateKey", "MappingEntry", "children_first", "expanded_size", "is_huge",
+    "key_text", "show", "to_data",
+]  # fmt: skip
 
 MAX_SHOWN_CHARS = 60
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class Node:
+class DocumentNode:
     """One value: a scalar, a list or a mapping.
 
     Attributes:
@@ -31,9 +33,9 @@ class Node:
 
     location: Location
     value: Any = None
-    items: "tuple[Node, ...] | None" = None
-    entries: "tuple[Entry, ...] | None" = None
-    _entry_of: "dict[object, Entry]" = field(init=False)  # derived: the entries that count, by their keys
+    items: "tuple[DocumentNode, ...] | None" = None
+    entries: "tuple[MappingEntry, ...] | None" = None
+    _entry_of: "dict[object, MappingEntry]" = field(init=False)  # derived: the entries that count, by their keys
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_entry_of", {entry.key: entry for entry in self.entries or ()})
@@ -53,17 +55,17 @@ class Node:
         names = {bool: "a bool", int: "an integer", float: "a float", str: "a string", type(None): "null"}
         return names.get(type(self.value), type(self.value).__name__)
 
-    def unique_entries(self) -> "tuple[Entry, ...]":
+    def unique_entries(self) -> "tuple[MappingEntry, ...]":
         """The entries of a mapping that count, one per key."""
         return tuple(self._entry_of.values())
 
-    def entry(self, key: str) -> "Entry | None":
+    def entry(self, key: str) -> "MappingEntry | None":
         """The entry with this key; None if there is none or this is no mapping."""
         return self._entry_of.get(key)
 
-    def get(self, *keys: str) -> "Node | None":
+    def get(self, *keys: str) -> "DocumentNode | None":
         """The value below these keys; None if one of them is missing."""
-        node: Node | None = self
+        node: DocumentNode | None = self
         for key in keys:
             entry = node.entry(key) if node is not None else None
             node = entry.value if entry is not None else None
@@ -71,12 +73,12 @@ class Node:
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class MappingEntry:
     """One `key: value` of a mapping; `location` is where the key stands."""
 
     key: object
     location: Location
-    value: Node
+    value: DocumentNode
 
 
 @dataclass(frozen=True)
@@ -117,16 +119,16 @@ class Document:
     """
 
     file: str
-    root: Node | None
+    root: DocumentNode | None
     problems: tuple[Problem, ...] = ()
     duplicates: tuple[DuplicateKey, ...] = ()
     span: Span | None = None
 
-    def get(self, *keys: str) -> Node | None:
+    def get(self, *keys: str) -> DocumentNode | None:
         """The value below these keys; None if one of them is missing."""
         return self.root.get(*keys) if self.root is not None else None
 
-    def entry(self, *keys: str) -> Entry | None:
+    def entry(self, *keys: str) -> MappingEntry | None:
         """The entry at these keys, with the place of the last one; None if one of them is missing."""
         above = self.get(*keys[:-1])
         return above.entry(keys[-1]) if above is not None else None
@@ -153,7 +155,7 @@ class Document:
         return self.value("use_legacy") is not False
 
 
-def expanded_size(node: Node) -> int:
+def expanded_size(node: DocumentNode) -> int:
     """How many values a node stands for when every alias is written out."""
     sizes: dict[int, int] = {}
     for current in children_first(node, _children):
@@ -161,7 +163,7 @@ def expanded_size(node: Node) -> int:
     return sizes[id(node)]
 
 
-def to_data(node: Node) -> object:
+def to_data(node: DocumentNode) -> object:
     """The node as plain lists, dicts and scalars; shared nodes stay shared."""
     data: dict[int, object] = {}
     for current in children_first(node, _children):
@@ -193,7 +195,7 @@ def show(value: object) -> str:
 
 def _show_parts(value: object, room: int) -> Iterator[str]:
     """The text of a value in pieces, not (much) more than `room` characters: a value may be huge."""
-    if isinstance(value, Node):
+    if isinstance(value, DocumentNode):
         if value.items is not None:
             yield from _show_sequence("[", ((None, item) for item in value.items), "]", room)
             return
@@ -223,7 +225,7 @@ def _show_sequence(opening: str, pairs: Iterable[tuple[object, object]], closing
     yield closing
 
 
-def _children(node: Node) -> tuple[Node, ...]:
+def _children(node: DocumentNode) -> tuple[DocumentNode, ...]:
     return node.items if node.items is not None else tuple(entry.value for entry in node.entries or ())
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 
-from mindswap.document.nodes import Document, Entry, Node, is_huge
+from mindswap.document.nodes import Document, DocumentNode, MappingEntry, is_huge
 from mindswap.document.problem import Level, Location, Problem
 
 __all__ = ["document_from_data"]
@@ -41,31 +41,33 @@ class _Converter:
         self.problems: tuple[Problem, ...] = ()
         self._num_nodes = 0
 
-    def convert(self, value: object, base: Node | None, depth: int) -> Node:
+    def convert(self, value: object, base: DocumentNode | None, depth: int) -> DocumentNode:
         value = _plain(value)
         self._num_nodes += 1
         if depth > MAX_DEPTH or self._num_nodes > MAX_NODES:
             allowed = f"at most {MAX_DEPTH} levels and {MAX_NODES} values"
             self.problems = (Problem(self.location, "yaml-depth", Level.ERROR, "the data is too large", allowed),)
-            return Node(self.location)
+            return DocumentNode(self.location)
         if isinstance(value, Mapping):
             return self._convert_mapping(value, base, depth)
         if isinstance(value, (list, tuple, range)):
             return self._convert_sequence(value, base, depth)
         if base is None or base.items is not None or base.entries is not None or type(base.value) is not type(value):
-            return Node(self.location, value)
-        return base if base.value is value or bool(base.value == value) else Node(self.location, value)
+            return DocumentNode(self.location, value)
+        return base if base.value is value or bool(base.value == value) else DocumentNode(self.location, value)
 
-    def _convert_mapping(self, value: Mapping[Any, Any], base: Node | None, depth: int) -> Node:
+    def _convert_mapping(self, value: Mapping[Any, Any], base: DocumentNode | None, depth: int) -> DocumentNode:
         entries = []
         for key, child in value.items():
             below = base.entry(key) if base is not None else None
             node = self.convert(child, below.value if below is not None else None, depth + 1)
-            entries.append(Entry(_plain(key), below.location if below is not None else self.location, node))
+            entries.append(MappingEntry(_plain(key), below.location if below is not None else self.location, node))
         location = base.location if base is not None and base.entries is not None else self.location
-        return Node(location, entries=tuple(entries))
+        return DocumentNode(location, entries=tuple(entries))
 
-    def _convert_sequence(self, value: list[Any] | tuple[Any, ...] | range, base: Node | None, depth: int) -> Node:
+    def _convert_sequence(
+        self, value: list[Any] | tuple[Any, ...] | range, base: DocumentNode | None, depth: int
+    ) -> DocumentNode:
         below = base.items if base is not None and base.items is not None else ()
         items = []
         for index, child in enumerate(value):
@@ -75,7 +77,7 @@ class _Converter:
         # A list that differs anywhere was replaced as a whole.
         is_same = [item.location for item in items] == [item.location for item in below]
         location = base.location if base is not None and base.items is not None and is_same else self.location
-        return Node(location, items=tuple(items))
+        return DocumentNode(location, items=tuple(items))
 
 
 def _plain(value: object) -> object:

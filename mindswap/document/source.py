@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterable
 
 from mindswap.document.model_folder import with_model_of_folder
-from mindswap.document.nodes import Document, Entry, Node
+from mindswap.document.nodes import Document, DocumentNode, MappingEntry
 from mindswap.document.parse import parse_file
 from mindswap.document.problem import Level, Problem
 
@@ -44,7 +44,7 @@ class _Loader:
             return document
         problems = list(document.problems)
         duplicates = list(document.duplicates)
-        base: dict[object, Entry] = {}
+        base: dict[object, MappingEntry] = {}
         for node in named.items if named.items is not None else (named,):
             if not isinstance(node.value, str) or not node.value:
                 message = f"{BASE_CONFIG}: {node.kind} is no file name"
@@ -71,17 +71,19 @@ class _Merger:
     """Merges mappings key by key; each pair of nodes once, since aliases share nodes."""
 
     def __init__(self) -> None:
-        self._merged: dict[tuple[int, int], Node] = {}
+        self._merged: dict[tuple[int, int], DocumentNode] = {}
 
-    def merge_entries(self, node: Node, own: Iterable[Entry], base: Iterable[Entry]) -> Node:
+    def merge_entries(
+        self, node: DocumentNode, own: Iterable[MappingEntry], base: Iterable[MappingEntry]
+    ) -> DocumentNode:
         entries = {entry.key: entry for entry in base}
         for entry in own:
             below = entries.get(entry.key)
             value = entry.value if below is None else self._merge(entry.value, below.value)
-            entries[entry.key] = Entry(entry.key, entry.location, value)
-        return Node(node.location, entries=tuple(entries.values()))
+            entries[entry.key] = MappingEntry(entry.key, entry.location, value)
+        return DocumentNode(node.location, entries=tuple(entries.values()))
 
-    def _merge(self, own: Node, base: Node) -> Node:
+    def _merge(self, own: DocumentNode, base: DocumentNode) -> DocumentNode:
         if own.entries is None or base.entries is None:
             return own
         pair = (id(own), id(base))
@@ -90,5 +92,5 @@ class _Merger:
         return self._merged[pair]
 
 
-def _problem(node: Node, message: str, allowed: str = "") -> Problem:
+def _problem(node: DocumentNode, message: str, allowed: str = "") -> Problem:
     return Problem(node.location, "base-config", Level.ERROR, message, allowed)

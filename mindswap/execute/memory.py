@@ -2,13 +2,13 @@
 
 import numpy as np
 
-__all__ = ["POISON", "DeviceMemory"]
+__all__ = ["POISON", "ExecutedMemory"]
 
 # NaN in every floating point type, -1 or the largest number in every integer type.
 POISON = 0xFF
 
 
-class DeviceMemory:
+class ExecutedMemory:
     """Pieces of memory by name; each is one array, which views of it share.
 
     What is given back is filled with poison and stays readable: whoever still reads it computes with poison, as with

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import GraphError
-from mindswap.execute.memory import POISON, DeviceMemory
-from mindswap.execute.timetable import Operator, StepTimetable
+from mindswap.execute.memory import POISON, ExecutedMemory
+from mindswap.execute.timetable import StepTimetable, TimedOperator
 from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCode, TensorValue, Unknown
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
@@ -77,7 +77,7 @@ def run_step(
     Raises:
         GraphError: if an operator has no kernel, or stands before one whose output it reads.
     """
-    return _Run(graph, code, timetable, inputs, kernels, DeviceMemory(alignment_bytes)).run()
+    return _Run(graph, code, timetable, inputs, kernels, ExecutedMemory(alignment_bytes)).run()
 
 
 @dataclass(eq=False)
@@ -87,7 +87,7 @@ class _Run:
     timetable: StepTimetable
     inputs: Mapping[str, np.ndarray]
     kernels: Kernels
-    memory: DeviceMemory
+    memory: ExecutedMemory
 
     def __post_init__(self) -> None:
         self.values: dict[str, object] = dict(self.inputs)  # what is not in device memory
@@ -161,7 +161,7 @@ class _Run:
                 elif name in self.nodes:
                     yield from (f"{name}#{index}" for index in range(len(self.nodes[name].outputs)))
 
-    def _run_operator(self, operator: Operator, position: int) -> None:
+    def _run_operator(self, operator: TimedOperator, position: int) -> None:
         node = operator.node
         self.reader = node, position
         for buffer in operator.reads:

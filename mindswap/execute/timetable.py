@@ -23,13 +23,13 @@ from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
-__all__ = ["Fetch", "Operator", "StepTimetable", "make_timetable"]
+__all__ = ["Fetch", "TimedOperator", "StepTimetable", "make_timetable"]
 
 DELAY_FACTOR = 3
 
 
 @dataclass(frozen=True)
-class Operator:
+class TimedOperator:
     """One operator where it runs.
 
     Attributes:
@@ -66,7 +66,7 @@ class StepTimetable:
         num_moved: operators that stand elsewhere in the frontend's own order.
     """
 
-    operators: tuple[Operator, ...]
+    operators: tuple[TimedOperator, ...]
     num_forward: int
     fetches: tuple[tuple[Fetch, ...], ...]
     offloads: tuple[tuple[Node, ...], ...]
@@ -115,7 +115,7 @@ class _Planner:
         last_use: dict[str, int] = {}
         for index, (node, read) in enumerate(zip(kernels, reads, strict=True)):
             makes = tuple(None if buffer in results else buffer for buffer in self.buffers(node.name))
-            operators.append(Operator(node, index < num_forward, makes, read))
+            operators.append(TimedOperator(node, index < num_forward, makes, read))
             last_use |= {used: index for used in (*makes, *read) if used is not None}
 
         outs = {node.name: position for position, node in enumerate(forward) if node.op == "MoveTo"}
@@ -192,7 +192,7 @@ class _Planner:
         return tuple(dict.fromkeys(buffer for name in node.inputs for buffer in self.buffers(name) if buffer))
 
     def _fetches(
-        self, operators: Sequence[Operator], forward: Sequence[Node], outs: Mapping[str, int]
+        self, operators: Sequence[TimedOperator], forward: Sequence[Node], outs: Mapping[str, int]
     ) -> list[tuple[Fetch, int]]:
         """Copies in, each with the operator before which it starts, in order of their start."""
         first_user: dict[str, int] = {}

@@ -31,10 +31,10 @@ SAME_WORK = {
 
 def graph_of_trace(trace: Trace) -> Graph:
     """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
-    return _Builder(trace).build()
+    return _GraphBuilder(trace).build()
 
 
-class _Builder:
+class _GraphBuilder:
     """Walks the operators once, and knows for each tensor under which name it was made last."""
 
     def __init__(self, trace: Trace):

@@ -15,12 +15,12 @@ __all__ = [
     "GRADIENT_PASSING_OPS", "KEEPING_OPS", "LAYER_PASSING_OPS", "MATMUL_OPS", "NO_MEMORY_OPS", "NO_WORK_OPS",
     "PARTIAL_READ_OPS", "PRODUCT_OPS", "RANDOM_OPS", "REDISTRIBUTION_OPS", "RESHAPING_OPS", "SPLIT_PASSING_OPS",
     "SUM_PASSING_OPS", "TABLE", "TUPLE_OPS", "TYING_OPS", "UNJOINING_OPS", "UNNAMED_OPS", "VALUE_PASSING_OPS",
-    "VIEW_OPS", "WEIGHT_OPS", "WRITING_OPS", "Cut", "OpClass", "Operators", "Trait", "Unit", "classify", "is_kernel",
-    "line_of",
+    "VIEW_OPS", "WEIGHT_OPS", "WRITING_OPS", "ComputeUnit", "Cut", "OpClass", "Operators", "Trait", "classify",
+    "is_kernel", "line_of",
 ]  # fmt: skip
 
 
-class Unit(Enum):
+class ComputeUnit(Enum):
     """Where an operator runs."""
 
     MATRIX = "matrix units"
@@ -44,16 +44,16 @@ class OpClass(Enum):
     NONE = "no kernel"
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> ComputeUnit:
         """The units that run operators of this class."""
-        return _UNITS.get(self, Unit.VECTOR)
+        return _UNITS.get(self, ComputeUnit.VECTOR)
 
 
 _UNITS = {
-    OpClass.MATMUL: Unit.MATRIX,
-    OpClass.ATTENTION: Unit.MATRIX,
-    OpClass.COMMUNICATION: Unit.NETWORK,
-    OpClass.NONE: Unit.NONE,
+    OpClass.MATMUL: ComputeUnit.MATRIX,
+    OpClass.ATTENTION: ComputeUnit.MATRIX,
+    OpClass.COMMUNICATION: ComputeUnit.NETWORK,
+    OpClass.NONE: ComputeUnit.NONE,
 }
 
 

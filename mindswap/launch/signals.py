@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["Stopped", "signals_raise"]
+__all__ = ["StoppedBySignal", "signals_raise"]
 
 
-class Stopped(BaseException):
+class StoppedBySignal(BaseException):
     """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""
 
     def __init__(self, number: int):
@@ -27,7 +27,7 @@ def signals_raise(*, only_first: bool = False) -> Iterator[None]:
         if only_first:
             for other in before:
                 signal.signal(other, signal.SIG_IGN)
-        raise Stopped(number)
+        raise StoppedBySignal(number)
 
     before = {}
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):

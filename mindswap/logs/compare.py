@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["Finding", "FindingLevel", "LogReport", "compare_logs"]
+__all__ = ["LogFinding", "FindingLevel", "LogReport", "compare_logs"]
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
@@ -26,7 +26,7 @@ class FindingLevel(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Finding:
+class LogFinding:
     """One thing found in the logs.
 
     Attributes:
@@ -58,7 +58,7 @@ class LogReport:
     """
 
     num_workers: int
-    findings: tuple[Finding, ...]
+    findings: tuple[LogFinding, ...]
     memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
     predicted_peak_bytes: int | None = None
 
@@ -94,25 +94,25 @@ def compare_logs(
         for said in _examine(log, wanted, is_any_finished):
             workers.setdefault(said, []).append(log.worker)
     found = [*_find_missing_logs(logs)]
-    found += [Finding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
+    found += [LogFinding(tuple(sorted(set(same))), *said) for said, same in workers.items()]
     memory = {log.worker: log.memory for log in logs if log.memory != MemoryStatistics()}
     order = list(FindingLevel)
     errors_first = tuple(sorted(found, key=lambda finding: order.index(finding.level)))
     return LogReport(len(logs), errors_first, memory, predicted_peak_bytes)
 
 
-def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[Finding]:
+def _find_missing_logs(logs: Sequence[WorkerLog]) -> Iterator[LogFinding]:
     """A gap in the numbers shows a missing log; how many workers there were is not known."""
     present = {log.worker for log in logs}
     if not present:
         fix = "give the folder that holds worker_0.log, ..."
-        yield Finding((), FindingLevel.ERROR, "no log of a worker in this folder", fix)
+        yield LogFinding((), FindingLevel.ERROR, "no log of a worker in this folder", fix)
     elif missing := tuple(sorted(set(range(min(present), max(present) + 1)) - present))[:10_000]:
         fix = "collect the logs of all machines in one folder; was it started?"
-        yield Finding(missing, FindingLevel.ERROR, "no log", fix)
+        yield LogFinding(missing, FindingLevel.ERROR, "no log", fix)
     elif min(present):
         before = tuple(range(min(present)))[:10_000]
-        yield Finding(before, FindingLevel.WARNING, "no log here: did they run on another machine?")
+        yield LogFinding(before, FindingLevel.WARNING, "no log here: did they run on another machine?")
 
 
 def _examine(log: WorkerLog, wanted: dict[str, SetLine], is_any_finished: bool) -> Iterator[_Said]:

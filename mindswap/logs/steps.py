@@ -4,7 +4,7 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["Step", "StepScanner"]
+__all__ = ["LoggedStep", "StepScanner"]
 
 # `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(
@@ -16,7 +16,7 @@ MAX_TIMES = 256
 
 
 @dataclass(frozen=True)
-class Step:
+class LoggedStep:
     """The step a worker came to.
 
     Attributes:
@@ -33,7 +33,7 @@ class StepScanner:
 
     def __init__(self) -> None:
         self._carry = b""
-        self.last: Step | None = None
+        self.last: LoggedStep | None = None
         self.num_seen = 0
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
@@ -46,7 +46,7 @@ class StepScanner:
             return
         for match in _STEP.finditer(block, 0, end):
             epoch, num_epochs, step, steps_per_epoch = (int(number) for number in match.groups()[:4])
-            self.last = Step((epoch - 1) * steps_per_epoch + step, num_epochs * steps_per_epoch)
+            self.last = LoggedStep((epoch - 1) * steps_per_epoch + step, num_epochs * steps_per_epoch)
             self.num_seen += 1
             # The first step compiles.
             if match[5] and self.num_seen > 1:

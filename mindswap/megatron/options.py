@@ -7,12 +7,12 @@ from typing import Any
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["OPTIONS", "RULE", "Kind", "MegatronOptions", "Option", "option_name", "read_options", "read_tokens"]
+__all__ = ["OPTIONS", "RULE", "OptionKind", "MegatronOptions", "Option", "option_name", "read_options", "read_tokens"]
 
 RULE = "megatron-options"
 
 
-class Kind(Enum):
+class OptionKind(Enum):
     """What an option takes."""
 
     FLAG = "nothing"
@@ -33,7 +33,7 @@ class Option:
         field: name of the attribute of `MegatronOptions`.
     """
 
-    kind: Kind
+    kind: OptionKind
     help: str
     choices: tuple[str, ...]
     field: str = ""
@@ -44,8 +44,8 @@ class Option:
         return option_name(self.field)
 
 
-def _option(kind: Kind, help: str, *choices: str) -> Any:
-    default = False if kind is Kind.FLAG else None
+def _option(kind: OptionKind, help: str, *choices: str) -> Any:
+    default = False if kind is OptionKind.FLAG else None
     return field(default=default, metadata={"option": Option(kind, help, choices)})
 
 
@@ -57,27 +57,31 @@ class MegatronOptions:
         places: where each given option stands, by field name.
     """
 
-    recompute_activations: bool = _option(Kind.FLAG, "same as --recompute-granularity selective")
-    recompute_granularity: str | None = _option(Kind.CHOICE, "full layers, or parts of them", "full", "selective")
+    recompute_activations: bool = _option(OptionKind.FLAG, "same as --recompute-granularity selective")
+    recompute_granularity: str | None = _option(OptionKind.CHOICE, "full layers, or parts of them", "full", "selective")
     recompute_method: str | None = _option(
-        Kind.CHOICE, "groups of layers, or the first of each stage", "uniform", "block"
+        OptionKind.CHOICE, "groups of layers, or the first of each stage", "uniform", "block"
     )
-    recompute_num_layers: int | None = _option(Kind.NUMBER, "layers per group (uniform), or per stage or chunk (block)")
-    recompute_modules: tuple[str, ...] | None = _option(Kind.NAMES, "what selective recomputes; default core_attn")
-    distribute_saved_activations: bool = _option(Kind.FLAG, "cut what is kept over the tensor parallel ranks")
-    fine_grained_activation_offloading: bool = _option(Kind.FLAG, "offload the inputs of --offload-modules")
-    offload_modules: tuple[str, ...] | None = _option(Kind.NAMES, "modules whose inputs are offloaded")
-    num_layers: int | None = _option(Kind.NUMBER, "layers of the model")
-    tensor_model_parallel_size: int | None = _option(Kind.NUMBER, "tensor parallel ranks")
-    sequence_parallel: bool = _option(Kind.FLAG, "sequence parallel")
-    pipeline_model_parallel_size: int | None = _option(Kind.NUMBER, "pipeline stages")
-    num_layers_per_virtual_pipeline_stage: int | None = _option(Kind.NUMBER, "layers per virtual chunk")
-    num_virtual_stages_per_pipeline_rank: int | None = _option(Kind.NUMBER, "virtual chunks per stage")
-    decoder_first_pipeline_num_layers: int | None = _option(Kind.NUMBER, "layers of the first stage")
-    decoder_last_pipeline_num_layers: int | None = _option(Kind.NUMBER, "layers of the last stage")
-    account_for_embedding_in_pipeline_split: bool = _option(Kind.FLAG, "the embedding counts as a layer")
-    account_for_loss_in_pipeline_split: bool = _option(Kind.FLAG, "the loss counts as a layer")
-    pipeline_model_parallel_layout: str | None = _option(Kind.TEXT, "not supported")
+    recompute_num_layers: int | None = _option(
+        OptionKind.NUMBER, "layers per group (uniform), or per stage or chunk (block)"
+    )
+    recompute_modules: tuple[str, ...] | None = _option(
+        OptionKind.NAMES, "what selective recomputes; default core_attn"
+    )
+    distribute_saved_activations: bool = _option(OptionKind.FLAG, "cut what is kept over the tensor parallel ranks")
+    fine_grained_activation_offloading: bool = _option(OptionKind.FLAG, "offload the inputs of --offload-modules")
+    offload_modules: tuple[str, ...] | None = _option(OptionKind.NAMES, "modules whose inputs are offloaded")
+    num_layers: int | None = _option(OptionKind.NUMBER, "layers of the model")
+    tensor_model_parallel_size: int | None = _option(OptionKind.NUMBER, "tensor parallel ranks")
+    sequence_parallel: bool = _option(OptionKind.FLAG, "sequence parallel")
+    pipeline_model_parallel_size: int | None = _option(OptionKind.NUMBER, "pipeline stages")
+    num_layers_per_virtual_pipeline_stage: int | None = _option(OptionKind.NUMBER, "layers per virtual chunk")
+    num_virtual_stages_per_pipeline_rank: int | None = _option(OptionKind.NUMBER, "virtual chunks per stage")
+    decoder_first_pipeline_num_layers: int | None = _option(OptionKind.NUMBER, "layers of the first stage")
+    decoder_last_pipeline_num_layers: int | None = _option(OptionKind.NUMBER, "layers of the last stage")
+    account_for_embedding_in_pipeline_split: bool = _option(OptionKind.FLAG, "the embedding counts as a layer")
+    account_for_loss_in_pipeline_split: bool = _option(OptionKind.FLAG, "the loss counts as a layer")
+    pipeline_model_parallel_layout: str | None = _option(OptionKind.TEXT, "not supported")
     places: tuple[tuple[str, Location], ...] = ()
 
     def place(self, field: str) -> Location:
@@ -129,7 +133,7 @@ def read_tokens(tokens: Sequence[str]) -> dict[str, list[str]]:
                 found[name] = [value] if equals else []
         elif name in OPTIONS:
             option = OPTIONS[name]
-            if option.kind is Kind.NAMES or (option.kind is not Kind.FLAG and not found[name]):
+            if option.kind is OptionKind.NAMES or (option.kind is not OptionKind.FLAG and not found[name]):
                 found[name].append(token)
     return found
 
@@ -162,15 +166,15 @@ def read_options(
 def _read_value(option: Option, texts: Sequence[str]) -> tuple[object, str]:
     """The value, None if the text does not fit, and what would be allowed."""
     text = " ".join(texts)
-    if option.kind is Kind.FLAG:
+    if option.kind is OptionKind.FLAG:
         return True, ""
-    if option.kind is Kind.NUMBER:
+    if option.kind is OptionKind.NUMBER:
         is_number = text.isascii() and text.isdecimal() and int(text[:9]) >= 1 and len(text) < 6
         return int(text) if is_number else None, option.kind.value
-    if option.kind is Kind.CHOICE:
+    if option.kind is OptionKind.CHOICE:
         return (text if text in option.choices else None), " or ".join(option.choices)
     is_known = bool(texts) and not any(mark in text for mark in "$`")
-    if option.kind is Kind.NAMES:
+    if option.kind is OptionKind.NAMES:
         return (tuple(_names(texts)) if is_known else None), option.kind.value
     return (text if is_known else None), option.kind.value
 

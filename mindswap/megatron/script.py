@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from mindswap.errors import MindswapError
-from mindswap.megatron.options import OPTIONS, Kind, read_tokens
+from mindswap.megatron.options import OPTIONS, OptionKind, read_tokens
 
 __all__ = ["ScriptError", "find_command", "line_of"]
 
@@ -87,7 +87,7 @@ def find_command(text: str) -> Command:
 def _unknown_arguments(words: list[str]) -> Iterator[str]:
     """Variables that are no value of an option and so may be any options."""
     for before, word in zip(["", *words], words, strict=False):
-        is_flag = before in OPTIONS and OPTIONS[before].kind is Kind.FLAG
+        is_flag = before in OPTIONS and OPTIONS[before].kind is OptionKind.FLAG
         takes_value = before.startswith("--") and "=" not in before and not is_flag
         if word in ("$@", "$*") or (_VARIABLE.fullmatch(word) and not takes_value):
             yield word

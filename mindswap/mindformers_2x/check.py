@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Problem
-from mindswap.mindformers_2x.effect import Effect, compute_effect
+from mindswap.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.mindformers_2x.read import read_pynative
-from mindswap.mindformers_2x.rule_context import Context
+from mindswap.mindformers_2x.rule_context import Context2x
 from mindswap.mindformers_2x.rules import find_rules
 from mindswap.mindformers_2x.tables import Model, load_model
 
@@ -25,7 +25,7 @@ class PynativeCheck:
         ignored: warnings that the configuration or the caller does not want to hear.
     """
 
-    effect: Effect
+    effect: SettingsEffect
     problems: tuple[Problem, ...]
     ignored: tuple[Problem, ...] = ()
 
@@ -55,7 +55,7 @@ def check_pynative(
     if model is None:
         model = load_model(document, settings.num_layers, settings.num_mtp_layers)
     effect = compute_effect(settings, model)
-    rules, context = find_rules(), Context(document, settings, effect)
+    rules, context = find_rules(), Context2x(document, settings, effect)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
     return PynativeCheck(effect, *split_ignored(document, found, ignore, silence))

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.mindformers_2x.effect import Effect, LayerMap
+from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
 from mindswap.mindformers_2x.layers import layers_in_words
-from mindswap.mindformers_2x.renaming import Names, pattern_to_1_9, patterns_to_2x
+from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.words import index_runs
 
-__all__ = ["Converted", "Swapped", "to_1_9", "to_2x"]
+__all__ = ["ConvertedSettings", "Swapped", "to_1_9", "to_2x"]
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Swapped:
 
 
 @dataclass(frozen=True)
-class Converted:
+class ConvertedSettings:
     """Settings in the other form.
 
     Attributes:
@@ -47,9 +47,9 @@ class Converted:
 
 
 def to_2x(
-    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names = Names(),  # noqa: B008 frozen
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames = LayerNames(),  # noqa: B008 frozen
     by_tensor: Callable[[int], Swapped] | None = None, source: str = "assumed",
-) -> Converted:  # fmt: skip
+) -> ConvertedSettings:  # fmt: skip
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
@@ -65,11 +65,11 @@ def to_2x(
     told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
     sections = {"swap": _swap_2x(policy, num_layers, num_stages, num_layer_ops, names, lost, by_tensor, told)}
     sections |= _recompute_2x(policy, num_layers, names, lost)
-    return Converted(sections, tuple(lost))
+    return ConvertedSettings(sections, tuple(lost))
 
 
 def _swap_2x(
-    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: Names, lost: list[str],
+    policy: Policy, num_layers: int, num_stages: int, num_layer_ops: int, names: LayerNames, lost: list[str],
     by_tensor: Callable[[int], Swapped] | None, told: str,
 ) -> dict[str, Any]:  # fmt: skip
     entries: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
@@ -118,7 +118,7 @@ def _swap_2x(
     return swap if whole or op_swap else {"enable": False}
 
 
-def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]) -> dict[str, dict[str, Any]]:
+def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list[str]) -> dict[str, dict[str, Any]]:
     whole = policy.layer_recompute.resolve(num_layers)
     select = _modules_2x(policy.select_recompute, num_layers, whole, names, lost)
     exclude = _modules_2x(policy.select_recompute_exclude, num_layers, (), names, lost)
@@ -149,7 +149,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: Names, lost: list[str]
 
 
 def _modules_2x(
-    entries: Iterable[OpRecompute], num_layers: int, whole: Iterable[int], names: Names, lost: list[str]
+    entries: Iterable[OpRecompute], num_layers: int, whole: Iterable[int], names: LayerNames, lost: list[str]
 ) -> dict[str, list[str]]:
     found: dict[str, set[int]] = {}
     for entry in entries:
@@ -159,8 +159,12 @@ def _modules_2x(
 
 
 def to_1_9(
-    effect: Effect, num_layer_ops: int, use_legacy: bool, by_tensor: Swapped | None = None, source: str = "assumed"
-) -> Converted:
+    effect: SettingsEffect,
+    num_layer_ops: int,
+    use_legacy: bool,
+    by_tensor: Swapped | None = None,
+    source: str = "assumed",
+) -> ConvertedSettings:
     """Settings of MindFormers 2.x in the sections of 1.9.
 
     Args:
@@ -210,7 +214,7 @@ def to_1_9(
     sections = {"swap_config": swap}
     if recompute:
         sections["recompute_config"] = recompute
-    return Converted(sections, tuple(dict.fromkeys(lost)))
+    return ConvertedSettings(sections, tuple(dict.fromkeys(lost)))
 
 
 def _names_1_9(layer_map: LayerMap, use_legacy: bool, lost: list[str]) -> dict[str, list[int]]:

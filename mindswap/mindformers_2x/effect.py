@@ -8,11 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from mindswap.mindformers_2x.match import is_below, match_paths
-from mindswap.mindformers_2x.settings import Settings, Target
+from mindswap.mindformers_2x.settings import Settings2x, Target
 from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.match import PatternError
 
-__all__ = ["Drop", "Effect", "LayerEffect", "Maps", "compute_effect"]
+__all__ = ["Drop", "SettingsEffect", "LayerOutcome", "Maps", "compute_effect"]
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Drop:
 
 
 @dataclass(frozen=True)
-class LayerEffect:
+class LayerOutcome:
     """What happens to one layer.
 
     Attributes:
@@ -69,7 +69,7 @@ class Maps:
 
 
 @dataclass(frozen=True, eq=False)
-class Effect:
+class SettingsEffect:
     """What becomes of the settings.
 
     Attributes:
@@ -80,10 +80,10 @@ class Effect:
         unmatched: (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings.
     """
 
-    settings: Settings
+    settings: Settings2x
     model: Model | None
     maps: Maps
-    layers: tuple[LayerEffect, ...]
+    layers: tuple[LayerOutcome, ...]
     unmatched: tuple[tuple[str, str], ...]
 
     @property
@@ -96,7 +96,7 @@ class Effect:
         return {layer: _named(target, layer, self.model) for layer in self.settings.layers_of(target)}
 
 
-def compute_effect(settings: Settings, model: Model | None) -> Effect:
+def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
     """What upstream makes of the settings, problems or not."""
     unmatched: list[tuple[str, str]] = []
 
@@ -117,7 +117,7 @@ def compute_effect(settings: Settings, model: Model | None) -> Effect:
     maps = Maps(recompute, exclude, comm, swap)
     count = settings.num_layers or 0
     layers = tuple(_apply(settings, model, maps, index, index in full, index in swapped) for index in range(count))
-    return Effect(settings, model, maps, layers, tuple(unmatched))
+    return SettingsEffect(settings, model, maps, layers, tuple(unmatched))
 
 
 def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
@@ -131,7 +131,7 @@ def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
         return ()
 
 
-def _expand(settings: Settings, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
+def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
     """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
     by_pattern = {target.pattern or "": target for target in settings.of(option)}
     found: dict[int, dict[str, None]] = {}
@@ -169,8 +169,8 @@ def _below_any(path: str, parents: Iterable[str]) -> bool:
 
 
 def _apply(
-    settings: Settings, model: Model | None, maps: Maps, index: int, is_full: bool, is_swapped: bool
-) -> LayerEffect:
+    settings: Settings2x, model: Model | None, maps: Maps, index: int, is_full: bool, is_swapped: bool
+) -> LayerOutcome:
     """Wraps in upstream's order; what stands below a wrapper is not found any more."""
     drops: list[Drop] = []
     wrapped: list[str] = []
@@ -199,4 +199,4 @@ def _apply(
     swapped = wrap("op_swap", (maps.swap or {}).get(index, ()), closed)
     has_pair = is_swapped or index in (maps.swap or {})
     fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
-    return LayerEffect(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)
+    return LayerOutcome(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)

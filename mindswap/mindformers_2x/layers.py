@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from mindswap.document.nodes import Node, is_huge
+from mindswap.document.nodes import DocumentNode, is_huge
 from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.words import format_layers
@@ -32,7 +32,7 @@ class LayerSpec:
         return str(self.first) if self.first == self.last else f"{self.first}-{self.last}"
 
 
-def parse_spec(node: Node, path: str) -> LayerSpec | None:
+def parse_spec(node: DocumentNode, path: str) -> LayerSpec | None:
     """The layers that one list element names; None if it is none that upstream accepts."""
     if node.items is not None or node.entries is not None or is_huge(node.value):
         return None

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from mindswap.mindformers_2x.effect import Effect, LayerMap
+from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
 
 __all__ = ["log_lines"]
 
@@ -20,7 +20,7 @@ _EXCLUDE_WITHOUT_RECOMPUTE = (
 )
 
 
-def log_lines(effect: Effect) -> tuple[str, ...]:
+def log_lines(effect: SettingsEffect) -> tuple[str, ...]:
     """The lines in order. Meaningful where the model is known and upstream refuses nothing.
 
     Source: mindformers/pynative/distributed/activation_checkpoint.py (2.1.0), `logger.info` and `logger.warning`.
@@ -54,7 +54,7 @@ def log_lines(effect: Effect) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _warnings(effect: Effect, option: str) -> Iterator[str]:
+def _warnings(effect: SettingsEffect, option: str) -> Iterator[str]:
     label, config = _LABELS[option]
     for found, pattern in effect.unmatched:
         if found == option:

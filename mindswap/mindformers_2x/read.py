@@ -1,9 +1,9 @@
 """Document of MindFormers 2.x -> Settings. What does not fit is kept as a misfit; nothing is judged here."""
 
-from mindswap.document.nodes import Document, Node, expanded_size, key_text
+from mindswap.document.nodes import Document, DocumentNode, expanded_size, key_text
 from mindswap.document.problem import Location
 from mindswap.mindformers_2x.layers import parse_spec
-from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect, Settings, Target
+from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x, Target
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
 from mindswap.policy.unread import Unread
 
@@ -30,7 +30,7 @@ def _find_count(document: Document, keys: tuple[str, ...], least: int) -> int | 
     return next((value for value in found if least <= value <= MAX_NUM_LAYERS), None)
 
 
-def read_pynative(document: Document, num_layers: int | None = None) -> Settings:
+def read_pynative(document: Document, num_layers: int | None = None) -> Settings2x:
     """What a configuration of MindFormers 2.x says about swap and recomputation.
 
     `num_layers` are those without multi-token prediction; None takes what the configuration states.
@@ -46,11 +46,11 @@ class _Reader:
         self.targets: list[Target] = []
         self.unread = Unread()
 
-    def read(self) -> Settings:
+    def read(self) -> Settings2x:
         is_swap_enabled, prefetch = self._read_swap()
         is_comm_enabled = self._read_comm()
         mode = self._read_recompute(is_comm_enabled)
-        return Settings(
+        return Settings2x(
             self.num_layers,
             self.num_mtp_layers,
             is_swap_enabled,
@@ -63,24 +63,24 @@ class _Reader:
             tuple(self.unread.missing_keys),
         )
 
-    def _section(self, name: str) -> Node | None:
+    def _section(self, name: str) -> DocumentNode | None:
         node = self.document.get(name)
         if node is None:
             return None
         if node.entries is None:
-            self.unread.misfit(name, node, Expect.SECTION)
+            self.unread.misfit(name, node, Expect2x.SECTION)
             return None
         if expanded_size(node) > MAX_SECTION_VALUES:
-            self.unread.misfit(name, node, Expect.SMALL_SECTION)
+            self.unread.misfit(name, node, Expect2x.SMALL_SECTION)
             return None
         self.unread.check_keys(node, name, SECTION_KEYS[name])
         return node
 
-    def _is_enabled(self, section: Node, name: str) -> bool:
+    def _is_enabled(self, section: DocumentNode, name: str) -> bool:
         node = section.get("enable")
         if node is None or isinstance(node.value, bool):
             return node is not None and node.value
-        self.unread.misfit(f"{name}.enable", node, Expect.BOOL)
+        self.unread.misfit(f"{name}.enable", node, Expect2x.BOOL)
         return str(node.value).strip().lower() not in _OFF_WORDS
 
     # swap
@@ -95,7 +95,7 @@ class _Reader:
         if node is not None:
             prefetch = node.value if is_prefetch(node) else None
             if prefetch is None and (is_enabled or not is_index(node)):
-                self.unread.misfit("swap.default_prefetch", node, Expect.PREFETCH)
+                self.unread.misfit("swap.default_prefetch", node, Expect2x.PREFETCH)
         if is_enabled:  # upstream looks at the type of a list or mapping only where it is used
             for path, entry in self._entries(section.get("layer_swap"), "swap.layer_swap", ("layers",)):
                 layers = entry.get("layers")
@@ -105,26 +105,26 @@ class _Reader:
                 self._read_op_swap(path, entry)
         return is_enabled, prefetch
 
-    def _entries(self, node: Node | None, path: str, keys: tuple[str, ...]) -> list[tuple[str, Node]]:
+    def _entries(self, node: DocumentNode | None, path: str, keys: tuple[str, ...]) -> list[tuple[str, DocumentNode]]:
         """The mappings of a list, whose keys are looked at; one mapping stands for a list of it."""
         if node is None or node.is_null:
             return []
         found = [(f"{path}[{index}]", item) for index, item in enumerate(node.items or ())]
         if node.items is None:
-            self.unread.misfit(path, node, Expect.ENTRIES)
+            self.unread.misfit(path, node, Expect2x.ENTRIES)
             found = [(path, node)] if node.entries is not None else []
         for entry_path, entry in found:
             if entry.entries is None:
-                self.unread.misfit(entry_path, entry, Expect.ENTRY)
+                self.unread.misfit(entry_path, entry, Expect2x.ENTRY)
         entries = [(entry_path, entry) for entry_path, entry in found if entry.entries is not None]
         for entry_path, entry in entries:
             self.unread.check_keys(entry, entry_path, keys, is_entry=True)
         return entries
 
-    def _read_op_swap(self, path: str, entry: Node) -> None:
+    def _read_op_swap(self, path: str, entry: DocumentNode) -> None:
         name, layers = entry.get("op_name"), entry.get("layers")
         if name is not None and not is_pattern(name):
-            self.unread.misfit(f"{path}.op_name", name, Expect.PATTERN)
+            self.unread.misfit(f"{path}.op_name", name, Expect2x.PATTERN)
         elif name is not None and layers is not None:
             place = (f"{path}.op_name", name.location)
             self._add("op_swap", path, entry.location, layers, f"{path}.layers", name.value, place)
@@ -140,7 +140,7 @@ class _Reader:
         if node is not None:
             mode = node.value if isinstance(node.value, str) and node.value in ("None", "full", "select") else None
             if mode is None:
-                self.unread.misfit("recompute.mode", node, Expect.MODE)
+                self.unread.misfit("recompute.mode", node, Expect2x.MODE)
         full, select, exclude = (section.get(key) for key in SECTION_KEYS["recompute"][1:])
         is_on = mode in ("full", "select")
         if full is not None and not full.is_null and is_on:
@@ -151,7 +151,7 @@ class _Reader:
             self._read_modules(select, "recompute.select_module", "select_module", is_active=mode == "select")
         if exclude is not None and not exclude.is_null and (is_on or is_comm_enabled):
             if exclude.entries is None:
-                self.unread.misfit("recompute.exclude_op", exclude, Expect.EXCLUDE)
+                self.unread.misfit("recompute.exclude_op", exclude, Expect2x.EXCLUDE)
             else:
                 self._read_modules(exclude, "recompute.exclude_op", "exclude_op", is_active=True)
         return mode
@@ -166,14 +166,14 @@ class _Reader:
             self._read_modules(select, "recompute_comm.select_module", "comm", is_active=True)
         return is_enabled
 
-    def _read_modules(self, node: Node, path: str, option: str, is_active: bool) -> None:
+    def _read_modules(self, node: DocumentNode, path: str, option: str, is_active: bool) -> None:
         if node.entries is None:
-            self.unread.misfit(path, node, Expect.MODULES)
+            self.unread.misfit(path, node, Expect2x.MODULES)
             return
         for entry in node.unique_entries():
             name_path = f"{path}['{key_text(entry.key)}']"
             if not isinstance(entry.key, str) or not entry.key.strip():
-                self.unread.misfit(name_path, Node(entry.location, entry.key), Expect.PATTERN)
+                self.unread.misfit(name_path, DocumentNode(entry.location, entry.key), Expect2x.PATTERN)
             elif is_active or entry.value.items is None:
                 self._add(option, name_path, entry.location, entry.value, name_path, entry.key)
 
@@ -184,7 +184,7 @@ class _Reader:
         option: str,
         path: str,
         location: Location,
-        layers: Node,
+        layers: DocumentNode,
         layers_path: str,
         pattern: str | None = None,
         pattern_place: tuple[str, Location] | None = None,
@@ -192,11 +192,11 @@ class _Reader:
         """Keep a target; the pattern stands where the entry does, unless it has a place of its own."""
         specs = []
         if layers.items is None:
-            self.unread.misfit(layers_path, layers, Expect.LAYERS)
+            self.unread.misfit(layers_path, layers, Expect2x.LAYERS)
         for index, item in enumerate(layers.items or ()):
             spec = parse_spec(item, f"{layers_path}[{index}]")
             if spec is None or spec.first > spec.last:
-                self.unread.misfit(f"{layers_path}[{index}]", item, Expect.LAYER)
+                self.unread.misfit(f"{layers_path}[{index}]", item, Expect2x.LAYER)
             else:
                 specs.append(spec)
         place = pattern_place or (path, location)

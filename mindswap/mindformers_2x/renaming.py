@@ -10,7 +10,7 @@ from mindswap.mindformers_2x.match import is_below
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import PatternError, match_pattern
 
-__all__ = ["Names", "pattern_to_1_9", "patterns_to_2x", "to_2x_path"]
+__all__ = ["LayerNames", "pattern_to_1_9", "patterns_to_2x", "to_2x_path"]
 
 # Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
 LEGACY_CELLS = {
@@ -48,7 +48,7 @@ _SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_
 
 
 @dataclass(frozen=True)
-class Names:
+class LayerNames:
     """What is known of both layers; None where a model is in no table.
 
     Attributes:
@@ -70,7 +70,7 @@ def to_2x_path(path: str) -> str:
     return path
 
 
-def patterns_to_2x(pattern: str, names: Names, lost: list[str]) -> list[str]:
+def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str]:
     """A pattern of 1.9 as patterns of 2.x; what is lost is added to `lost`.
 
     Where both layers are known, what it names is written out; else names are replaced in the pattern.

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 
 from mindswap.document import rules
 from mindswap.document.nodes import Document
-from mindswap.mindformers_2x.effect import Effect
-from mindswap.mindformers_2x.settings import Settings
+from mindswap.mindformers_2x.effect import SettingsEffect
+from mindswap.mindformers_2x.settings import Settings2x
 
-__all__ = ["Context", "rule"]
+__all__ = ["Context2x", "rule"]
 
 rule = functools.partial(rules.rule, prefix="pynative-")
 
 
 @dataclass(frozen=True, eq=False)
-class Context:
+class Context2x:
     """What a rule looks at.
 
     Attributes:
@@ -24,8 +24,8 @@ class Context:
     """
 
     document: Document
-    settings: Settings
-    effect: Effect
+    settings: Settings2x
+    effect: SettingsEffect
 
     @property
     def num_layers(self) -> int | None:

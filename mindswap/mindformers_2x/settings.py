@@ -8,7 +8,7 @@ from mindswap.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["SECTION_KEYS", "Expect", "Settings", "Target"]
+__all__ = ["SECTION_KEYS", "Expect2x", "Settings2x", "Target"]
 
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
 SECTION_KEYS = {
@@ -18,7 +18,7 @@ SECTION_KEYS = {
 }
 
 
-class Expect(Enum):
+class Expect2x(Enum):
     """What a place takes, in the words of the messages."""
 
     SECTION = "a mapping"
@@ -64,7 +64,7 @@ class Target:
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class Settings2x:
     """Everything the three sections say, and what could not be read of it.
 
     Attributes:

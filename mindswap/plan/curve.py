@@ -10,7 +10,7 @@ from mindswap.plan.bound import Facts, least_step_ns
 from mindswap.plan.catalog import Catalog
 from mindswap.plan.evaluate import Evaluation, evaluate
 from mindswap.plan.ladder import Rung, knots_of, rungs_below
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.plan.solvers.search import Interruptible
 from mindswap.plan.stages import StageSolver
 from mindswap.policy.model import Policy
@@ -62,7 +62,9 @@ class Candidate:
     choice: np.ndarray | None = None
 
     @classmethod
-    def of(cls, problem: Problem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None) -> "Candidate":
+    def of(
+        cls, problem: PlanProblem, policy: Policy, judged: Evaluation, choice: np.ndarray | None = None
+    ) -> "Candidate":
         """A policy with what it comes to."""
         is_on_host = judged.host_bytes <= problem.host_bytes
         return cls(policy, judged.step_time_ns, judged.peak_bytes, judged.host_bytes, is_on_host, choice)
@@ -90,7 +92,7 @@ class Curve:
 
     def __init__(
         self,
-        problem: Problem,
+        problem: PlanProblem,
         short: StepModel,
         facts: Facts,
         catalog: Catalog,

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.policy.model import Policy
 from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
 from mindswap.simulate.step_model import SimulatedStep, StepModel
@@ -42,12 +42,12 @@ class Evaluation:
 MAX_OPERATORS = 60_000
 
 
-def evaluate(problem: Problem, policy: Policy) -> Evaluation:
+def evaluate(problem: PlanProblem, policy: Policy) -> Evaluation:
     """A policy on the full step: all stages and layers, and all micro-batches that go into `MAX_OPERATORS`."""
     return evaluate_short(problem, policy, short_model(problem.model, MAX_OPERATORS))
 
 
-def evaluate_short(problem: Problem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
+def evaluate_short(problem: PlanProblem, policy: Policy, shorts: Sequence[StepModel]) -> Evaluation:
     """A policy on two short steps, carried on to the number of micro-batches of the full one.
 
     Once a pipeline is full, every further micro-batch takes the same time and memory stays as it is.
@@ -90,7 +90,7 @@ def short_model(model: StepModel, max_operators: int = 0) -> tuple[StepModel, ..
     return (model.with_micro_batches(first), model.with_micro_batches(second))
 
 
-def _judge(problem: Problem, step: SimulatedStep) -> Evaluation:
+def _judge(problem: PlanProblem, step: SimulatedStep) -> Evaluation:
     peaks = tuple(a + s.total_bytes for a, s in zip(step.activation_bytes, step.static, strict=True))
     timeline = step.timeline
     stage_host_bytes = [

@@ -10,7 +10,7 @@ from dataclasses import replace
 from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.evaluate import evaluate, evaluate_short, short_model
 from mindswap.plan.planner import holders_of
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
@@ -21,7 +21,7 @@ __all__ = ["layer_policy", "plan_layers"]
 MAX_PREFETCH = 4
 
 
-def plan_layers(problem: Problem, progress: Progress = lambda: None) -> Plan:
+def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
     """The best policy of whole layers that is found.
 
     Args:
@@ -74,7 +74,7 @@ class _Search:
         shorts: the short steps.
     """
 
-    def __init__(self, problem: Problem, num_layers: int, progress: Interruptible):
+    def __init__(self, problem: PlanProblem, num_layers: int, progress: Interruptible):
         self.problem = problem
         self.num_layers = num_layers
         self.progress = progress

@@ -8,7 +8,7 @@ from mindswap.plan.catalog import collect_items
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.curve import Candidate, Curve
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
+from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
 from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers.search import Interruptible, Progress
 from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
@@ -26,7 +26,7 @@ NUM_HALVINGS = 6
 REPLAY_PERMILLE = 20
 
 
-def make_plan(problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
+def make_plan(problem: PlanProblem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
     """The best policy that is found.
 
     Args:
@@ -58,14 +58,14 @@ class Planner:
         self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
 
-    def plan(self, problem: Problem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
+    def plan(self, problem: PlanProblem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
         """The best policy that is found for a problem of this model."""
         asked = Interruptible(progress)
         if problem.objective is Objective.MEMORY:
             return self._least_memory(problem, solver, asked)
         return self._plan(problem, solver, asked)
 
-    def _plan(self, problem: Problem, solver: str, progress: Interruptible) -> Plan:
+    def _plan(self, problem: PlanProblem, solver: str, progress: Interruptible) -> Plan:
         policies = {
             name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
             for name in BASELINES
@@ -112,7 +112,7 @@ class Planner:
             is_interrupted=progress.is_stopped,
         )
 
-    def _curve(self, problem: Problem, solver: str, keep: Evaluation, progress: Interruptible) -> Curve:
+    def _curve(self, problem: PlanProblem, solver: str, keep: Evaluation, progress: Interruptible) -> Curve:
         """What was planned under the same rules before, to go on with."""
         key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, solver)
         if key not in self.curves:
@@ -124,7 +124,7 @@ class Planner:
         curve.progress = progress
         return curve
 
-    def bound_ns(self, problem: Problem, keep_ns: int) -> int | None:
+    def bound_ns(self, problem: PlanProblem, keep_ns: int) -> int | None:
         """Step time that no policy within the budget can beat; None if none can be within it.
 
         Args:
@@ -134,7 +134,7 @@ class Planner:
         bound_ns = least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
         return None if bound_ns is None else max(bound_ns, keep_ns)
 
-    def _uncoupled_peak_bytes(self, problem: Problem, policy: Policy) -> int | None:
+    def _uncoupled_peak_bytes(self, problem: PlanProblem, policy: Policy) -> int | None:
         """Device memory if coupling rule 2 held; None if it makes no difference."""
         uncoupled = without_idle_swaps(self.model, self.catalog.uses, policy)
         return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
@@ -147,7 +147,7 @@ class Planner:
             return False
         return without_idle_swaps(self.model, self.catalog.uses, policy) is None
 
-    def _least_memory(self, problem: Problem, solver: str, progress: Interruptible) -> Plan:
+    def _least_memory(self, problem: PlanProblem, solver: str, progress: Interruptible) -> Plan:
         """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
         best = self._plan(replace(problem, objective=Objective.TIME), solver, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000

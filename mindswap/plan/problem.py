@@ -6,7 +6,7 @@ from enum import Enum
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["DEFAULT_ALLOW", "Allow", "Objective", "Problem"]
+__all__ = ["DEFAULT_ALLOW", "Allow", "Objective", "PlanProblem"]
 
 
 class Objective(Enum):
@@ -36,7 +36,7 @@ DEFAULT_ALLOW = Allow()
 
 
 @dataclass(frozen=True, eq=False)
-class Problem:
+class PlanProblem:
     """Which policy to look for.
 
     Attributes:

@@ -7,7 +7,7 @@ import numpy as np
 
 from mindswap.plan.catalog import Catalog
 from mindswap.plan.mix import best_mix, orders_of, stretched
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.plan.rows import Rows, to_policy
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.improve import improve
@@ -44,7 +44,7 @@ class StageSolver:
         fits_alone: each stage was within its budget when it was last solved, alone.
     """
 
-    def __init__(self, problem: Problem, short: StepModel, catalog: Catalog, solver: str, progress: Progress):
+    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, solver: str, progress: Progress):
         self.model = problem.model
         self.host_bytes = problem.host_bytes_per_card
         self.short = short

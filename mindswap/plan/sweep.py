@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Problem
+from mindswap.plan.problem import PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
 from mindswap.policy.baselines import KEEP_ALL
@@ -17,7 +17,7 @@ NUM_BOUNDS = 48
 
 
 def sweep_budgets(
-    planner: Planner, problem: Problem, progress: Progress = lambda: None, num_budgets: int = NUM_BUDGETS
+    planner: Planner, problem: PlanProblem, progress: Progress = lambda: None, num_budgets: int = NUM_BUDGETS
 ) -> list[Plan]:
     """Plans from the least memory to that of keeping everything; each is better than the others in time or memory.
 
@@ -43,7 +43,7 @@ def sweep_budgets(
     return front or [least]
 
 
-def bound_curve(planner: Planner, problem: Problem, plans: list[Plan]) -> list[tuple[int, int]]:
+def bound_curve(planner: Planner, problem: PlanProblem, plans: list[Plan]) -> list[tuple[int, int]]:
     """Budgets from the least with which any policy could do to that of keeping everything, and the bounds for them.
 
     Args:

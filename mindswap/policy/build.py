@@ -5,12 +5,12 @@ from typing import Any
 
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.schema import SELECT_OPTIONS
-from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.settings import PolicySettings, Statement
 
 __all__ = ["build_policy"]
 
 
-def build_policy(settings: Settings) -> Policy:
+def build_policy(settings: PolicySettings) -> Policy:
     """The policy of everything that could be read."""
     if not settings.is_swap_enabled:
         return Policy()

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from mindswap.config.pipeline import read_pipeline
-from mindswap.document.nodes import Document, Node, key_text
+from mindswap.document.nodes import Document, DocumentNode, key_text
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS
 from mindswap.policy.read_parts import Parts, Pattern, is_empty
 from mindswap.policy.read_recompute import RecomputeReader
@@ -21,7 +21,7 @@ from mindswap.policy.schema import (
     is_index,
     is_prefetch,
 )
-from mindswap.policy.settings import Settings, Statement
+from mindswap.policy.settings import PolicySettings, Statement
 
 __all__ = ["NUM_LAYERS_KEYS", "find_num_layers", "read_settings"]
 
@@ -40,7 +40,7 @@ def find_num_layers(document: Document) -> int | None:
     return None
 
 
-def read_settings(document: Document, num_layers: int | None = None) -> Settings:
+def read_settings(document: Document, num_layers: int | None = None) -> PolicySettings:
     """What a configuration says about swap and recomputation; also of the number of layers, if that is not given."""
     parts = Parts(num_layers if num_layers is not None else find_num_layers(document))
     pipeline = read_pipeline(document)
@@ -49,7 +49,7 @@ def read_settings(document: Document, num_layers: int | None = None) -> Settings
     if swap.is_enabled:
         recompute.read_section(document.get("recompute_config"))
         recompute.read_own_section(document.get("mindswap"))
-    return Settings(
+    return PolicySettings(
         is_swap_enabled=swap.is_enabled,
         use_legacy=document.is_legacy,
         num_layers=parts.num_layers,
@@ -99,12 +99,12 @@ def _read_swap(document: Document, parts: Parts) -> _Swap:
     return _Swap(True, tuple(found))
 
 
-def _set(node: Node | None) -> Node | None:
+def _set(node: DocumentNode | None) -> DocumentNode | None:
     """A value; None for null, which means not set."""
     return None if node is None or node.is_null else node
 
 
-def _default_strategy(swap: Node, prefetch: Node | None) -> _Swap:
+def _default_strategy(swap: DocumentNode, prefetch: DocumentNode | None) -> _Swap:
     distance = PREFETCH_DEFAULT if prefetch is None else prefetch.value if is_prefetch(prefetch) else None
     place = ("swap_config.swap", swap.location)
     ahead = (distance, (prefetch or swap).location)
@@ -115,13 +115,13 @@ def _default_strategy(swap: Node, prefetch: Node | None) -> _Swap:
     return _Swap(True, tuple(statements), distance)
 
 
-def _read_layer_swap(node: Node, parts: Parts) -> Iterator[Statement]:
+def _read_layer_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
     for path, entry in parts.entries(node, "swap_config.layer_swap", Expect.LAYER_SWAP):
         parts.unread.check_keys(entry, path, ENTRY_KEYS["layer_swap"], is_entry=True)
         yield from _swap_entry("layer_swap", path, entry, [Pattern(None, path, entry.location)], parts)
 
 
-def _read_op_swap(node: Node, parts: Parts) -> Iterator[Statement]:
+def _read_op_swap(node: DocumentNode, parts: Parts) -> Iterator[Statement]:
     path = "swap_config.op_swap"
     if node.entries and not any(node.entry(key) for key in ENTRY_KEYS["op_swap"]):
         yield from _read_op_swap_mapping(node, path, parts)
@@ -133,17 +133,19 @@ def _read_op_swap(node: Node, parts: Parts) -> Iterator[Statement]:
         yield from _swap_entry("op_swap", entry_path, entry, patterns, parts)
 
 
-def _read_op_swap_mapping(node: Node, path: str, parts: Parts) -> Iterator[Statement]:
+def _read_op_swap_mapping(node: DocumentNode, path: str, parts: Parts) -> Iterator[Statement]:
     """The form that MindFormers itself makes: {op_name: [{backward_prefetch, layers}, ...]}."""
     for named in node.unique_entries():
         name_path = f"{path}['{key_text(named.key)}']"
-        patterns = parts.patterns(Node(named.location, named.key), name_path)
+        patterns = parts.patterns(DocumentNode(named.location, named.key), name_path)
         for entry_path, entry in parts.entries(named.value, name_path, Expect.LAYER_SWAP):
             parts.unread.check_keys(entry, entry_path, ENTRY_KEYS["op_swap value"], is_entry=True)
             yield from _swap_entry("op_swap", entry_path, entry, patterns, parts)
 
 
-def _swap_entry(option: str, path: str, entry: Node, patterns: Sequence[Pattern], parts: Parts) -> Iterator[Statement]:
+def _swap_entry(
+    option: str, path: str, entry: DocumentNode, patterns: Sequence[Pattern], parts: Parts
+) -> Iterator[Statement]:
     layers_node, prefetch = entry.get("layers"), entry.get("backward_prefetch")
     layers, refs = parts.layers(layers_node, f"{path}.layers") if layers_node is not None else (NO_LAYERS, ())
     if prefetch is not None and not is_prefetch(prefetch):
@@ -155,7 +157,9 @@ def _swap_entry(option: str, path: str, entry: Node, patterns: Sequence[Pattern]
         yield Statement(option, path, entry.location, *named, layers, f"{path}.layers", refs, *distance)
 
 
-def _asks_for_default_strategy(layer_swap: Node | None, op_swap: Node | None, prefetch: Node | None) -> bool:
+def _asks_for_default_strategy(
+    layer_swap: DocumentNode | None, op_swap: DocumentNode | None, prefetch: DocumentNode | None
+) -> bool:
     """True without layer_swap and op_swap, or for what MindFormers' own config object makes of that.
 
     `TransformerSwapConfig.to_dict()` writes the default strategy as `layer_swap: []` and one pattern,

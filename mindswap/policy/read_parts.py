@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from mindswap.document.nodes import Node, expanded_size
+from mindswap.document.nodes import DocumentNode, expanded_size
 from mindswap.document.problem import Location
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, Expect, is_index, is_pattern
@@ -31,7 +31,7 @@ class Parts:
     num_layers: int | None
     unread: Unread = field(default_factory=Unread)
 
-    def section(self, node: Node | None, path: str) -> Node | None:
+    def section(self, node: DocumentNode | None, path: str) -> DocumentNode | None:
         """A section that says something and can be read; else None."""
         if node is None or is_empty(node):
             return None
@@ -43,7 +43,7 @@ class Parts:
             return None
         return node
 
-    def entries(self, node: Node, path: str, expect: Expect) -> list[tuple[str, Node]]:
+    def entries(self, node: DocumentNode, path: str, expect: Expect) -> list[tuple[str, DocumentNode]]:
         """The mappings of a list, or the one mapping that stands in place of a list; each with its path."""
         if node.entries is not None:
             return [(path, node)] if node.entries else []
@@ -56,7 +56,7 @@ class Parts:
                 self.unread.misfit(entry_path, entry, Expect.MAPPING)
         return [(entry_path, entry) for entry_path, entry in entries if entry.entries is not None]
 
-    def patterns(self, node: Node, path: str) -> list[Pattern]:
+    def patterns(self, node: DocumentNode, path: str) -> list[Pattern]:
         """The operator names at a place."""
         items = node.items or ()
         places = [(f"{path}[{index}]", item) for index, item in enumerate(items)] or [(path, node)]
@@ -68,7 +68,9 @@ class Parts:
                 self.unread.misfit(place_path, place, Expect.PATTERN)
         return patterns
 
-    def layers(self, node: Node, path: str, expect: Expect = Expect.LAYERS) -> tuple[Layers, tuple[LayerRef, ...]]:
+    def layers(
+        self, node: DocumentNode, path: str, expect: Expect = Expect.LAYERS
+    ) -> tuple[Layers, tuple[LayerRef, ...]]:
         """The layers at a place, and each index with its place."""
         if isinstance(node.value, bool):
             return (ALL_LAYERS if node.value else NO_LAYERS), ()
@@ -88,17 +90,17 @@ class Parts:
         return Layers(ref.index for ref in refs if 0 <= ref.index < limit), tuple(refs)
 
 
-def is_empty(node: Node | None) -> bool:
+def is_empty(node: DocumentNode | None) -> bool:
     """True for what MindFormers takes as "not there": missing, null, {}, [], "", 0, False."""
     return node is None or not (node.items or node.entries or node.value)
 
 
-def is_range(node: Node) -> bool:
+def is_range(node: DocumentNode) -> bool:
     """True for a text such as `0-3`."""
     return isinstance(node.value, str) and _RANGE.fullmatch(node.value) is not None
 
 
-def _layer_refs(node: Node) -> list[LayerRef] | None:
+def _layer_refs(node: DocumentNode) -> list[LayerRef] | None:
     """The indices that one list element stands for; None if it is neither an index nor a range."""
     if is_index(node):
         return [LayerRef(node.value, node.location)]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from mindswap.config.pipeline import Pipeline, is_stage_counts
-from mindswap.document.nodes import Node, key_text
+from mindswap.document.nodes import DocumentNode, key_text
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.read_parts import Parts, Pattern, is_range
 from mindswap.policy.schema import (
@@ -30,7 +30,7 @@ class RecomputeReader:
     flags: list[tuple[str, bool]] = field(default_factory=list)
     stage_counts: list[StageCounts] = field(default_factory=list)
 
-    def read_section(self, node: Node | None) -> None:
+    def read_section(self, node: DocumentNode | None) -> None:
         """Read `recompute_config`."""
         section = self.parts.section(node, "recompute_config")
         if section is None:
@@ -49,7 +49,7 @@ class RecomputeReader:
                 else:
                     self.parts.unread.misfit(path, entry.value, Expect.BOOL)
 
-    def read_own_section(self, node: Node | None) -> None:
+    def read_own_section(self, node: DocumentNode | None) -> None:
         """Read `mindswap`."""
         section = self.parts.section(node, "mindswap")
         if section is None:
@@ -65,12 +65,12 @@ class RecomputeReader:
             place = (path, output.location)
             self.statements.append(Statement("output_recompute", *place, None, *place, layers, path, refs))
 
-    def _read_select(self, option: str, node: Node, path: str) -> None:
+    def _read_select(self, option: str, node: DocumentNode, path: str) -> None:
         if node.entries is not None:
             for named in node.unique_entries():
                 name_path = f"{path}['{key_text(named.key)}']"
                 layers, refs = self._layers(named.value, name_path, Expect.RECOMPUTE)
-                for pattern in self.parts.patterns(Node(named.location, named.key), name_path):
+                for pattern in self.parts.patterns(DocumentNode(named.location, named.key), name_path):
                     self._add(option, name_path, named.value, pattern, layers, refs)
         elif node.items and any(isinstance(item.value, str) and not is_range(item) for item in node.items):
             for pattern in self.parts.patterns(node, path):
@@ -84,7 +84,7 @@ class RecomputeReader:
         self,
         option: str,
         path: str,
-        node: Node,
+        node: DocumentNode,
         pattern: Pattern,
         layers: Layers,
         refs: tuple[LayerRef, ...],
@@ -95,7 +95,7 @@ class RecomputeReader:
             statement = Statement(option, path, node.location, *named, layers, path, refs, is_default=is_default)
             self.statements.append(statement)
 
-    def _layers(self, node: Node, path: str, expect: Expect) -> tuple[Layers, tuple[LayerRef, ...]]:
+    def _layers(self, node: DocumentNode, path: str, expect: Expect) -> tuple[Layers, tuple[LayerRef, ...]]:
         if is_stage_counts(node, self.pipeline, self.parts.num_layers):
             self.stage_counts.append(StageCounts(path, node))
             return NO_LAYERS, ()

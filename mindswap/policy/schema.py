@@ -6,7 +6,7 @@ is accepted and what a message says cannot drift apart.
 
 from enum import Enum
 
-from mindswap.document.nodes import Node
+from mindswap.document.nodes import DocumentNode
 
 __all__ = [
     "DEVICE_KEYS", "ENTRY_KEYS", "Expect", "MINDSWAP_KEYS", "MAX_NUM_LAYERS", "MAX_SECTION_VALUES",
@@ -86,17 +86,17 @@ class Expect(Enum):
     SMALL_SECTION = "at most 200000 values; an alias counts each time it is used"
 
 
-def is_prefetch(node: Node) -> bool:
+def is_prefetch(node: DocumentNode) -> bool:
     """True for a prefetch distance: an integer of at least 1 (a bool is none)."""
     return is_index(node) and 1 <= node.value < 2**31
 
 
-def is_index(node: Node) -> bool:
+def is_index(node: DocumentNode) -> bool:
     """True for an integer (a bool is none)."""
     return isinstance(node.value, int) and not isinstance(node.value, bool)
 
 
-def is_pattern(node: Node) -> bool:
+def is_pattern(node: DocumentNode) -> bool:
     """True for a string that is not empty."""
     return isinstance(node.value, str) and bool(node.value.strip())
 

@@ -6,12 +6,12 @@ Made by `read`; `build` makes the Policy from it and the rules judge it.
 from dataclasses import dataclass
 
 from mindswap.config.pipeline import Pipeline
-from mindswap.document.nodes import Node
+from mindswap.document.nodes import DocumentNode
 from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["LayerRef", "Settings", "StageCounts", "Statement"]
+__all__ = ["LayerRef", "PolicySettings", "StageCounts", "Statement"]
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class StageCounts:
     """A list that can only be meant as layers per pipeline stage."""
 
     path: str
-    node: Node
+    node: DocumentNode
 
 
 @dataclass(frozen=True, eq=False)
-class Settings:
+class PolicySettings:
     """Everything the configuration says, and what could not be read of it.
 
     Attributes:

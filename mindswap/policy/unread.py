@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.document.nodes import Entry, Node, key_text
+from mindswap.document.nodes import DocumentNode, MappingEntry, key_text
 
 __all__ = ["Misfit", "MissingKey", "UnknownKey", "Unread"]
 
@@ -13,7 +13,7 @@ class Misfit:
     """A value that does not fit its place; `expect` says what does."""
 
     path: str
-    node: Node
+    node: DocumentNode
     expect: Enum
 
 
@@ -22,7 +22,7 @@ class UnknownKey:
     """A key that nothing reads; `known` are those that may stand there, in a section or in an entry of a list in it."""
 
     path: str
-    entry: Entry
+    entry: MappingEntry
     known: tuple[str, ...]
     is_in_entry: bool
 
@@ -32,7 +32,7 @@ class MissingKey:
     """A key that an entry needs."""
 
     path: str
-    node: Node
+    node: DocumentNode
     key: str
 
 
@@ -44,11 +44,11 @@ class Unread:
     unknown_keys: list[UnknownKey] = field(default_factory=list)
     missing_keys: list[MissingKey] = field(default_factory=list)
 
-    def misfit(self, path: str, node: Node, expect: Enum) -> None:
+    def misfit(self, path: str, node: DocumentNode, expect: Enum) -> None:
         """Keep a value that does not fit."""
         self.misfits.append(Misfit(path, node, expect))
 
-    def check_keys(self, node: Node, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
+    def check_keys(self, node: DocumentNode, path: str, known: tuple[str, ...], is_entry: bool = False) -> None:
         """Keep the keys of a mapping that are not known; of an entry of a list the missing ones, too."""
         for entry in node.unique_entries():
             if entry.key not in known:

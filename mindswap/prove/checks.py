@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 
-from mindswap.prove.model import Check, Measured, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
+from mindswap.prove.model import Check, MeasuredRun, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_time
 
 __all__ = ["LOSS_TOLERANCE", "MEMORY_PERMILLE", "OVERLAP_PERMILLE", "STEP_PERMILLE", "make_checks"]
@@ -107,7 +107,7 @@ def _check_losses(proof: Proof, variant: Variant, off: Variant | None) -> Iterat
     yield Check(variant.name, name, expected, seen, Verdict.FAIL, reason)
 
 
-def _loss_pairs(off: Measured, other: Measured) -> Iterator[tuple[int, int, float, float]]:
+def _loss_pairs(off: MeasuredRun, other: MeasuredRun) -> Iterator[tuple[int, int, float, float]]:
     """(worker, step, loss with swap off, loss) of all steps that both runs have."""
     before = {(worker.number, step.number): step.loss for worker in off.workers for step in worker.steps}
     for worker in other.workers:
@@ -122,7 +122,7 @@ def _is_same(a: float, b: float, is_exact: bool) -> bool:
     return a == b if is_exact else math.isclose(a, b, rel_tol=LOSS_TOLERANCE)
 
 
-def _check_figures(proof: Proof, variant: Variant, measured: Measured, simulated: Simulated) -> Iterator[Check]:
+def _check_figures(proof: Proof, variant: Variant, measured: MeasuredRun, simulated: Simulated) -> Iterator[Check]:
     is_cpu = proof.target == "CPU"
     peak = peak_bytes(measured)
     step = typical_ns(measured, proof.is_profiled)
@@ -167,7 +167,7 @@ def _budget(variant: str, budget_bytes: int, peak_bytes: int | None) -> Check:
     return Check(variant, "memory budget", expected, format_bytes(peak_bytes), _verdict(peak_bytes <= budget_bytes))
 
 
-def _overlap(variant: str, measured: Measured, simulated: Simulated, is_cpu: bool) -> Check:
+def _overlap(variant: str, measured: MeasuredRun, simulated: Simulated, is_cpu: bool) -> Check:
     least = max(0, (simulated.hidden_permille or 0) - OVERLAP_PERMILLE)
     expected = f"at least {least / 10:g} % of {format_time(simulated.copy_ns)} hidden"
     overlap = measured.overlap

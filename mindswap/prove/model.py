@@ -9,9 +9,9 @@ from mindswap.prove.overlap import Overlap
 
 __all__ = [
     "Check",
-    "Effect",
+    "VerifiedEffect",
     "Fit",
-    "Measured",
+    "MeasuredRun",
     "Proof",
     "Simulated",
     "Variant",
@@ -91,7 +91,7 @@ class Worker:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """One run.
 
     Attributes:
@@ -114,7 +114,7 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Effect:
+class VerifiedEffect:
     """What `mindswap verify` says of a run: the compiled graph, and the log of every worker.
 
     Attributes:
@@ -154,8 +154,8 @@ class Variant:
     config: str
     simulated: Simulated | None = None
     calibrated: Simulated | None = None
-    effect: Effect | None = None
-    measured: Measured | None = None
+    effect: VerifiedEffect | None = None
+    measured: MeasuredRun | None = None
     skipped: str = ""
     budget_bytes: int | None = None
 
@@ -226,13 +226,13 @@ class Proof:
         return not self.is_interrupted and all(check.verdict is not Verdict.FAIL for check in self.checks)
 
 
-def peak_bytes(measured: Measured | None) -> int | None:
+def peak_bytes(measured: MeasuredRun | None) -> int | None:
     """Highest use of device memory of any worker of a run, without fragments; None where no log says it."""
     workers = measured.workers if measured is not None else ()
     return max((worker.used_peak_bytes or 0 for worker in workers), default=0) or None
 
 
-def typical_ns(measured: Measured | None, is_profiled: bool) -> int | None:
+def typical_ns(measured: MeasuredRun | None, is_profiled: bool) -> int | None:
     """Step time of a run: the middle of its steps, of the slowest worker, without the compiling and the profiled one.
 
     None where no step is left. `is_profiled`: the last step was.

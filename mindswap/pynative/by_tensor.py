@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.mindformers_2x.convert import Swapped
-from mindswap.mindformers_2x.effect import Effect
+from mindswap.mindformers_2x.effect import SettingsEffect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
 from mindswap.mindformers_2x.renaming import to_2x_path
@@ -50,7 +50,7 @@ def fate_in_1_9(trace: Trace, layers: Sequence[LayerDecisions]) -> TensorFate:
     return TensorFate(frozenset(moved), frozenset(again))
 
 
-def fate_in_2x(trace: Trace, effect: Effect) -> TensorFate:
+def fate_in_2x(trace: Trace, effect: SettingsEffect) -> TensorFate:
     """What MindFormers 2.x does with each storage: it goes with the cell that saves it."""
     moved, again = set(), set()
     for index, (maker, savers) in _activations(trace).items():
@@ -227,7 +227,7 @@ def _is_shared(maker: Operator, savers: Sequence[Operator]) -> bool:
     return maker.layer_index is None and len({saver.layer_index for saver in savers}) > 1
 
 
-def _recomputed_2x(effect: Effect, layer: int) -> list[tuple[str, bool]]:
+def _recomputed_2x(effect: SettingsEffect, layer: int) -> list[tuple[str, bool]]:
     """Paths that run again, and whether each is a single operator."""
     found = effect.layers[layer]
     if found.is_recomputed:
@@ -236,7 +236,7 @@ def _recomputed_2x(effect: Effect, layer: int) -> list[tuple[str, bool]]:
     return [(path, path in single) for path in found.recomputed]
 
 
-def _is_swapped_2x(effect: Effect, saver: Operator) -> bool:
+def _is_swapped_2x(effect: SettingsEffect, saver: Operator) -> bool:
     if saver.layer_index is None:
         return False
     found = effect.layers[saver.layer_index]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.pynative.schedule import ActionKind, Schedule
+from mindswap.pynative.schedule import ActionKind, StepSchedule
 from mindswap.pynative.trace import Trace
 
 __all__ = ["Ledger", "Totals", "predict"]
@@ -79,7 +79,7 @@ class Ledger:
             raise ValueError(f"storage {storage}: {kind.value} in the wrong state")
 
 
-def predict(trace: Trace, schedule: Schedule) -> Totals:
+def predict(trace: Trace, schedule: StepSchedule) -> Totals:
     """Live bytes of a step that follows a schedule.
 
     Raises:

@@ -17,9 +17,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindswap.pynative.trace import Event, EventKind, SavedStorage, Trace
+from mindswap.pynative.trace import Event, EventKind, Trace, TracedStorage
 
-__all__ = ["Action", "ActionKind", "Distance", "Schedule", "Unit", "make_schedule"]
+__all__ = ["StorageAction", "ActionKind", "Distance", "StepSchedule", "Unit", "make_schedule"]
 
 
 class Unit(Enum):
@@ -54,7 +54,7 @@ class ActionKind(Enum):
 
 
 @dataclass(frozen=True)
-class Action:
+class StorageAction:
     """What is done to one storage at one event."""
 
     kind: ActionKind
@@ -62,7 +62,7 @@ class Action:
 
 
 @dataclass(frozen=True)
-class Schedule:
+class StepSchedule:
     """All that an executor needs of a step.
 
     Attributes:
@@ -74,7 +74,7 @@ class Schedule:
 
     hooked_layers: tuple[int, ...]
     events: tuple[Event, ...]
-    actions: tuple[tuple[Action, ...], ...]
+    actions: tuple[tuple[StorageAction, ...], ...]
     moved: tuple[int, ...]
 
     @property
@@ -83,7 +83,7 @@ class Schedule:
         return self.events[0].kind, self.events[0].index
 
 
-def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> Schedule:
+def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> StepSchedule:
     """Actions of one step.
 
     A storage that may not leave the device, or would be fetched before it is released, stays.
@@ -102,26 +102,26 @@ def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers
     hooked = tuple(sorted(watched | set(hooked_layers)))
     events = trace.events_of(hooked)
     clock = _Clock(trace, events)
-    actions: list[list[Action]] = [[] for _ in events]
+    actions: list[list[StorageAction]] = [[] for _ in events]
     moved = []
     for index in sorted(clock.saves):
         storage = trace.storages[index]
         # It is gone with the event behind its last read, or with the step.
         reads = clock.reads.get(index, [len(events) - 1])
         if storage.size_bytes and not storage.protection:
-            actions[clock.saves[index][0]].append(Action(ActionKind.ADD, index))
-            actions[min(reads[-1] + 1, len(events) - 1)].append(Action(ActionKind.DROP, index))
+            actions[clock.saves[index][0]].append(StorageAction(ActionKind.ADD, index))
+            actions[min(reads[-1] + 1, len(events) - 1)].append(StorageAction(ActionKind.DROP, index))
         moments = _moments(clock, trace, index, storage, wanted[index]) if index in wanted else None
         if moments is None or not moments.offload <= moments.release < moments.prefetch < reads[0]:
             continue
         moved.append(index)
-        actions[moments.offload].append(Action(ActionKind.OFFLOAD, index))
-        actions[moments.release].append(Action(ActionKind.RELEASE, index))
-        actions[moments.prefetch].append(Action(ActionKind.PREFETCH, index))
-        actions[reads[0]].append(Action(ActionKind.WAIT, index))
+        actions[moments.offload].append(StorageAction(ActionKind.OFFLOAD, index))
+        actions[moments.release].append(StorageAction(ActionKind.RELEASE, index))
+        actions[moments.prefetch].append(StorageAction(ActionKind.PREFETCH, index))
+        actions[reads[0]].append(StorageAction(ActionKind.WAIT, index))
     order = list(ActionKind)
     in_order = (tuple(sorted(found, key=lambda a: (order.index(a.kind), a.storage))) for found in actions)
-    return Schedule(hooked, events, tuple(in_order), tuple(moved))
+    return StepSchedule(hooked, events, tuple(in_order), tuple(moved))
 
 
 @dataclass(frozen=True)
@@ -162,7 +162,7 @@ class _Clock:
         return max(bisect_right(self.times, num_operators) - 1, self.forward_end + 1)
 
 
-def _moments(clock: _Clock, trace: Trace, index: int, storage: SavedStorage, distance: Distance) -> _Moments | None:
+def _moments(clock: _Clock, trace: Trace, index: int, storage: TracedStorage, distance: Distance) -> _Moments | None:
     """When a storage goes and comes back; None if there is no such moment."""
     reads = clock.reads.get(index)
     if reads is None or clock.saves[index][0] > clock.forward_end:  # nobody needs it again, or only backward does

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Event", "EventKind", "Operator", "Save", "SavedStorage", "Trace", "Value"]
+__all__ = ["Event", "EventKind", "Operator", "Save", "TracedStorage", "Trace", "Value"]
 
 
 class EventKind(Enum):
@@ -103,7 +103,7 @@ class Save:
 
 
 @dataclass(frozen=True)
-class SavedStorage:
+class TracedStorage:
     """A piece of device memory that backward needs.
 
     Attributes:
@@ -137,7 +137,7 @@ class Trace:
 
     num_layers: int
     operators: tuple[Operator, ...]
-    storages: tuple[SavedStorage, ...]
+    storages: tuple[TracedStorage, ...]
     saves: tuple[Save, ...]
     events: tuple[Event, ...]
     device: str = "CPU"

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
 __all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
 
@@ -77,7 +77,7 @@ def load_trace(text: str, file: str) -> RecordedStep:
         trace = Trace(
             data["num_layers"],
             operators,
-            tuple(SavedStorage(*row) for row in data["storages"]),
+            tuple(TracedStorage(*row) for row in data["storages"]),
             tuple(Save(storage, layer, at, tuple(shape), dtype) for storage, layer, at, shape, dtype in data["saves"]),
             tuple(Event(EventKind(kind), index, count) for kind, index, count in data["events"]),
             data["device"],

@@ -1,6 +1,6 @@
 """The figures of a device that a simulation used, in words, for every report."""
 
-from mindswap.cost.figures import FIGURES, Kind
+from mindswap.cost.figures import FIGURES, FigureKind
 from mindswap.cost.hardware import Device
 from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
@@ -70,11 +70,11 @@ def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
 def format_figure(name: str, value: int) -> str:
     """A figure of a device file, in its smallest unit, as calibrations show it: shares in parts of 1."""
     kind = FIGURES[name].kind
-    if kind is Kind.BANDWIDTH:
+    if kind is FigureKind.BANDWIDTH:
         return format_bandwidth(value)
-    if kind is Kind.FRACTION:
+    if kind is FigureKind.FRACTION:
         return f"{value / 1000:.3f}"
-    return format_time(value) if kind is Kind.TIME else f"{value / 10**9:.1f} G/s"
+    return format_time(value) if kind is FigureKind.TIME else f"{value / 10**9:.1f} G/s"
 
 
 def _share(permille: int) -> str:

@@ -11,7 +11,7 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.words import index_runs
-from mindswap.report.policy_text import Action, LayerGroup, Step, format_steps, group_layers
+from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_indices, format_table
 from mindswap.stage.applied import as_applied
@@ -41,7 +41,7 @@ class Explanation:
     """
 
     policy: Policy
-    groups: tuple[LayerGroup, ...]
+    groups: tuple[AlikeLayers, ...]
     num_layers: int | None
     source: str | None
     stages: StageRecompute | None = None
@@ -61,14 +61,14 @@ def explain(
     return Explanation(policy, groups, num_layers, trees.source if trees is not None else None, stages)
 
 
-def _merge(groups: Sequence[LayerGroup]) -> Iterator[LayerGroup]:
+def _merge(groups: Sequence[AlikeLayers]) -> Iterator[AlikeLayers]:
     """Equal layers as one group, also where others are between them."""
-    indices: dict[tuple[Step, ...], list[int]] = {}
+    indices: dict[tuple[PartAction, ...], list[int]] = {}
     for group in groups:
         indices.setdefault(group.steps, []).extend(group.layers.indices or ())
     for steps, layers in indices.items():
         if layers:
-            yield LayerGroup(Layers(tuple(layers)), steps)
+            yield AlikeLayers(Layers(tuple(layers)), steps)
     yield from (group for group in groups if group.layers.indices is None)
 
 
@@ -87,7 +87,7 @@ def format_explanation(explanation: Explanation) -> str:
     return "\n\n".join(blocks)
 
 
-def _format_group(group: LayerGroup, explanation: Explanation) -> Iterator[str]:
+def _format_group(group: AlikeLayers, explanation: Explanation) -> Iterator[str]:
     indices = group.layers.indices
     if indices is None:
         yield "[every other layer]" if len(explanation.groups) > 1 else "[every layer]"
@@ -106,7 +106,7 @@ def _format_cells(explanation: Explanation) -> str:
     selected = {
         index
         for group in explanation.groups
-        if any(step.action is not Action.KEEP for step in group.steps)
+        if any(step.action is not StepKind.KEEP for step in group.steps)
         for index in group.layers.indices or ()
     }
     rows = []

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from mindswap.logs.compare import Finding, FindingLevel, LogReport
+from mindswap.logs.compare import FindingLevel, LogFinding, LogReport
 from mindswap.logs.model import MemoryStatistics
 from mindswap.report.tables import format_indices, format_table, group_equal
 from mindswap.units import format_bytes, format_count
@@ -43,7 +43,7 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
     }
 
 
-def _format_finding(finding: Finding) -> list[str]:
+def _format_finding(finding: LogFinding) -> list[str]:
     who = f"{format_indices('worker', finding.workers)}: " if finding.workers else ""
     level = finding.level.value
     first = f"{who}{level}: {finding.message}" if finding.level is not FindingLevel.NOTE else f"{who}{finding.message}"

@@ -10,14 +10,14 @@ from mindswap.graph.model import Graph
 from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["MemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
+__all__ = ["LayerMemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
 
 WHATS = ("kept", "swapped", "recomputed")
 COLUMNS = (*WHATS, "op_swap alone frees")
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class LayerMemoryReport:
     """What `mindswap inspect` shows.
 
     Attributes:
@@ -30,7 +30,7 @@ class MemoryReport:
     peak: Peak
     notes: tuple[str, ...]
 
-    def only(self, indices: Collection[int]) -> "MemoryReport":
+    def only(self, indices: Collection[int]) -> "LayerMemoryReport":
         """The same with these layers alone, and what is outside the layers."""
         kept = (layer for layer in self.layers if layer.layer_index is None or layer.layer_index in indices)
         return replace(self, layers=tuple(kept))
@@ -58,7 +58,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
         yield f"copied out and never read back, for nothing: {what}{where}"
 
 
-def format_memory(report: MemoryReport, by: str = "operator") -> str:
+def format_memory(report: LayerMemoryReport, by: str = "operator") -> str:
     """Tables, equal layers once; a row per "layer", per "operator" or per "cell"."""
     groups = group_layers(report.layers)
     unit = common_unit(_weight(_sum(name, layer.operators)) for name, layer in groups)
@@ -82,7 +82,7 @@ def format_memory(report: MemoryReport, by: str = "operator") -> str:
     return "\n".join(lines)
 
 
-def memory_to_json(report: MemoryReport) -> dict[str, Any]:
+def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
     """The same as plain data: every layer, sizes in bytes."""
 
     def sums(found: LayerMemory | OperatorMemory) -> dict[str, int]:

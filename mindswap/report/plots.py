@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.figures import load_figure_class, save_figure
-from mindswap.report.memory import MemoryReport, group_layers, rows_of
+from mindswap.report.memory import LayerMemoryReport, group_layers, rows_of
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.simulate.program import MemoryKind
 from mindswap.units import format_bytes
@@ -26,7 +26,7 @@ KINDS = (
 )
 
 
-def plot_memory(report: MemoryReport, path: Path, title: str, by: str = "operator") -> None:
+def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "operator") -> None:
     """One panel per kind of layer: bytes of each row, largest on top, kept, swapped and recomputed stacked.
 
     All kinds of layers have one scale; what is outside the layers has its own, as head and loss would dwarf them.

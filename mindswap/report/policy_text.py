@@ -22,13 +22,13 @@ from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
 from mindswap.units import format_count
 
-__all__ = ["Action", "LayerGroup", "Step", "format_policy", "format_steps", "group_layers"]
+__all__ = ["StepKind", "AlikeLayers", "PartAction", "format_policy", "format_steps", "group_layers"]
 
 # Stands for any layer that no entry names: only entries for every layer hold for it.
 _UNNAMED_LAYER = -1
 
 
-class Action(Enum):
+class StepKind(Enum):
     """What happens to the activations of an operator."""
 
     RECOMPUTE = "recompute"
@@ -39,7 +39,7 @@ class Action(Enum):
 
 
 @dataclass(frozen=True)
-class Step:
+class PartAction:
     """One action on one part of a layer.
 
     Attributes:
@@ -51,7 +51,7 @@ class Step:
         reasons: which entry goes before which, where several name it; only where they were asked for.
     """
 
-    action: Action
+    action: StepKind
     name: str
     num_operators: int | None = None
     num_prefetch_ops: int | None = None
@@ -69,11 +69,11 @@ class Step:
 
 
 @dataclass(frozen=True)
-class LayerGroup:
+class AlikeLayers:
     """Layers in which the same happens; `layers.indices` is None for every layer that no other group names."""
 
     layers: Layers
-    steps: tuple[Step, ...]
+    steps: tuple[PartAction, ...]
 
     def to_data(self) -> dict[str, Any]:
         """Plain data, for JSON."""
@@ -82,7 +82,7 @@ class LayerGroup:
 
 def group_layers(
     policy: Policy, num_layers: int | None, trees: LayerTrees | None, with_reasons: bool = False
-) -> tuple[LayerGroup, ...]:
+) -> tuple[AlikeLayers, ...]:
     """What happens in each layer, consecutive equal layers together.
 
     Args:
@@ -92,8 +92,8 @@ def group_layers(
         with_reasons: say which entry goes before which, also of operators that stay although an entry names them.
     """
     named = {index for layers in _all_layers(policy) for index in layers.indices or ()}
-    known: dict[tuple[object, ...], tuple[Step, ...]] = {}
-    runs: list[tuple[list[int], tuple[Step, ...]]] = []
+    known: dict[tuple[object, ...], tuple[PartAction, ...]] = {}
+    runs: list[tuple[list[int], tuple[PartAction, ...]]] = []
     for index in range(num_layers) if num_layers is not None else sorted(named):
         tree = trees.layers[index] if trees is not None and index < len(trees.layers) else None
         signature = (id(tree), *(index in layers for layers in _all_layers(policy)))
@@ -105,9 +105,9 @@ def group_layers(
             runs[-1][0].append(index)
         else:
             runs.append(([index], known[signature]))
-    groups = [LayerGroup(Layers(tuple(indices)), steps) for indices, steps in runs]
+    groups = [AlikeLayers(Layers(tuple(indices)), steps) for indices, steps in runs]
     if num_layers is None:
-        groups.append(LayerGroup(Layers(None), _steps(policy, _UNNAMED_LAYER)))
+        groups.append(AlikeLayers(Layers(None), _steps(policy, _UNNAMED_LAYER)))
     return tuple(groups)
 
 
@@ -125,7 +125,7 @@ def format_policy(policy: Policy, num_layers: int | None, trees: LayerTrees | No
     return "\n".join(lines)
 
 
-def format_steps(steps: Iterable[Step]) -> list[str]:
+def format_steps(steps: Iterable[PartAction]) -> list[str]:
     """One line per step, prefetch distances in a column, the reasons below it."""
     rows = []
     for step in steps:
@@ -146,40 +146,40 @@ def _all_layers(policy: Policy) -> list[Layers]:
 
 # What an entry does; those that exclude do nothing by themselves.
 _ACTIONS = {
-    Setting.RECOMPUTE: Action.RECOMPUTE,
-    Setting.OUTPUT_RECOMPUTE: Action.RECOMPUTE_OUTPUT,
-    Setting.SELECT_RECOMPUTE: Action.RECOMPUTE,
-    Setting.SELECT_COMM_RECOMPUTE: Action.RECOMPUTE_COMM,
-    Setting.LAYER_SWAP: Action.OFFLOAD,
-    Setting.OP_SWAP: Action.OFFLOAD,
+    Setting.RECOMPUTE: StepKind.RECOMPUTE,
+    Setting.OUTPUT_RECOMPUTE: StepKind.RECOMPUTE_OUTPUT,
+    Setting.SELECT_RECOMPUTE: StepKind.RECOMPUTE,
+    Setting.SELECT_COMM_RECOMPUTE: StepKind.RECOMPUTE_COMM,
+    Setting.LAYER_SWAP: StepKind.OFFLOAD,
+    Setting.OP_SWAP: StepKind.OFFLOAD,
 }
 
 
-def _steps(policy: Policy, layer_index: int) -> tuple[Step, ...]:
+def _steps(policy: Policy, layer_index: int) -> tuple[PartAction, ...]:
     """What the entries say about one layer, patterns as they are."""
     return tuple(
-        Step(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
+        PartAction(_ACTIONS[entry.setting], entry.pattern, num_prefetch_ops=entry.prefetch)
         for entry in acting_entries(policy, layer_index)
         if entry.setting in _ACTIONS
     )
 
 
-def _resolved_steps(layer: LayerDecisions, with_reasons: bool) -> tuple[Step, ...]:
+def _resolved_steps(layer: LayerDecisions, with_reasons: bool) -> tuple[PartAction, ...]:
     """What really happens to the operators of one layer, after precedence."""
     decided = {path: _decision(found) for path, found in layer.operators().items()}
     steps = list(_compress(layer.layer, (), decided))
     if layer.is_output_recomputed:
-        steps.append(Step(Action.RECOMPUTE_OUTPUT, "", 1))
-    steps += [Step(Action.RECOMPUTE_COMM, match.name, 1) for match in matches_of(layer.comm_recomputes)]
+        steps.append(PartAction(StepKind.RECOMPUTE_OUTPUT, "", 1))
+    steps += [PartAction(StepKind.RECOMPUTE_COMM, match.name, 1) for match in matches_of(layer.comm_recomputes)]
     if with_reasons:
-        kept = {path: (Action.KEEP, None) for path, what in decided.items() if what is None and _contest(layer, path)}
+        kept = {path: (StepKind.KEEP, None) for path, what in decided.items() if what is None and _contest(layer, path)}
         steps = [_with_reasons(layer, step) for step in (*steps, *_compress(layer.layer, (), kept))]
-    order = list(Action)
+    order = list(StepKind)
     return tuple(sorted(steps, key=lambda step: order.index(step.action)))
 
 
-def _with_reasons(layer: LayerDecisions, step: Step) -> Step:
-    if step.action in (Action.RECOMPUTE_OUTPUT, Action.RECOMPUTE_COMM):
+def _with_reasons(layer: LayerDecisions, step: PartAction) -> PartAction:
+    if step.action in (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM):
         return step
     part = tuple(step.name.split(".")) if step.name else ()
     reasons = (reason for path in layer.operators() if path[: len(part)] == part for reason in _contest(layer, path))
@@ -205,17 +205,17 @@ def _entry(entry: Entry) -> str:
     return f"{entry.setting.value}{pattern}" + (f" with prefetch {entry.prefetch}" if entry.prefetch else "")
 
 
-_Shown = tuple[Action, int | None]
+_Shown = tuple[StepKind, int | None]
 
 
 def _decision(decision: Decision) -> _Shown | None:
     """What happens to an operator; None if it stays as it is."""
     if decision.treatment is Treatment.RECOMPUTE:
-        return Action.RECOMPUTE, None
-    return (Action.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
+        return StepKind.RECOMPUTE, None
+    return (StepKind.OFFLOAD, decision.prefetch) if decision.treatment is Treatment.OFFLOAD else None
 
 
-def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Shown | None]) -> Iterator[Step]:
+def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Shown | None]) -> Iterator[PartAction]:
     """One step for the largest parts of a layer to which the same happens as a whole."""
     operators = [path] if not node.children else [(*path, *below) for below, leaf in node.walk() if not leaf.children]
     decisions = {decided.get(operator) for operator in operators}
@@ -225,4 +225,4 @@ def _compress(node: CellNode, path: tuple[str, ...], decided: Mapping[Path, _Sho
         return
     decision = decisions.pop()
     if decision is not None:
-        yield Step(decision[0], ".".join(path), len(operators), decision[1])
+        yield PartAction(decision[0], ".".join(path), len(operators), decision[1])

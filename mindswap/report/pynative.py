@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from mindswap.document.problem import Problem
-from mindswap.mindformers_2x.effect import Effect, LayerEffect
+from mindswap.mindformers_2x.effect import LayerOutcome, SettingsEffect
 from mindswap.mindformers_2x.form import Form
 from mindswap.mindformers_2x.log_lines import log_lines
 from mindswap.policy.words import format_indices
@@ -22,7 +22,7 @@ _NAMES = {
 }
 
 
-def format_effect(effect: Effect, has_errors: bool = False) -> str:
+def format_effect(effect: SettingsEffect, has_errors: bool = False) -> str:
     """The whole explanation; with errors upstream refuses the file, and so logs nothing."""
     blocks = [_header(effect), format_layers_2x(effect)]
     dropped = _dropped(effect)
@@ -34,7 +34,7 @@ def format_effect(effect: Effect, has_errors: bool = False) -> str:
     return "\n\n".join(blocks)
 
 
-def _header(effect: Effect) -> str:
+def _header(effect: SettingsEffect) -> str:
     settings = effect.settings
     count = "an unknown number of" if settings.num_layers is None else str(settings.num_layers)
     mtp = f" ({settings.num_mtp_layers} for multi-token prediction)" if settings.num_mtp_layers else ""
@@ -51,7 +51,7 @@ def _header(effect: Effect) -> str:
     return "\n".join(lines)
 
 
-def format_layers_2x(effect: Effect) -> str:
+def format_layers_2x(effect: SettingsEffect) -> str:
     """What happens in each layer; equal layers print once."""
     lines: list[str] = []
     num_layers = len(effect.layers)
@@ -62,7 +62,7 @@ def format_layers_2x(effect: Effect) -> str:
     return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
 
 
-def _layer_lines(layer: LayerEffect) -> list[str]:
+def _layer_lines(layer: LayerOutcome) -> list[str]:
     lines = ["recompute  the whole layer"] if layer.is_recomputed else []
     lines += [f"recompute  {escape(path)}" for path in layer.recomputed]
     lines += [f"recompute  {escape(path)} (communication)" for path in layer.comm_recomputed]
@@ -79,7 +79,7 @@ def _layer_lines(layer: LayerEffect) -> list[str]:
     return lines or ["keep       every activation"]
 
 
-def _dropped(effect: Effect) -> list[str]:
+def _dropped(effect: SettingsEffect) -> list[str]:
     """What never reaches a layer, in words."""
     settings = effect.settings
     lines = [f"{entry.path}: only the first entry of layer_swap acts" for entry in settings.of("layer_swap")[1:]]
@@ -96,7 +96,7 @@ def _dropped(effect: Effect) -> list[str]:
     return lines
 
 
-def pynative_notes(effect: Effect) -> list[str]:
+def pynative_notes(effect: SettingsEffect) -> list[str]:
     """What could not be looked at."""
     if effect.settings.num_layers is None:
         return ["the number of layers is not known, so layers and names were not checked; use --num-layers"]
@@ -106,7 +106,7 @@ def pynative_notes(effect: Effect) -> list[str]:
     return []
 
 
-def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
+def effect_to_json(effect: SettingsEffect, problems: tuple[Problem, ...] = ()) -> dict[str, Any]:
     """The same as plain data."""
     settings = effect.settings
     has_errors = any(problem.level.value == "error" for problem in problems)
@@ -122,7 +122,7 @@ def effect_to_json(effect: Effect, problems: tuple[Problem, ...] = ()) -> dict[s
     }
 
 
-def _layer_to_json(index: int, layer: LayerEffect) -> dict[str, Any]:
+def _layer_to_json(index: int, layer: LayerOutcome) -> dict[str, Any]:
     return {
         "layer": index,
         "is_recomputed": layer.is_recomputed,

@@ -14,7 +14,7 @@ from mindswap.graph.model import Node, TensorType
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.memory import MemoryReport, one_way_notes
+from mindswap.report.memory import LayerMemoryReport, one_way_notes
 from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.compiled import compile_pair, layer_indices
@@ -23,7 +23,7 @@ from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 __all__ = ["Inspection", "inspect_config", "inspect_memory"]
 
 # What a report is made of, for the cache.
-REPORT_CLASSES = (MemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
+REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Inspection:
     """
 
     title: str
-    report: MemoryReport
+    report: LayerMemoryReport
 
 
 def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_cache: bool = True) -> Inspection:
@@ -89,12 +89,12 @@ def _inspect_trace(path: str) -> Inspection:
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
     layers = measure_layers(graph, captured.graph, names, captured.sample)
     notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
-    return Inspection(Path(path).stem, MemoryReport(layers, find_peak(graph, captured.sample), notes))
+    return Inspection(Path(path).stem, LayerMemoryReport(layers, find_peak(graph, captured.sample), notes))
 
 
 def inspect_config(
     config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
-) -> MemoryReport:
+) -> LayerMemoryReport:
     """Compile with and without the policy, and measure what is kept.
 
     Args:
@@ -120,4 +120,4 @@ def inspect_config(
             for layer in layers
         )
         notes = (placement.describe(), *notes)
-    return MemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)
+    return LayerMemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)

@@ -14,7 +14,7 @@ from mindswap.pynative.schedule import Unit
 from mindswap.pynative.upstream import upstream_calls
 
 if TYPE_CHECKING:
-    from mindswap.adapters.pynative.copies import Copies
+    from mindswap.adapters.pynative.copies import CopyEngine
     from mindswap.adapters.pynative.swap import Swap
     from mindswap.adapters.pynative.upstream import HyperParallel
 
@@ -28,7 +28,7 @@ def apply(
     with_lazy_inline: bool = True,
     logger: logging.Logger | None = None,
     unit: Unit = Unit.OPERATORS,
-    copies: "Copies | HyperParallel | None" = None,
+    copies: "CopyEngine | HyperParallel | None" = None,
 ) -> tuple[LayerActions, ...]:
     """Set a policy on a network, before its first compile; in PyNative mode let it swap from its second pass on.
 
@@ -67,7 +67,7 @@ def apply(
     if policy.is_swap_enabled and is_pynative and wrap is None:
         from mindswap.adapters.pynative.swap import Swap
 
-        Swap(network, cells, _decisions(policy, cells), unit, cast("Copies | None", copies))
+        Swap(network, cells, _decisions(policy, cells), unit, cast("CopyEngine | None", copies))
     if with_lazy_inline and policy.is_swap_enabled:
         for name, count in adapter.mark_lazy_inline(network, cells).items():
             logger.info("mindswap: %d %s: lazy_inline is on %s instead, else all would swap alike", count, name,
@@ -82,7 +82,7 @@ def _decisions(policy: Policy, cells: Sequence[Any]) -> list[LayerDecisions]:
 
 
 def _upstream(
-    network: Any, cells: Sequence[Any], policy: Policy, unit: Unit, copies: "Copies | HyperParallel | None"
+    network: Any, cells: Sequence[Any], policy: Policy, unit: Unit, copies: "CopyEngine | HyperParallel | None"
 ) -> Callable[[], None] | None:
     """What hands the network over to the engine of MindFormers 2.x, if that was asked for."""
     from mindswap.adapters.pynative.upstream import HyperParallel

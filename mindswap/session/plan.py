@@ -16,7 +16,7 @@ from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.layer_plan import plan_layers
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, Problem
+from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
 from mindswap.plan.write import compact_policy, write_plan
@@ -53,7 +53,7 @@ class StepPlan:
     """
 
     step: Step
-    problem: Problem
+    problem: PlanProblem
     plan: Plan
     budget_source: str = ""
 
@@ -144,10 +144,10 @@ def problem_of(
     memory: str | int | None = None,
     allow: Allow = DEFAULT_ALLOW,
     objective: Objective = Objective.TIME,
-) -> Problem:
+) -> PlanProblem:
     """What a planner is asked; arguments as of `make_plan`."""
     device = step.device
-    return Problem(
+    return PlanProblem(
         step.model,
         budget_of(step, memory)[0],
         device.host_memory_bytes,

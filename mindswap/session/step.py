@@ -18,7 +18,7 @@ from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
 from mindswap.errors import PolicyError, SimulationError
 from mindswap.graph.model import Graph
-from mindswap.graph.ops import Unit, classify
+from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
@@ -218,7 +218,7 @@ def find_compute_dtype(graph: Graph) -> str:
     """The dtype in which the step computes most on the matrix units."""
     flops: Counter[str] = Counter()
     for node, work in zip(graph.forward, measure_work(graph)[0], strict=True):
-        if classify(node.op).unit is Unit.MATRIX and node.outputs:
+        if classify(node.op).unit is ComputeUnit.MATRIX and node.outputs:
             flops[node.outputs[0].dtype] += work.flops
     return max(flops, key=flops.__getitem__, default="float16")
 

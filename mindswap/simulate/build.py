@@ -13,7 +13,7 @@ from mindswap.simulate.block import Block
 from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts, join, place_memory
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Ops, Program
-from mindswap.simulate.schedules import Pass, Work
+from mindswap.simulate.schedules import Pass, PassWork
 from mindswap.simulate.stage_pass import ModelSections, StagePass, cut_backward, shift
 from mindswap.simulate.stage_tensors import TensorTable, once_columns
 from mindswap.simulate.turns import TENSOR_COLUMNS, Turns
@@ -121,7 +121,7 @@ class _Builder:
         passes = self.layout.passes(stage)
         has_later = any(entry.micro_batch or entry.sequence for entry in passes)
         chunks = [self._chunk(sections, has_later) for sections in self.layout.chunks[stage]]
-        cut = {_key(entry) for entry in passes if entry.work is Work.WEIGHT_GRADIENT}
+        cut = {_key(entry) for entry in passes if entry.work is PassWork.WEIGHT_GRADIENT}
         for entry in passes:
             self._run(chunks[entry.chunk], entry, _key(entry) in cut)
         tables, others = [], []
@@ -153,7 +153,7 @@ class _Builder:
         turns = chunk.turns_of(entry, is_cut)
         turn = entry.micro_batch * self.layout.num_sequences + entry.sequence
         begins = turns.begins.setdefault(turn, [])
-        which = {Work.FORWARD: 0, Work.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
+        which = {PassWork.FORWARD: 0, PassWork.WEIGHT_GRADIENT: 2}.get(entry.work, 1)
         assert len(begins) == which, f"{entry} comes too early"
         part = turns.forward if which == 0 else turns.halves[which - 1] if turns.halves else turns.backward
         columns = part.columns

@@ -14,7 +14,17 @@ from mindswap.errors import SimulationError
 from mindswap.simulate.check import check_program
 from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, Program
-from mindswap.simulate.state import COMMUNICATION, COMPUTE, IN, NEVER, NO_COPY, OUT, RECEIVING, State, initial_state
+from mindswap.simulate.state import (
+    COMMUNICATION,
+    COMPUTE,
+    IN,
+    NEVER,
+    NO_COPY,
+    OUT,
+    RECEIVING,
+    EngineState,
+    initial_state,
+)
 from mindswap.simulate.timeline import StallCause, Timeline
 
 __all__ = ["simulate"]
@@ -62,7 +72,7 @@ def simulate(program: Program, check: bool = True) -> Timeline:
 
 
 @compiled
-def _run(state: State, contended_permille: int) -> None:
+def _run(state: EngineState, contended_permille: int) -> None:
     """Takes the stage in which something can happen first, until nothing can happen any more."""
     stages = state.stages
     while True:
@@ -94,7 +104,7 @@ def _first_to_wake(stages: np.ndarray) -> int:
 
 
 @compiled
-def _start_ops(state: State, stage: int, kind: int, now: int) -> bool:
+def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
     """Starts what a stream can start at this moment; whether it did."""
     stages, stream = state.stages, state.streams[stage, kind]
     changed = False
@@ -115,7 +125,7 @@ def _start_ops(state: State, stage: int, kind: int, now: int) -> bool:
 
 
 @compiled
-def _has_inputs(state: State, position: int, now: int) -> bool:
+def _has_inputs(state: EngineState, position: int, now: int) -> bool:
     """Whether everything that an operator waits for has ended."""
     op, copies = state.ops[position], state.copies
     return (
@@ -126,7 +136,7 @@ def _has_inputs(state: State, position: int, now: int) -> bool:
 
 
 @compiled
-def _waited_for(state: State, position: int, now: int) -> tuple[int | np.int64, int]:
+def _waited_for(state: EngineState, position: int, now: int) -> tuple[int | np.int64, int]:
     """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
     op, copies = state.ops[position], state.copies
     if op.wait_op != NO_OP and state.ops[op.wait_op].end_ns == now:
@@ -137,7 +147,7 @@ def _waited_for(state: State, position: int, now: int) -> tuple[int | np.int64, 
 
 
 @compiled
-def _let_copies_run(state: State, stage: int, contended_permille: int, now: int) -> None:
+def _let_copies_run(state: EngineState, stage: int, contended_permille: int, now: int) -> None:
     """Runs the copies of the stage on from its last moment to this one."""
     done = _rate(state.links, stage, contended_permille) * (now - state.stages[stage].clock_ns)
     for direction in (OUT, IN):
@@ -152,7 +162,7 @@ def _rate(links: np.ndarray, stage: int, contended_permille: int) -> int:
 
 
 @compiled
-def _end_and_start_copies(state: State, stage: int, direction: int, now: int) -> bool:
+def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: int) -> bool:
     """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
     link = state.links[stage, direction]
     changed = False
@@ -176,7 +186,7 @@ def _end_and_start_copies(state: State, stage: int, direction: int, now: int) ->
 
 
 @compiled
-def _next_event_ns(state: State, stage: int, contended_permille: int, now: int) -> int:
+def _next_event_ns(state: EngineState, stage: int, contended_permille: int, now: int) -> int:
     """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
     event_ns = NEVER
     for kind in (COMPUTE, COMMUNICATION, RECEIVING):
@@ -195,7 +205,7 @@ def _next_event_ns(state: State, stage: int, contended_permille: int, now: int) 
     return event_ns
 
 
-def _raise_deadlock(program: Program, state: State) -> None:
+def _raise_deadlock(program: Program, state: EngineState) -> None:
     """Raises if operators are left over; each stage is named with the operator at which it stands."""
     next_op = state.streams["next_op"].min(axis=1)
     lines = []

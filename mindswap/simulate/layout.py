@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulate.schedules import SCHEDULES, Pass, Schedule, Shape, find_schedule, order_passes
+from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
 
 __all__ = ["StageLayout", "lay_out_stages", "require_schedule"]
 
@@ -46,7 +46,7 @@ class StageLayout:
         return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
 
     @property
-    def schedule(self) -> Schedule:
+    def schedule(self) -> PipelineSchedule:
         """The schedule that acts."""
         return find_schedule(self.scheduler, self.shape)
 

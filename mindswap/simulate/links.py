@@ -9,10 +9,10 @@ from mindswap.simulate.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.stage_pass import neighbour_reads
 
-__all__ = ["Link", "links_of"]
+__all__ = ["TensorLink", "links_of"]
 
 
-class Link(NamedTuple):
+class TensorLink(NamedTuple):
     """Tensors that a block makes in one pass and its neighbour, or another stage, reads.
 
     Attributes:
@@ -27,7 +27,7 @@ class Link(NamedTuple):
 
 
 @lru_cache(maxsize=2**14)
-def links_of(block: Block, other: Block | None, is_forward: bool) -> Link:
+def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
     """What a block hands on in one pass.
 
     Args:
@@ -44,4 +44,4 @@ def links_of(block: Block, other: Block | None, is_forward: bool) -> Link:
         if tensor.role is not None and not tensor.role.is_shared and tensor.is_forward == is_forward
     ]
     made = tensor_arrays([tensor for tensor, _ in handed], labels.__getitem__)
-    return Link(made, use_rows([uses for _, uses in handed]), np.full(len(handed), other is None))
+    return TensorLink(made, use_rows([uses for _, uses in handed]), np.full(len(handed), other is None))

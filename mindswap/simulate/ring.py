@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.ranks.ring import RING, Kernel, Round
+from mindswap.graph.ranks.ring import RING, RingKernel, Round
 from mindswap.graph.work import Work
 from mindswap.simulate.block_parts import BlockOp
 from mindswap.simulate.program import NO_OP, OpKind
@@ -57,5 +57,5 @@ def ring_buffers(operands: Sequence[TensorType], is_forward: bool) -> int:
     return (2 if is_forward else 4) * pair + query
 
 
-def _kernels_ns(kernels: Sequence[Kernel], time_ns: Callable[[Work, str], int]) -> int:
+def _kernels_ns(kernels: Sequence[RingKernel], time_ns: Callable[[Work, str], int]) -> int:
     return sum(time_ns(Work(0, kernel.moved_bytes, 0), kernel.op) for kernel in kernels)

@@ -11,7 +11,7 @@ from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, OpKind, Program
 from mindswap.simulate.timeline import StallCause
 
-__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "RECEIVING", "State", "initial_state"]
+__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "RECEIVING", "EngineState", "initial_state"]
 
 NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
 COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
@@ -54,7 +54,7 @@ LINK = np.dtype(
 )
 
 
-class State(NamedTuple):
+class EngineState(NamedTuple):
     """A step at some moment.
 
     Attributes:
@@ -75,7 +75,7 @@ class State(NamedTuple):
     links: np.ndarray
 
 
-def initial_state(program: Program) -> State:
+def initial_state(program: Program) -> EngineState:
     """The program before its first moment."""
     starts = np.asarray(program.stage_starts, np.int64)
     num_stages = program.num_stages
@@ -88,11 +88,11 @@ def initial_state(program: Program) -> State:
     copies_begin = np.searchsorted(copies["after_op"][OUT], starts)
     links["next_copy"] = copies_begin[:-1, None]
     links["end"] = copies_begin[1:, None]
-    return State(_operators(program, starts, copies, streams), copies, stages, streams, links)
+    return EngineState(_operators(program, starts, copies, streams), copies, stages, streams, links)
 
 
 def _copies_in_order(program: Program) -> np.ndarray:
-    """`State.copies`."""
+    """`EngineState.copies`."""
     copies = program.copies
     records = np.zeros((2, len(copies)), COPY)
     by_producer = np.argsort(copies.producer_op, kind="stable")
@@ -109,7 +109,7 @@ def _copies_in_order(program: Program) -> np.ndarray:
 
 
 def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams: np.ndarray) -> np.ndarray:
-    """`State.ops`; sets the first operator of each stream."""
+    """`EngineState.ops`; sets the first operator of each stream."""
     ops = np.zeros(len(program.ops), OP)
     ops["duration_ns"] = program.ops.duration_ns
     ops["wait_op"] = program.ops.wait_op

@@ -13,7 +13,7 @@ from mindswap.cost.static_memory import StaticMemory
 from mindswap.cost.table import CostTable
 from mindswap.errors import SimulationError
 from mindswap.graph.names import Label
-from mindswap.graph.ops import Unit, classify
+from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
@@ -242,7 +242,7 @@ class StepModel:
         total = 0
         for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
             for node, work in zip(nodes, works, strict=True):
-                if classify(node.op).unit is Unit.MATRIX:
+                if classify(node.op).unit is ComputeUnit.MATRIX:
                     total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
         per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
         return total * self.settings.num_turns * per_stage_rank

@@ -11,11 +11,11 @@ from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.summary_model import LayerRow
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["LayerGroup", "group_layer_rows", "measure_layers"]
+__all__ = ["EqualLayers", "group_layer_rows", "measure_layers"]
 
 
 @dataclass(frozen=True)
-class LayerGroup:
+class EqualLayers:
     """Layers with equal bytes and copies.
 
     Attributes:
@@ -29,7 +29,7 @@ class LayerGroup:
     exposed_ns: int
 
 
-def group_layer_rows(rows: Sequence[LayerRow]) -> list[LayerGroup]:
+def group_layer_rows(rows: Sequence[LayerRow]) -> list[EqualLayers]:
     """Layers that hold, copy and compute the same as one, in order of their first."""
     groups: dict[tuple[int, ...], list[LayerRow]] = {}
     for row in rows:
@@ -39,7 +39,7 @@ def group_layer_rows(rows: Sequence[LayerRow]) -> list[LayerGroup]:
         groups.setdefault((outside, *sizes, *times), []).append(row)
     num_stages = len({row.stage for row in rows if row.layer < 0})
     return [
-        LayerGroup(_name(group, num_stages), group[0], sum(row.exposed_ns for row in group))
+        EqualLayers(_name(group, num_stages), group[0], sum(row.exposed_ns for row in group))
         for group in groups.values()
     ]
 

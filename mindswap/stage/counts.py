@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline
-from mindswap.document.nodes import Node, show
+from mindswap.document.nodes import DocumentNode, show
 from mindswap.errors import MindswapError
 
 __all__ = ["Counts", "CountsError", "layers_of_stage_counts", "read_counts"]
@@ -44,13 +44,13 @@ class CountsError(MindswapError):
         fix: what to write; "" if that cannot be said.
     """
 
-    def __init__(self, node: Node, message: str, fix: str = ""):
+    def __init__(self, node: DocumentNode, message: str, fix: str = ""):
         self.node = node
         self.fix = fix
         super().__init__(message)
 
 
-def read_counts(node: Node, layout: Layout) -> Counts:
+def read_counts(node: DocumentNode, layout: Layout) -> Counts:
     """The counts that True, False, counts per stage, or counts per chunk and stage stand for.
 
     Raises:
@@ -73,7 +73,7 @@ def _of_rows(rows: Sequence[Sequence[int]], warnings: Sequence[str] = ()) -> Cou
     return Counts(tuple(map(tuple, rows)), str([list(row) for row in rows]), tuple(warnings))
 
 
-def _check_zero_bubble(node: Node, layout: Layout) -> None:
+def _check_zero_bubble(node: DocumentNode, layout: Layout) -> None:
     """MindFormers turns the second row round before it looks at anything."""
     items = node.items or ()
     is_strings = all(isinstance(item.value, str) for item in items)
@@ -81,7 +81,7 @@ def _check_zero_bubble(node: Node, layout: Layout) -> None:
         raise CountsError(node, f"{show(node)}: zero_bubble_v takes one list for each chunk")
 
 
-def _read_per_stage(node: Node, items: tuple[Node, ...], layout: Layout) -> Counts:
+def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
     """Counts per stage, dealt out to the chunks one by one."""
     capacities = [sum(row[stage] for row in layout.sizes) for stage in range(len(layout.sizes[0]))]
     if len(items) > len(capacities):
@@ -107,7 +107,7 @@ def _read_per_stage(node: Node, items: tuple[Node, ...], layout: Layout) -> Coun
     return _of_rows(dealt, warnings)
 
 
-def _read_per_chunk(node: Node, items: tuple[Node, ...], layout: Layout) -> Counts:
+def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout: Layout) -> Counts:
     """Counts per chunk and stage; each one on its own is cut to what is there."""
     rows: list[tuple[int, ...]] = []
     texts = []
@@ -133,7 +133,9 @@ def _read_per_chunk(node: Node, items: tuple[Node, ...], layout: Layout) -> Coun
     return Counts(tuple(rows), f"[{', '.join(texts)}]", tuple(warnings), is_rewritten)
 
 
-def _cut_row(entries: tuple[Node, ...], sizes: tuple[int, ...], chunk: int, warnings: list[str]) -> Iterator[int]:
+def _cut_row(
+    entries: tuple[DocumentNode, ...], sizes: tuple[int, ...], chunk: int, warnings: list[str]
+) -> Iterator[int]:
     for position, entry in enumerate(entries):
         if not isinstance(entry.value, int):
             raise CountsError(entry, f"{show(entry)} is {entry.kind}")
@@ -148,7 +150,7 @@ def _cut_row(entries: tuple[Node, ...], sizes: tuple[int, ...], chunk: int, warn
         yield min(entry.value, sizes[position])
 
 
-def _check_shape(node: Node, rows: list[tuple[int, ...]], layout: Layout) -> None:
+def _check_shape(node: DocumentNode, rows: list[tuple[int, ...]], layout: Layout) -> None:
     """Where a layer has no count, MindFormers stops; a cell without layers needs none."""
     for cell in layout.cells():
         row = rows[cell.chunk] if cell.chunk < len(rows) else ()
@@ -167,7 +169,7 @@ def _number(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def layers_of_stage_counts(node: Node, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
+def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
     """The layers that MindFormers takes from counts per stage, or per chunk and stage, with swap off.
 
     Returns:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline, read_num_chunks, read_pipeline
-from mindswap.document.nodes import Document, Node, expanded_size, key_text, show
+from mindswap.document.nodes import Document, DocumentNode, expanded_size, key_text, show
 from mindswap.document.problem import Level, Location, Problem, sort_problems
 from mindswap.policy.match import PatternError, is_match, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, Policy
@@ -116,7 +116,7 @@ class _Expansion:
             if key not in RECOMPUTE_KEYS:
                 message = f"recompute_config.{key_text(key)}: unknown key"
                 self.report(entry.location, message, Level.ERROR, ", ".join(RECOMPUTE_KEYS))
-        off = Node(Location(self.document.file), False)
+        off = DocumentNode(Location(self.document.file), False)
         nodes = {key: values[key].value if key in values else off for key in ("recompute", *SELECT_OPTIONS)}
         self.layer_counts = self._counts(nodes["recompute"], "recompute_config.recompute")
         for option in SELECT_OPTIONS:
@@ -127,7 +127,7 @@ class _Expansion:
             if key in values:
                 self._read_flag(key, values[key].value, nodes["recompute"])
 
-    def _read_select(self, option: str, node: Node) -> None:
+    def _read_select(self, option: str, node: DocumentNode) -> None:
         path = f"recompute_config.{option}"
         found = self.entries[option] = {}
         if node.entries is not None:
@@ -141,7 +141,7 @@ class _Expansion:
                 if counts is not None:
                     found[named.key] = _Entry(name_path, named.location, named.key, counts)
         elif node.items is not None and all(isinstance(item.value, str) for item in node.items):
-            everywhere = read_counts(Node(node.location, True), self.layout)
+            everywhere = read_counts(DocumentNode(node.location, True), self.layout)
             for index, item in enumerate(node.items):
                 found[item.value] = _Entry(f"{path}[{index}]", item.location, item.value, everywhere)
             if len(node.items) == 1 and self.layout.is_zero_bubble_v:
@@ -161,7 +161,7 @@ class _Expansion:
                     self.report(node.location, message, Level.ERROR, "numbers of layers that are there", "name them")
                 found.update((name, _Entry(path, node.location, name, counts, is_default=True)) for name in names)
 
-    def _counts(self, node: Node, path: str) -> Counts | None:
+    def _counts(self, node: DocumentNode, path: str) -> Counts | None:
         try:
             counts = read_counts(node, self.layout)
         except CountsError as error:
@@ -185,7 +185,7 @@ class _Expansion:
                 )
                 self.report(excluded.location, message, Level.WARNING, fix="delete one of the two")
 
-    def _read_flag(self, key: str, node: Node, recompute: Node) -> None:
+    def _read_flag(self, key: str, node: DocumentNode, recompute: DocumentNode) -> None:
         path = f"recompute_config.{key}"
         if not isinstance(node.value, bool):
             self._refuse(node, path, Expect.BOOL.value)
@@ -222,7 +222,7 @@ class _Expansion:
             fix = "parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: '1f1b'}}"
             self.report(place, message, Level.WARNING, fix=fix)
 
-    def _refuse(self, node: Node, path: str, allowed: str) -> None:
+    def _refuse(self, node: DocumentNode, path: str, allowed: str) -> None:
         self.report(node.location, f"{path}: {show(node)} is {node.kind}", Level.ERROR, allowed)
 
     def report(self, location: Location, message: str, level: Level, allowed: str = "", fix: str = "") -> None:

@@ -4,7 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan
+from mindswap.adaptive.model import Corrections, NothingFits, TrainingPlan
 from mindswap.document.sections import rewrite_section
 
 NO_RECOMPUTE = {"recompute": False, "select_recompute": False, "select_comm_recompute": False}
@@ -50,6 +50,6 @@ def planner_of(policies):
         text = rewrite_section(text, "recompute_config", best.recompute_config)
         key = f"{best.name}-{hashlib.sha256(text.encode()).hexdigest()[:6]}"
         step_ns = best.step_time_ns * 1000 // corrections.compute_permille
-        return Plan(key, text, budget_bytes, peak(best), step_ns, corrections=corrections)
+        return TrainingPlan(key, text, budget_bytes, peak(best), step_ns, corrections=corrections)
 
     return plan

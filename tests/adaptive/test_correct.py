@@ -1,12 +1,12 @@
 from mindswap.adaptive.correct import correct
-from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan
+from mindswap.adaptive.model import Attempt, Corrections, Outcome, TrainingPlan
 
 MS = 1_000_000
 
 
 def attempt(predicted_ms, exposed_ms, measured_ms, peaks=(100, None), corrections=None, outcome=Outcome.FINISHED):
     corrections = corrections or Corrections()
-    plan = Plan("k", "", 0, peaks[0], predicted_ms * MS, exposed_ms * MS, corrections)
+    plan = TrainingPlan("k", "", 0, peaks[0], predicted_ms * MS, exposed_ms * MS, corrections)
     return Attempt(1, plan, outcome=outcome, measured_peak_bytes=peaks[1], measured_step_ns=measured_ms * MS)
 
 

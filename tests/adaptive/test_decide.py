@@ -18,18 +18,18 @@ from mindswap.adaptive.events import (
     RunPlanner,
     Start,
     Started,
-    Stop,
     Stopped,
+    StopWorkers,
     Wait,
 )
-from mindswap.adaptive.model import Attempt, NothingFits, Outcome, Plan, Settings, State
+from mindswap.adaptive.model import Attempt, NothingFits, Outcome, Settings, State, TrainingPlan
 
 MEMORY = 6400
 SECOND = 1_000_000_000
 
 
 def plan(key, peak, step_s=1, budget=MEMORY):
-    return Plan(key, f"# {key}\n", budget, peak, step_s * SECOND)
+    return TrainingPlan(key, f"# {key}\n", budget, peak, step_s * SECOND)
 
 
 def state(**settings):
@@ -107,11 +107,11 @@ def test_headroom_loosens_at_the_next_checkpoint():
     """1000 less than predicted: a plan of 6500 needs 5500. It saves 990 s of 1980, a restart costs 20."""
     after, action = play(state(), *RUNNING, measured(step_s=2))
     assert action.budget_bytes == MEMORY and "is there a faster plan?" in action.reason
-    fast = Plan("b", "", MEMORY, 5500, SECOND, corrections=after.corrections)
+    fast = TrainingPlan("b", "", MEMORY, 5500, SECOND, corrections=after.corrections)
     after, action = decide(after, Planned(fast))
     assert action.for_checkpoint and after.candidate == fast
     after, action = decide(after, NewCheckpoint(12))
-    assert isinstance(action, Stop)
+    assert isinstance(action, StopWorkers)
     after, action = decide(after, Stopped())
     assert action == Start(fast) and after.current.outcome is Outcome.LOOSENED
     after, _ = decide(after, Started(12))
@@ -121,7 +121,7 @@ def test_headroom_loosens_at_the_next_checkpoint():
 def test_a_restart_that_costs_more_than_it_saves_is_not_made():
     """990 steps, 1 ms saved in each: 0.99 s, against 20 s."""
     after, _ = play(state(), *RUNNING, measured())
-    answer = Plan("b", "", MEMORY, 5000, SECOND - 1_000_000)
+    answer = TrainingPlan("b", "", MEMORY, 5000, SECOND - 1_000_000)
     after, action = decide(after, Planned(answer))
     assert not action.for_checkpoint and after.is_stable and "990 ms" in action.reason
 
@@ -215,7 +215,9 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             if fitting:
                 key, peak, step_s, _ = min(fitting, key=lambda p: (p[2], p[0]))
                 event = Planned(
-                    Plan(key, "", action.budget_bytes, peak + offset, step_s * SECOND, corrections=now.corrections)
+                    TrainingPlan(
+                        key, "", action.budget_bytes, peak + offset, step_s * SECOND, corrections=now.corrections
+                    )
                 )
             else:
                 event = Planned(NothingFits(min(p[1] for p in plans) + offset))
@@ -224,7 +226,7 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             assert current not in failed
             num_starts += 1
             event = Started(step)
-        elif isinstance(action, Stop):
+        elif isinstance(action, StopWorkers):
             event = Stopped()
         elif needs[current] > MEMORY:
             failed.add(current)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.adaptive.model import Corrections, NothingFits, Plan
+from mindswap.adaptive.model import Corrections, NothingFits, TrainingPlan
 from mindswap.adaptive.planner import corrected_device, corrected_step
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
@@ -91,7 +91,7 @@ def test_the_least_budget_that_is_named_is_enough():
     assert isinstance(answer, NothingFits)
     least = answer.smallest_budget_bytes
     plan = ask(CONFIG, least, Corrections(static_offset_bytes=MIB))
-    assert isinstance(plan, Plan) and plan.peak_bytes <= least
+    assert isinstance(plan, TrainingPlan) and plan.peak_bytes <= least
 
 
 def adaptive(folder, memory, *options):

@@ -5,11 +5,11 @@ import os
 
 import pytest
 
-from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
+from mindswap.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
 from mindswap.adaptive.state import StateFile, StateProblem
 from tests.strength import examples
 
-PLAN = Plan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))
+PLAN = TrainingPlan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))
 STATE = State(
     Settings(10, 3),
     (Attempt(1, PLAN, 0, 5, 12, Outcome.OUT_OF_MEMORY, "x", 4, 9, None),),

@@ -8,7 +8,7 @@ import pytest
 
 from mindswap import cli
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
 
 NUM_LAYERS = 3
@@ -50,7 +50,7 @@ def convert(tmp_path, capsys):
             operators.append(Operator("Op", layer, path, True))
             # The first layer reads an input of the network.
             size, protection = 2048 if position == 2 else 1024, "" if index else "input"
-            storages.append(SavedStorage(size, index - 1 if index else None, index, protection))
+            storages.append(TracedStorage(size, index - 1 if index else None, index, protection))
             saves.append(Save(index, layer, index, (size // 4,), "float32"))
             events.append(Event(EventKind.SAVE, index, len(operators)))
         events.append(Event(EventKind.FORWARD_END, layer, len(operators)))

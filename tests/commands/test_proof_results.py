@@ -8,7 +8,7 @@ from mindswap.commands.proof_children import Answer
 from mindswap.commands.proof_results import read_effect, read_fits, read_measured, read_simulated
 from mindswap.commands.send_back import describe_machine, pack
 from mindswap.logs.step_report import ReportedStep, format_step
-from mindswap.prove.model import Effect, Fit, Simulated
+from mindswap.prove.model import Fit, Simulated, VerifiedEffect
 from tests.cost.profiles import copy, kernel, write_profile
 
 HEAD = "2026-01-01 10:00:00,000 - mindformers[x.py:1] - INFO - "
@@ -107,13 +107,13 @@ LOGS = {"ok": False, "findings": [{"level": "error", "message": "no log"}, {"lev
 @pytest.mark.parametrize(
     ("data", "effect"),
     [
-        ({"ok": True, "layers": [LAYER, LAYER]}, Effect(True, 6, 200, None)),
-        ({"ok": False, "layers": [LAYER], "logs": LOGS}, Effect(True, 3, 100, False, ("error: no log",))),
+        ({"ok": True, "layers": [LAYER, LAYER]}, VerifiedEffect(True, 6, 200, None)),
+        ({"ok": False, "layers": [LAYER], "logs": LOGS}, VerifiedEffect(True, 3, 100, False, ("error: no log",))),
         (
             {"ok": False, "layers": [{**LAYER, "ok": False}], "logs": LOGS},
-            Effect(False, 3, 100, False, ("error: no log",)),
+            VerifiedEffect(False, 3, 100, False, ("error: no log",)),
         ),
-        ({"ok": True, "layers": []}, Effect()),
+        ({"ok": True, "layers": []}, VerifiedEffect()),
     ],
 )
 def test_what_verify_says(data, effect):
@@ -128,7 +128,7 @@ def test_what_calibrate_says():
 
 
 def test_what_verify_cannot_say():
-    assert read_effect(Answer(1, None, "no network")) == Effect(problem="no network")
+    assert read_effect(Answer(1, None, "no network")) == VerifiedEffect(problem="no network")
 
 
 def test_what_is_sent_back_has_no_data_and_only_telling_lines(tmp_path):

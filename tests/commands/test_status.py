@@ -1,13 +1,16 @@
 import pytest
 
 from mindswap import cli
-from mindswap.adaptive.model import Attempt, Corrections, Outcome, Plan, Settings, State
+from mindswap.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
 from mindswap.adaptive.state import StateFile
 from tests.schema import answer_of
 
 GIB = 1 << 30
 MS = 1_000_000
-PLANS = [Plan(f"p{i}", "", budget * GIB, peak * GIB, 500 * MS) for i, (budget, peak) in enumerate([(54, 53), (50, 49)])]
+PLANS = [
+    TrainingPlan(f"p{i}", "", budget * GIB, peak * GIB, 500 * MS)
+    for i, (budget, peak) in enumerate([(54, 53), (50, 49)])
+]
 STATE = State(
     Settings(54 * GIB),
     (

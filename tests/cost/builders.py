@@ -6,7 +6,7 @@ from mindswap.config.step import StepSettings, read_step_settings
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.device_file import load_device
 from mindswap.cost.hardware import Device
-from mindswap.cost.profile import Kernel
+from mindswap.cost.profile import ProfiledKernel
 from mindswap.document.plain_data import document_from_data
 from mindswap.graph.model import Node, TensorType
 from tests.graph.builders import node
@@ -42,13 +42,13 @@ def operator(op: str, *outputs: TensorType) -> Node:
     return replace(node(op.lower(), op), outputs=outputs)
 
 
-def matmul(duration_ns: int, dtype: str = "float16", core: str = "AI_CORE") -> Kernel:
+def matmul(duration_ns: int, dtype: str = "float16", core: str = "AI_CORE") -> ProfiledKernel:
     """1000 x 1000 x 1000: 20 us at the peak for float16."""
     square = tensor(1000, 1000, dtype=dtype)
-    return Kernel("MatMulV2", duration_ns, (square, square), (square,), core)
+    return ProfiledKernel("MatMulV2", duration_ns, (square, square), (square,), core)
 
 
-def mul(duration_ns: int, core: str = "AI_VECTOR_CORE") -> Kernel:
+def mul(duration_ns: int, core: str = "AI_VECTOR_CORE") -> ProfiledKernel:
     """A million numbers: 6 MB, 6 us at the peak."""
     numbers = tensor(1000, 1000)
-    return Kernel("Mul", duration_ns, (numbers, numbers), (numbers,), core)
+    return ProfiledKernel("Mul", duration_ns, (numbers, numbers), (numbers,), core)

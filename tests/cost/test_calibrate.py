@@ -3,14 +3,14 @@
 from dataclasses import replace
 
 from mindswap.cost.calibrate import calibrate
-from mindswap.cost.profile import Copy, Kernel, Profile, Share, Transfer
+from mindswap.cost.profile import Profile, ProfiledCopy, ProfiledKernel, Share, Transfer
 from tests.cost.builders import GENERIC, device, matmul, mul
 
 MB = 10**6
 GB_PER_S = 10**9
 # 2, 3 and 4 MB, 20 us and 10 GB/s.
 MOVED = tuple(
-    Copy(start, duration, size, True)
+    ProfiledCopy(start, duration, size, True)
     for start, duration, size in ((0, 220_000, 2 * MB), (MB, 320_000, 3 * MB), (2 * MB, 420_000, 4 * MB))
 )
 
@@ -36,8 +36,8 @@ def test_figures_and_their_source():
 
 
 def test_what_has_no_types_is_not_covered_and_collectives_do_not_count():
-    blank = Kernel("Cast", 10_000, None, None)
-    collective = Kernel("hcom_allReduce_", 10**6, None, None, "HCCL")
+    blank = ProfiledKernel("Cast", 10_000, None, None)
+    collective = ProfiledKernel("hcom_allReduce_", 10**6, None, None, "HCCL")
     result = calibrate(profile([matmul(40_000), blank, collective]), GENERIC)
     assert (result.num_kernels, result.num_covered, result.kernels_ns, result.covered_ns) == (2, 1, 50_000, 40_000)
 

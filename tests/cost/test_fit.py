@@ -3,22 +3,22 @@
 import pytest
 
 from mindswap.cost.fit import ShareFit, fit_contention, fit_link, fit_share
-from mindswap.cost.profile import Copy, Transfer
+from mindswap.cost.profile import ProfiledCopy, Transfer
 
 MB = 10**6
 GB_PER_S = 10**9
 
 
-def copies(*entries: tuple[int, int, int], is_out: bool = True) -> list[Copy]:
+def copies(*entries: tuple[int, int, int], is_out: bool = True) -> list[ProfiledCopy]:
     """Copies from (start, duration, size)."""
-    return [Copy(start, duration, size, is_out) for start, duration, size in entries]
+    return [ProfiledCopy(start, duration, size, is_out) for start, duration, size in entries]
 
 
-def one_after_another(times: dict[int, int], is_out: bool = True) -> list[Copy]:
+def one_after_another(times: dict[int, int], is_out: bool = True) -> list[ProfiledCopy]:
     """Copies with gaps between them, from size -> duration."""
     start, result = 0, []
     for size, duration in times.items():
-        result.append(Copy(start, duration, size, is_out))
+        result.append(ProfiledCopy(start, duration, size, is_out))
         start += duration + 10
     return result
 
@@ -54,7 +54,7 @@ def test_a_line_below_zero_begins_at_zero():
 def test_copies_beside_the_other_direction_are_left_out():
     alone = one_after_another({MB: 120_000, 2 * MB: 220_000, 4 * MB: 420_000})
     end = alone[-1].start_ns + alone[-1].duration_ns + 10
-    slow = [Copy(end, 900_000, MB, True), Copy(end + 100, 800_000, MB, False)]
+    slow = [ProfiledCopy(end, 900_000, MB, True), ProfiledCopy(end + 100, 800_000, MB, False)]
     assert fit_link([*alone, *slow], True) == fit_link(alone, True)
 
 
@@ -66,7 +66,7 @@ def test_too_little_to_fit(times):
 def test_contention_is_time_alone_by_time_together():
     out = fit_link(one_after_another({MB: 100_000, 2 * MB: 200_000, 4 * MB: 400_000}), True)
     # 1 MB each way at once, three times: 100 us alone, 125 us together.
-    together = [Copy(start, 125_000, MB, way) for start in (0, 10**6, 2 * 10**6) for way in (True, False)]
+    together = [ProfiledCopy(start, 125_000, MB, way) for start in (0, 10**6, 2 * 10**6) for way in (True, False)]
     assert fit_contention(together, out, out) == (800, 6)
     # Half beside the other direction says neither.
     assert fit_contention(copies((0, 100_000, MB)) + copies((50_000, 100_000, MB), is_out=False), out, out) is None
@@ -81,9 +81,9 @@ def test_a_copy_that_was_held_up_moves_nothing():
 
 def test_copies_of_other_ranks_are_beside_nothing():
     alone = one_after_another({MB: 120_000, 2 * MB: 220_000, 4 * MB: 420_000})
-    other = [Copy(0, 10**6, MB, False, rank=1)]
+    other = [ProfiledCopy(0, 10**6, MB, False, rank=1)]
     assert fit_link([*alone, *other], True) == fit_link(alone, True)
-    assert fit_link([*alone, Copy(0, 10**6, MB, False, rank=0)], True) is None
+    assert fit_link([*alone, ProfiledCopy(0, 10**6, MB, False, rank=0)], True) is None
 
 
 def gather(size_bytes: int, link_ns: int, elapsed_ns: int, number: int = 0, link: str = "HCCS") -> Transfer:

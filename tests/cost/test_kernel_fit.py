@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.cost.kernel_fit import FigureFit, fit_kernels
 from mindswap.cost.kernel_samples import measure, samples_of
-from mindswap.cost.profile import Kernel
+from mindswap.cost.profile import ProfiledKernel
 from tests.cost.builders import GENERIC, device, matmul, mul, tensor
 
 
@@ -77,7 +77,7 @@ CARD = device(
 def vector(op, duration_ns, num_rows):
     """An operator that reads and writes num_rows x 1000 numbers of 2 bytes."""
     numbers = tensor(num_rows, 1000)
-    return Kernel(op, duration_ns, (numbers,), (numbers,), "AI_VECTOR_CORE")
+    return ProfiledKernel(op, duration_ns, (numbers,), (numbers,), "AI_VECTOR_CORE")
 
 
 def test_each_operator_counts_for_the_figure_that_decides_its_time():
@@ -99,7 +99,7 @@ def test_each_operator_counts_for_the_figure_that_decides_its_time():
 def test_gradients_of_weights_by_the_shape_of_their_first_operand():
     # 500 x 2000 transposed by 500 x 1000: 2 GFLOP, 20 us at the peak, in 25 us. Tiles are not counted here.
     first, second, result = tensor(500, 2000), tensor(500, 1000), tensor(2000, 1000)
-    kernel = Kernel("MatMulV3", 25_000, (first, second), (result,))
+    kernel = ProfiledKernel("MatMulV3", 25_000, (first, second), (result,))
     found = fits(*[kernel] * 3)
     assert found["weight_gradient_fraction"].fitted == 800
     assert found["compute_fraction"].fitted is None
@@ -113,8 +113,8 @@ def test_tiles_that_leave_cores_idle_are_no_lack_of_share():
 def test_attention_forward_and_backward_apart():
     # WHOLE of test_kernel_samples: 1.073741824 GFLOP, 10.737 us at the peak; in 40 us: 0.268.
     query, statistics = tensor(2, 4, 512, 128), tensor(2, 4, 512, 8, dtype="float32")
-    forward = Kernel("FlashAttentionScore", 40_000, (query,) * 3, (statistics, statistics, query), "MIX_AIC")
-    backward = Kernel("FlashAttentionScoreGrad", 100_000, (query,) * 4 + (statistics,), (query,) * 3, "MIX_AIC")
+    forward = ProfiledKernel("FlashAttentionScore", 40_000, (query,) * 3, (statistics, statistics, query), "MIX_AIC")
+    backward = ProfiledKernel("FlashAttentionScoreGrad", 100_000, (query,) * 4 + (statistics,), (query,) * 3, "MIX_AIC")
     found = fits(*[forward, backward] * 3)
     assert found["attention_fraction"].fitted == 268
     assert found["attention_grad_fraction"].fitted == 268  # 2.5 times as much in 2.5 times the time

@@ -6,12 +6,12 @@ import pytest
 
 from mindswap.cost.kernel_samples import can_measure, measure, samples_of
 from mindswap.cost.measured import Measurement, measured_key
-from mindswap.cost.profile import Kernel
+from mindswap.cost.profile import ProfiledKernel
 from mindswap.graph.ops import OpClass
 from tests.cost.builders import matmul, mul, tensor
 
 
-def sample(kernel: Kernel):
+def sample(kernel: ProfiledKernel):
     found = samples_of(measure([kernel]))
     return found[0] if found else None
 
@@ -68,7 +68,7 @@ def test_what_the_model_has_no_figures_for(op):
 )
 def test_products(shapes, flops):
     first, second, result = (tensor(*shape) for shape in shapes)
-    found = sample(Kernel("MatMulV3", 1, (first, second), (result,)))
+    found = sample(ProfiledKernel("MatMulV3", 1, (first, second), (result,)))
     assert (found.work.flops if found else None) == flops
 
 
@@ -76,7 +76,7 @@ def attention(query, mask, core="MIX_AIC"):
     """Two sequences of 512 tokens, 4 heads of 128."""
     statistics = tensor(2, 4, 512, 8, dtype="float32")
     inputs = (tensor(*query), tensor(*query), tensor(*query), *mask)
-    return Kernel("FlashAttentionScore", 1, inputs, (statistics, statistics, tensor(*query)), core)
+    return ProfiledKernel("FlashAttentionScore", 1, inputs, (statistics, statistics, tensor(*query)), core)
 
 
 # Both products over all pairs: 2 x 2 x (2 x 4 x 512 x 512 x 128) = 1,073,741,824. Causal: 513 of 1024 of them.

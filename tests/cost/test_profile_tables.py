@@ -4,7 +4,7 @@ import csv
 
 import pytest
 
-from mindswap.cost.profile import Engine, Kernel, Share
+from mindswap.cost.profile import Engine, ProfiledKernel, Share
 from mindswap.cost.profile_tables import Table, read_kernels, read_peak, read_steps, recognise_table
 from mindswap.errors import CostError
 from tests.cost.builders import tensor
@@ -45,7 +45,7 @@ def read(path, *rows, columns=KERNEL_COLUMNS):
 )
 def test_the_same_kernel_in_every_spelling(path, columns, row):
     square = tensor(4096, 4096)
-    assert read(path, row, columns=columns) == [Kernel("MatMulV2", 632_300, (square, square), (square,))]
+    assert read(path, row, columns=columns) == [ProfiledKernel("MatMulV2", 632_300, (square, square), (square,))]
     assert recognise_table(path) in (Table.KERNELS, Table.SUMMARY)
 
 

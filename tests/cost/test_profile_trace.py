@@ -5,7 +5,7 @@ import json
 import pytest
 
 from mindswap.cost import profile_trace
-from mindswap.cost.profile import Copy
+from mindswap.cost.profile import ProfiledCopy
 from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
 from tests.cost.profiles import copy, new_copy, write_json, write_trace
@@ -30,9 +30,9 @@ def test_the_spelling_of_cann_8(path):
     write_trace(path, events)
     assert read_copies(path, 3) == (
         [
-            Copy(START + 2_000_500, 1_202_500, 16777216, False, 3),
-            Copy(START + 3_000_000, 2_260, 1168, False, 3),
-            Copy(START + 1_000_000, 4_241_260, 67108864, True, 3),
+            ProfiledCopy(START + 2_000_500, 1_202_500, 16777216, False, 3),
+            ProfiledCopy(START + 3_000_000, 2_260, 1168, False, 3),
+            ProfiledCopy(START + 1_000_000, 4_241_260, 67108864, True, 3),
         ],
         0,
     )
@@ -41,7 +41,7 @@ def test_the_spelling_of_cann_8(path):
 def test_the_spelling_before(path):
     write_trace(path, [copy(2000.5, 1202.5, 16777216, "host to device"), copy(0, 1, 64), copy(9, 1, 0)])
     assert read_copies(path) == (
-        [Copy(START + 2_000_500, 1_202_500, 16777216, False), Copy(START, 1_000, 64, True)],
+        [ProfiledCopy(START + 2_000_500, 1_202_500, 16777216, False), ProfiledCopy(START, 1_000, 64, True)],
         0,
     )
 

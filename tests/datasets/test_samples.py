@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.datasets.samples import Counts, four_columns, read_samples
+from mindswap.datasets.samples import SampleCounts, four_columns, read_samples
 from mindswap.datasets.text_files import TextSource
 from mindswap.datasets.tokenizing import ByteTokenizer
 
@@ -25,17 +25,17 @@ def ids(text):
 
 
 def test_documents_end_with_eos_and_are_cut_into_samples(folder):
-    counts = Counts()
+    counts = SampleCounts()
     samples = list(read_samples(write(folder, [b"abcd", b"", b"ef"]), ByteTokenizer(), 3, counts))
     # a b c | d eos e | f eos: the last two fill no sample
     assert [token for part in samples for token in part] == [*ids(b"abcd"), 2, *ids(b"e")]
-    assert counts == Counts(num_documents=2, num_bytes=6, num_tokens=8, num_samples=2)
+    assert counts == SampleCounts(num_documents=2, num_bytes=6, num_tokens=8, num_samples=2)
 
 
 @settings(max_examples=50)
 @given(st.lists(st.binary().map(lambda data: data.replace(b"\0", b"")), max_size=4), st.integers(1, 9))
 def test_nothing_is_lost_but_the_last_tokens(folder, texts, length):
-    counts, seen = Counts(), []
+    counts, seen = SampleCounts(), []
     texts = [text.removeprefix(b"\xef\xbb\xbf") for text in texts]
     samples = list(read_samples(write(folder, texts), ByteTokenizer(), length, counts, seen.append))
     everything = [token for text in texts if text for token in [*ids(text), 2]]

@@ -9,7 +9,7 @@ import pytest
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software
 from mindswap.doctor.job import gather_job, layer_activation_bytes
-from mindswap.doctor.model import Facts, Finding
+from mindswap.doctor.model import Diagnosis, MachineFacts
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.document.problem import Level
 from mindswap.version import __version__
@@ -92,7 +92,7 @@ class Computer:
         software = gather_software(self.environ, self.root, [str(self.root / "site"), str(self.root / "old")])
         text = self.config.replace("SWAPPED", self.swapped).replace("TRANS", self.trans).replace("LAZY", self.lazy)
         text = text.replace("CHECKPOINT", str(self.root / "ckpt"))
-        return Facts(
+        return MachineFacts(
             software,
             gather_machine(self.environ, self.root),
             self.environ,
@@ -290,6 +290,6 @@ def test_activations_of_a_layer_of_llama2_7b():
 
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):
     facts = computer.facts()
-    finding = Finding("configuration", Level.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
+    finding = Diagnosis("configuration", Level.ERROR, "esc\x1b[31m.yaml has 5 errors", "why", "mindswap check \x07")
     text = format_doctor(facts, [finding])
     assert "\\x1b[31m.yaml" in text and "\x1b" not in text and "\x07" not in text

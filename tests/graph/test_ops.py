@@ -17,9 +17,9 @@ from mindswap.graph.ops import (
     TABLE,
     VALUE_PASSING_OPS,
     VIEW_OPS,
+    ComputeUnit,
     Cut,
     OpClass,
-    Unit,
     classify,
     is_kernel,
     line_of,
@@ -34,7 +34,7 @@ def test_every_operator_stands_in_one_line():
 
 
 def test_an_operator_without_a_line_is_an_element_wise_kernel():
-    assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, Unit.VECTOR)
+    assert (classify("SomethingNew"), classify("SomethingNew").unit) == (OpClass.ELEMENTWISE, ComputeUnit.VECTOR)
     assert is_kernel("SomethingNew")
     line = line_of("SomethingNew")
     assert (line.cut, line.rate, line.gradient, line.products) == (None, "", "", None)
@@ -43,16 +43,16 @@ def test_an_operator_without_a_line_is_an_element_wise_kernel():
 @pytest.mark.parametrize(
     ("op", "expected", "unit"),
     [
-        ("BatchMatMul", OpClass.MATMUL, Unit.MATRIX),
-        ("FlashAttentionScoreGrad", OpClass.ATTENTION, Unit.MATRIX),
-        ("RmsNormGrad", OpClass.NORM, Unit.VECTOR),
-        ("Softmax", OpClass.SOFTMAX, Unit.VECTOR),
-        ("UnsortedSegmentSum", OpClass.EMBEDDING, Unit.VECTOR),
-        ("Transpose", OpClass.MOVE, Unit.VECTOR),
-        ("Cast", OpClass.CAST, Unit.VECTOR),
-        ("SiLU", OpClass.ELEMENTWISE, Unit.VECTOR),
-        ("ReduceScatter", OpClass.COMMUNICATION, Unit.NETWORK),
-        ("Squeeze", OpClass.NONE, Unit.NONE),
+        ("BatchMatMul", OpClass.MATMUL, ComputeUnit.MATRIX),
+        ("FlashAttentionScoreGrad", OpClass.ATTENTION, ComputeUnit.MATRIX),
+        ("RmsNormGrad", OpClass.NORM, ComputeUnit.VECTOR),
+        ("Softmax", OpClass.SOFTMAX, ComputeUnit.VECTOR),
+        ("UnsortedSegmentSum", OpClass.EMBEDDING, ComputeUnit.VECTOR),
+        ("Transpose", OpClass.MOVE, ComputeUnit.VECTOR),
+        ("Cast", OpClass.CAST, ComputeUnit.VECTOR),
+        ("SiLU", OpClass.ELEMENTWISE, ComputeUnit.VECTOR),
+        ("ReduceScatter", OpClass.COMMUNICATION, ComputeUnit.NETWORK),
+        ("Squeeze", OpClass.NONE, ComputeUnit.NONE),
     ],
 )
 def test_classes_and_units(op, expected, unit):

@@ -3,7 +3,7 @@ import pytest
 
 from mindswap.errors import PolicyError
 from mindswap.mindformers_2x.convert import to_1_9, to_2x
-from mindswap.mindformers_2x.renaming import Names, patterns_to_2x
+from mindswap.mindformers_2x.renaming import LayerNames, patterns_to_2x
 from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from tests.builders import LLAMA, layer
@@ -42,7 +42,7 @@ def test_names_of_the_legacy_model_and_the_default_strategy():
 
 def test_with_both_layers_known_a_pattern_is_written_out():
     cells, operators = {"mlp", "self_attention.linear_qkv"}, {"mlp.mul", "input_layernorm.norm"}
-    names = Names(layer(LLAMA), frozenset(cells | operators), frozenset(cells))
+    names = LayerNames(layer(LLAMA), frozenset(cells | operators), frozenset(cells))
     lost: list[str] = []
     assert patterns_to_2x(r"attention\.w[qv]", names, lost) == [r"self_attention\.linear_qkv"]
     assert patterns_to_2x(r"attention_norm\..*", names, lost) == [r"input_layernorm\.norm"]

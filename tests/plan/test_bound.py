@@ -9,11 +9,11 @@ import pytest
 from reference.exact import count_choices, enumerate_all
 
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
-from mindswap.plan.bound.facts import Layers, Stage
+from mindswap.plan.bound.facts import Stage, StageLayers
 from mindswap.plan.bound.flow import Flow, Window
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.rows import to_policy
 from mindswap.policy.model import Policy
 from mindswap.simulate.placing import TransferCosts
@@ -41,7 +41,7 @@ FLOW = Flow(
 def facts(flow: Flow = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layers: int = 2, **options) -> Facts:
     """A step of 1000 ns; all that the layers save is there at the fullest moment."""
     costs = TransferCosts(lambda size: size * ns_per_byte, lambda size: size * ns_per_byte)
-    stage = Stage(num_layers * flow.saved_bytes, {Layers(0): num_layers}, window_ns, work_ns=1000)
+    stage = Stage(num_layers * flow.saved_bytes, {StageLayers(0): num_layers}, window_ns, work_ns=1000)
     return Facts((flow,), (stage,), costs, **options)
 
 
@@ -145,7 +145,7 @@ def test_communication_and_compute_that_run_again_hide_each_other_at_most():
 def test_stages_before_go_on_with_backward():
     """Both stages run 10 ns again per micro-batch; behind the last of the second there are 100 + 10 of the first."""
     costs = TransferCosts(lambda size: size, lambda size: size)
-    layers = {Layers(0): 1}
+    layers = {StageLayers(0): 1}
     first = Stage(150, layers, 0, work_ns=300, backward_ns=100)
     second = Stage(150, layers, 0, work_ns=300, idle_ns=200)
     known = Facts((FLOW,), (first, second), costs, num_micro_batches=4)
@@ -181,7 +181,7 @@ def toy_facts(case: ToySpace) -> Facts:
     forward_ns = sum(tensor.forward_ns for tensors in case.tensors for tensor in tensors) + 2
     backward_ns = sum(tensor.backward_ns for tensors in case.tensors for tensor in tensors) + 2
     saved_bytes = sum(flow.saved_bytes for flow in flows)
-    layers = {Layers(kind): 1 for kind in range(len(flows))}
+    layers = {StageLayers(kind): 1 for kind in range(len(flows))}
     stage = Stage(saved_bytes, layers, window_ns=forward_ns, work_ns=forward_ns + backward_ns)
     return Facts(tuple(flows), (stage,), case.transfers)
 
@@ -228,8 +228,8 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     assert num_binding >= 10
 
 
-def problem(model, budget_bytes: int) -> Problem:
-    return Problem(model, budget_bytes, PLENTY, 8)
+def problem(model, budget_bytes: int) -> PlanProblem:
+    return PlanProblem(model, budget_bytes, PLENTY, 8)
 
 
 def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:

@@ -10,7 +10,7 @@ from mindswap.check.check import check_document
 from mindswap.document.parse import parse_document
 from mindswap.plan.coupling import ALL_OPERATORS, idle_swaps, without_idle_swaps
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.solvers.fill import fill, recompute_order
 from mindswap.plan.space import KEEP, Figures
 from mindswap.plan.write import compact_policy
@@ -62,9 +62,9 @@ def loaded():
     return load_step(str(CONFIG))
 
 
-def problem(loaded, gib: float, allow: Allow) -> Problem:
+def problem(loaded, gib: float, allow: Allow) -> PlanProblem:
     device = loaded.device
-    return Problem(loaded.model, int(gib * 2**30), device.host_memory_bytes, device.num_cards_per_node, allow)
+    return PlanProblem(loaded.model, int(gib * 2**30), device.host_memory_bytes, device.num_cards_per_node, allow)
 
 
 @pytest.mark.mindspore

@@ -9,7 +9,7 @@ from mindswap.plan import curve, planner, stages
 from mindswap.plan.curve import CLOSE_PPM
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Objective, Problem
+from mindswap.plan.problem import Allow, Objective, PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers import fast
 from mindswap.plan.solvers.search import Stop
@@ -57,8 +57,8 @@ def little_effort(monkeypatch):
         monkeypatch.setattr(curve, "SMALL_STEP", 0)
 
 
-def problem(model: StepModel, budget_bytes: int, **options) -> Problem:
-    return Problem(model, budget_bytes, PLENTY, 8, **options)
+def problem(model: StepModel, budget_bytes: int, **options) -> PlanProblem:
+    return PlanProblem(model, budget_bytes, PLENTY, 8, **options)
 
 
 def on_device(name: str, device: str) -> StepModel:

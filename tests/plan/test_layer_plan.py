@@ -7,7 +7,7 @@ import pytest
 from mindswap.cost.device_file import load_device
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.layer_plan import ARRANGEMENTS, layer_policy, plan_layers
-from mindswap.plan.problem import Allow, Problem
+from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.result import Status
 from mindswap.plan.solvers.search import Stop
 from mindswap.policy.model import Policy
@@ -25,7 +25,7 @@ def model():
 
 
 def problem(model, budget_bytes, **options):
-    return Problem(model, budget_bytes, 2**40, 8, **options)
+    return PlanProblem(model, budget_bytes, 2**40, 8, **options)
 
 
 def keep_peak(model):

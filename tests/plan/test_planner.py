@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Objective, Problem
+from mindswap.plan.problem import Allow, Objective, PlanProblem
 from mindswap.plan.result import Status
 from mindswap.plan.solvers.search import Stop
 from mindswap.session.step import load_step
@@ -27,8 +27,8 @@ def planner(model):
     return Planner(model)
 
 
-def problem(model, budget_bytes: int, **options) -> Problem:
-    return Problem(model, budget_bytes, HOST_BYTES, 8, **options)
+def problem(model, budget_bytes: int, **options) -> PlanProblem:
+    return PlanProblem(model, budget_bytes, HOST_BYTES, 8, **options)
 
 
 @pytest.fixture(scope="module")

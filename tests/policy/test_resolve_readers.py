@@ -28,7 +28,7 @@ from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, Op
 from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.pynative.decide import decide
-from mindswap.report.policy_text import Action, group_layers
+from mindswap.report.policy_text import StepKind, group_layers
 from mindswap.stage.applied import recomputed_operators
 from tests.pynative.builders import chain
 
@@ -210,15 +210,15 @@ def test_what_explain_and_check_show(case):
     for group in group_layers(policy, NUM_LAYERS, model):
         for index in group.layers.indices:
             for entry in group.steps:
-                what, is_comm = (entry.action, entry.num_prefetch_ops), entry.action is Action.RECOMPUTE_COMM
+                what, is_comm = (entry.action, entry.num_prefetch_ops), entry.action is StepKind.RECOMPUTE_COMM
                 shown |= {(index, path, is_comm): what for path in below(entry.name, tree)}
     wanted = {}
     for index in range(NUM_LAYERS):
         for path, found in resolve_layer(policy, index, tree).operators().items():
             if found.treatment is not Treatment.KEEP:
-                wanted[index, path, False] = Action[found.treatment.name], found.prefetch
+                wanted[index, path, False] = StepKind[found.treatment.name], found.prefetch
             if found.communicated_again_by:
-                wanted[index, path, True] = Action.RECOMPUTE_COMM, None
+                wanted[index, path, True] = StepKind.RECOMPUTE_COMM, None
     assert shown == wanted
 
 

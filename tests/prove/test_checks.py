@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from mindswap.prove.checks import make_checks
-from mindswap.prove.model import Effect, Measured, Simulated, Verdict, typical_ns
+from mindswap.prove.model import MeasuredRun, Simulated, Verdict, VerifiedEffect, typical_ns
 from mindswap.prove.overlap import Overlap
 from tests.prove.builders import GIB, LOSSES, MS, measured, proof, with_yaml
 
@@ -97,14 +97,14 @@ def test_losses_that_are_no_numbers_prove_nothing():
 
 
 def test_graph_and_log_lines_fail_with_what_verify_found():
-    effect = Effect(False, 0, 0, False, ("error: no line for layer 0",))
+    effect = VerifiedEffect(False, 0, 0, False, ("error: no line for layer 0",))
     found = checks(with_yaml(proof(), effect=effect))
     assert found["compiled graph"].verdict is found["log lines"].verdict is Verdict.FAIL
     assert found["log lines"].reason == "error: no line for layer 0"
 
 
 def test_a_graph_that_cannot_be_compiled_fails():
-    check = checks(with_yaml(proof(), effect=Effect(problem="no")))["compiled graph"]
+    check = checks(with_yaml(proof(), effect=VerifiedEffect(problem="no")))["compiled graph"]
     assert (check.verdict, check.reason) == (Verdict.FAIL, "no")
 
 
@@ -116,7 +116,7 @@ def test_too_few_steps_fail():
 
 
 def test_off_may_run_out_of_memory_and_the_others_may_not():
-    failed = Measured(1, 5.0, is_out_of_memory=True)
+    failed = MeasuredRun(1, 5.0, is_out_of_memory=True)
     whole = proof()
     whole = replace(whole, variants=tuple(replace(variant, measured=failed) for variant in whole.variants))
     assert checks(whole, "off")["training"].verdict is Verdict.UNSEEN

@@ -2,7 +2,7 @@
 
 from math import prod
 
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
 
 def chain(num_layers=3, size_bytes=100, num_operators=4):
@@ -17,7 +17,7 @@ def chain(num_layers=3, size_bytes=100, num_operators=4):
         for position in range(num_operators):
             operators.append(Operator("Op", layer, ("cell", f"op{position}"), True))
             if position == 2:
-                storages.append(SavedStorage(size_bytes, len(operators) - 2, len(operators) - 1))
+                storages.append(TracedStorage(size_bytes, len(operators) - 2, len(operators) - 1))
                 saves.append(Save(layer, layer, len(operators) - 1, (25,), "float32"))
                 events.append(Event(EventKind.SAVE, layer, len(operators)))
         events.append(Event(EventKind.FORWARD_END, layer, len(operators)))
@@ -46,7 +46,7 @@ def squares():
         Operator("Mul", 0, ("Mul",), False, (copy, y), (value(5, (8,)),)),
         Operator("MatMul", 0, ("MatMul",), False, (x, value(5, (2, 4))), (value(6, (3, 4)),)),
     )
-    storages = (SavedStorage(24, None, 2, "input", 0), SavedStorage(32, None, 2, "", 3))
+    storages = (TracedStorage(24, None, 2, "input", 0), TracedStorage(32, None, 2, "", 3))
     saves = (Save(0, 0, 0, (2, 3), "float32"), Save(1, 0, 2, (8,), "float32"))
     events = (
         Event(EventKind.FORWARD_BEGIN, 0, 0), Event(EventKind.SAVE, 0, 1), Event(EventKind.SAVE, 1, 3),

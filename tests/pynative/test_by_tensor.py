@@ -13,7 +13,7 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x
-from mindswap.pynative.trace import Operator, Save, SavedStorage, Trace, Value
+from mindswap.pynative.trace import Operator, Save, Trace, TracedStorage, Value
 
 COPY, PRODUCT = 0, 1  # numbers of the saved storages
 MATMUL, MUL = CellNode("matmul", "MatMul", True), CellNode("mul", "Mul", True)
@@ -44,7 +44,7 @@ def step():
         Operator("Mul", 0, ("feed_forward", "mul"), True, (copy,), (product,)),
         Operator("MatMul", 0, ("feed_forward", "w2", "matmul"), True, (product,), ()),
     )
-    storages = (SavedStorage(16, None, 2, "", 1), SavedStorage(64, 2, 3, "", 2))
+    storages = (TracedStorage(16, None, 2, "", 1), TracedStorage(64, 2, 3, "", 2))
     saves = (Save(COPY, 0, 2, (2, 2), "float32"), Save(PRODUCT, 0, 3, (16,), "float32"))
     return Trace(2, operators, storages, saves, ())
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 import pytest
 
 from mindswap.pynative.ledger import Ledger, predict
-from mindswap.pynative.schedule import Action, ActionKind, Distance, Unit, make_schedule
-from mindswap.pynative.trace import EventKind, SavedStorage
+from mindswap.pynative.schedule import ActionKind, Distance, StorageAction, Unit, make_schedule
+from mindswap.pynative.trace import EventKind, TracedStorage
 from tests.pynative.builders import chain
 
 
@@ -73,7 +73,7 @@ def test_distances_in_layers_follow_the_ends_of_layers():
 
 def test_what_is_protected_is_neither_moved_nor_counted():
     trace = chain()
-    weight = SavedStorage(100, None, 2, "weight")
+    weight = TracedStorage(100, None, 2, "weight")
     trace = type(trace)(3, trace.operators, (weight, *trace.storages[1:]), trace.saves, trace.events)
     schedule = make_schedule(trace, {0: Distance(0)}, hooked_layers=range(3))
     assert moments(schedule, 0) == {}
@@ -110,4 +110,4 @@ def test_actions_of_one_event_come_in_the_order_of_a_life():
     """At b1< (11) layer 2 is dropped before layer 0 takes memory."""
     trace = chain()
     schedule = make_schedule(trace, {0: Distance(1, Unit.LAYERS)}, hooked_layers=range(3))
-    assert schedule.actions[11] == (Action(ActionKind.DROP, 2), Action(ActionKind.PREFETCH, 0))
+    assert schedule.actions[11] == (StorageAction(ActionKind.DROP, 2), StorageAction(ActionKind.PREFETCH, 0))

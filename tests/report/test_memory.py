@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
-from mindswap.report.memory import MemoryReport, format_memory, one_way_notes
+from mindswap.report.memory import LayerMemoryReport, format_memory, one_way_notes
 from tests.graph.builders import copy_out, graph, node
 from tests.graph.test_memory import names_of
 
@@ -19,7 +19,7 @@ def test_the_peak_is_at_an_operator_as_simulate_names_it(layer, cell_path, place
     """The compiled cell is around the model, so its path begins with its own two names."""
     layers = (LayerMemory(0, (OperatorMemory("mlp.mul", "Mul", kept_bytes=MIB),)),)
     peak = Peak(3 * MIB, node("n", "Neg", layer=layer, cell_path=cell_path), True)
-    lines = format_memory(MemoryReport(layers, peak, ()), "operator").splitlines()
+    lines = format_memory(LayerMemoryReport(layers, peak, ()), "operator").splitlines()
     assert lines[-1] == f"peak of activations by lifetime: 3.0 MiB, in forward at {place}"
 
 

@@ -4,7 +4,7 @@ from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.graph.model import Node, TensorType
 from mindswap.report import plots
-from mindswap.report.memory import MemoryReport
+from mindswap.report.memory import LayerMemoryReport
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.simulate.program import MemoryKind
 
@@ -18,7 +18,7 @@ OPERATORS = (
     OperatorMemory("add", "Add"),
 )
 LOSS = OperatorMemory("loss.log_softmax", "LogSoftmax", kept_bytes=1000 * MIB)
-REPORT = MemoryReport(
+REPORT = LayerMemoryReport(
     (LayerMemory(0, OPERATORS), LayerMemory(1, OPERATORS[:1]), LayerMemory(None, (LOSS,))),
     Peak(1, Node("n", "Mul", None, "", "scope", (), (TensorType((1,), "Float32", 4),), {}), True),
     (),

@@ -10,7 +10,7 @@ from mindswap.document.parse import parse_document
 from mindswap.document.source import load_document
 from mindswap.mindformers_2x.check import check_pynative
 from mindswap.policy.cell_tree import CellNode
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace, Value
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 from mindswap.pynative.trace_file import RecordedStep, dump_trace
 from tests.schema import answer_of
 
@@ -57,7 +57,7 @@ def hand_made(config=SOURCE):
         x, e, y = value(2 * i), value(2 * i + 1), value(2 * i + 2)
         operators.append(Operator("Exp", i, ("mlp", "exp"), True, (x,), (e,)))
         operators.append(Operator("Square", i, ("mlp", "square"), True, (e,), (y,)))
-        storages.append(SavedStorage(SIZE, 2 * i + 1, 2 * i + 2, "", 2 * i + 1))
+        storages.append(TracedStorage(SIZE, 2 * i + 1, 2 * i + 2, "", 2 * i + 1))
         saves.append(Save(i, i, 2 * i + 2, (SIZE // 4,), "float32"))
         events += [Event(EventKind.SAVE, i, len(operators)), Event(EventKind.FORWARD_END, i, len(operators))]
     loss = value(2 * NUM_LAYERS)

@@ -1,12 +1,12 @@
 """Ring attention as operators of a block, by hand."""
 
 from mindswap.graph.model import TensorType
-from mindswap.graph.ranks.ring import Kernel, Round
+from mindswap.graph.ranks.ring import RingKernel, Round
 from mindswap.simulate.block_parts import BlockOp
 from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
 
-CONCAT, SPLIT, ADD = Kernel("Concat", 2), Kernel("Split", 3), Kernel("Add", 5)
+CONCAT, SPLIT, ADD = RingKernel("Concat", 2), RingKernel("Split", 3), RingKernel("Add", 5)
 
 
 def time_ns(work, op):

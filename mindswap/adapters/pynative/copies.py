@@ -19,13 +19,13 @@ import numpy as np
 from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
 
-__all__ = ["Copies", "Copy", "StreamCopies", "ThreadCopies", "default_copies"]
+__all__ = ["CopyEngine", "PendingCopy", "StreamCopies", "ThreadCopies", "default_copies"]
 
 POISON = 0xFF  # NaN in every float type, a wild index in every integer type
 
 
 @dataclass
-class Copy:
+class PendingCopy:
     """A storage on its way.
 
     Attributes:
@@ -41,7 +41,7 @@ class Copy:
     pending: Any = None
 
 
-class Copies(ABC):
+class CopyEngine(ABC):
     """What an executor asks of a device.
 
     Attributes:
@@ -53,18 +53,18 @@ class Copies(ABC):
         self._free: dict[int, list[Any]] = {}
 
     @abstractmethod
-    def offload(self, storage) -> Copy:
+    def offload(self, storage) -> PendingCopy:
         """Start the copy to the host."""
 
     @abstractmethod
-    def release(self, copy: Copy, poison: bool = False) -> None:
+    def release(self, copy: PendingCopy, poison: bool = False) -> None:
         """Wait for the copy to the host, and give the device memory back; with `poison` filled with NaN before."""
 
     @abstractmethod
-    def prefetch(self, copy: Copy) -> None:
+    def prefetch(self, copy: PendingCopy) -> None:
         """Take device memory, and start the copy from the host."""
 
-    def wait(self, copy: Copy) -> None:
+    def wait(self, copy: PendingCopy) -> None:
         """Wait for the last copy, whichever way it goes, and give the host memory back."""
         self._finish(copy)
         self.host_bytes -= copy.size_bytes
@@ -75,16 +75,16 @@ class Copies(ABC):
     def _new_host(self, size: int) -> Any: ...
 
     @abstractmethod
-    def _finish(self, copy: Copy) -> None: ...
+    def _finish(self, copy: PendingCopy) -> None: ...
 
-    def _begin(self, storage) -> Copy:
+    def _begin(self, storage) -> PendingCopy:
         size = storage.size()
         self.host_bytes += size
         pool = self._free.get(size)
-        return Copy(storage, size, pool.pop() if pool else self._new_host(size))
+        return PendingCopy(storage, size, pool.pop() if pool else self._new_host(size))
 
 
-def default_copies(device_target: str) -> Copies:
+def default_copies(device_target: str) -> CopyEngine:
     """Copies that were run on a device: on a CPU, a thread. It reads device memory by its address, as only a CPU can.
 
     Raises:
@@ -99,42 +99,42 @@ def default_copies(device_target: str) -> Copies:
     return ThreadCopies()
 
 
-class ThreadCopies(Copies):
+class ThreadCopies(CopyEngine):
     """Copies by a thread; `np.copyto` lets Python go on meanwhile."""
 
     def __init__(self) -> None:
         super().__init__()
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="mindswap-copy")
 
-    def offload(self, storage) -> Copy:
+    def offload(self, storage) -> PendingCopy:
         """The address is asked for here, which waits for the kernel that makes the data."""
         copy = self._begin(storage)
         copy.pending = self._pool.submit(np.copyto, _host_view(copy), _device_view(storage))
         return copy
 
-    def release(self, copy: Copy, poison: bool = False) -> None:
-        """See `Copies`."""
+    def release(self, copy: PendingCopy, poison: bool = False) -> None:
+        """See `CopyEngine`."""
         self._finish(copy)
         pynative_executor.sync()  # kernels that read it may still be in MindSpore's queue
         if poison:
             _device_view(copy.storage)[:] = POISON
         copy.storage.resize_(0)
 
-    def prefetch(self, copy: Copy) -> None:
-        """See `Copies`."""
+    def prefetch(self, copy: PendingCopy) -> None:
+        """See `CopyEngine`."""
         copy.storage.resize_(copy.size_bytes)
         copy.pending = self._pool.submit(np.copyto, _device_view(copy.storage), _host_view(copy))
 
     def _new_host(self, size: int) -> mmap.mmap:
         return mmap.mmap(-1, size)  # anonymous and shared
 
-    def _finish(self, copy: Copy) -> None:
+    def _finish(self, copy: PendingCopy) -> None:
         if isinstance(copy.pending, Future):
             copy.pending.result()
             copy.pending = None
 
 
-def _host_view(copy: Copy) -> np.ndarray:
+def _host_view(copy: PendingCopy) -> np.ndarray:
     return np.frombuffer(copy.host, np.uint8, copy.size_bytes)
 
 
@@ -144,7 +144,7 @@ def _device_view(storage) -> np.ndarray:
     return np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(storage.data_ptr()))
 
 
-class StreamCopies(Copies):
+class StreamCopies(CopyEngine):
     """Copies on a stream of their own, to pinned memory. Written for Ascend, and never run: there was no device.
 
     Memory is taken on the compute stream before the copy is put on the copy stream, as the pool of MindSpore is
@@ -161,33 +161,33 @@ class StreamCopies(Copies):
         self._pinned = pinned or _pinned_tensor
         self._stream = self._runtime.Stream()
 
-    def offload(self, storage) -> Copy:
-        """See `Copies`."""
+    def offload(self, storage) -> PendingCopy:
+        """See `CopyEngine`."""
         copy = self._begin(storage)
         self._run(lambda: copy.host.untyped_storage().copy_(storage, True), copy)
         return copy
 
-    def release(self, copy: Copy, poison: bool = False) -> None:
-        """See `Copies`."""
+    def release(self, copy: PendingCopy, poison: bool = False) -> None:
+        """See `CopyEngine`."""
         self._finish(copy)
         copy.storage.resize_(0)
 
-    def prefetch(self, copy: Copy) -> None:
-        """See `Copies`."""
+    def prefetch(self, copy: PendingCopy) -> None:
+        """See `CopyEngine`."""
         copy.storage.resize_(copy.size_bytes)
         self._run(lambda: copy.storage.copy_(copy.host.untyped_storage(), True), copy)
 
     def _new_host(self, size: int) -> Any:
         return self._pinned(size)
 
-    def _run(self, start: Callable[[], object], copy: Copy) -> None:
+    def _run(self, start: Callable[[], object], copy: PendingCopy) -> None:
         """On the copy stream, behind what compute has been given so far."""
         self._stream.wait_stream(self._runtime.current_stream())
         with self._runtime.StreamCtx(self._stream):
             start()
             copy.pending = self._stream.record_event()
 
-    def _finish(self, copy: Copy) -> None:
+    def _finish(self, copy: PendingCopy) -> None:
         if copy.pending is not None:
             self._runtime.current_stream().wait_event(copy.pending)
             copy.pending = None

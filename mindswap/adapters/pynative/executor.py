@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.adapters.pynative.copies import Copies, Copy
+from mindswap.adapters.pynative.copies import CopyEngine, PendingCopy
 from mindswap.errors import ApplyError
 from mindswap.pynative.ledger import Ledger, Totals
-from mindswap.pynative.schedule import Action, ActionKind, Schedule
+from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
 from mindswap.pynative.trace import EventKind, Trace
 
 __all__ = ["Executor"]
@@ -49,7 +49,7 @@ class Executor:
     """
 
     def __init__(
-        self, trace: Trace, schedule: Schedule, copies: Copies, poison: bool = False,
+        self, trace: Trace, schedule: StepSchedule, copies: CopyEngine, poison: bool = False,
         on_pass: Callable[[Totals], None] = lambda totals: None,
     ):  # fmt: skip
         self.trace = trace
@@ -61,7 +61,7 @@ class Executor:
         self.num_passes = self.num_deviations = 0
         self.was_different = False
         self._moved = frozenset(schedule.moved)
-        self._copies: dict[int, Copy] = {}
+        self._copies: dict[int, PendingCopy] = {}
         self._released: set[int] = set()
         self._start()
 
@@ -165,7 +165,7 @@ class Executor:
         if self._position == len(self.schedule.events):
             self._finish()
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: StorageAction) -> None:
         index = action.storage
         size = self.trace.storages[index].size_bytes
         if action.kind is ActionKind.OFFLOAD:

@@ -18,7 +18,7 @@ from mindswap.adapters.apply import cells_below, iterate_primitives
 from mindswap.adapters.pynative.values import ValueBook, address_of, tensors_in
 from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
-from mindswap.pynative.trace import Event, EventKind, Operator, Save, SavedStorage, Trace
+from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
 
 __all__ = ["Recorder", "record", "recording"]
 
@@ -197,7 +197,7 @@ class Recorder:
         if not any(event.kind is EventKind.BACKWARD_BEGIN for event in self.events):
             return
         storages = tuple(
-            SavedStorage(s.size_bytes, s.maker, s.last_use, s.protection, self._memory_of(s.tensor))
+            TracedStorage(s.size_bytes, s.maker, s.last_use, s.protection, self._memory_of(s.tensor))
             for s in self.storages
         )
         self.trace = Trace(

@@ -8,7 +8,7 @@ from dataclasses import replace
 import mindspore as ms
 from mindspore import nn
 
-from mindswap.adapters.pynative.copies import Copies, default_copies
+from mindswap.adapters.pynative.copies import CopyEngine, default_copies
 from mindswap.adapters.pynative.executor import Executor
 from mindswap.adapters.pynative.record import Recorder, recording
 from mindswap.adapters.pynative.watch import Watch
@@ -17,7 +17,7 @@ from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.decide import decide
 from mindswap.pynative.ledger import Totals, predict
 from mindswap.pynative.report import SwapReport
-from mindswap.pynative.schedule import Schedule, Unit, make_schedule
+from mindswap.pynative.schedule import StepSchedule, Unit, make_schedule
 from mindswap.pynative.trace import Trace
 
 __all__ = ["Swap", "running_swap", "swaps_paused"]
@@ -52,7 +52,7 @@ class Swap:
 
     def __init__(
         self, network: nn.Cell, layers: Sequence[nn.Cell], decisions: Sequence[LayerDecisions],
-        unit: Unit = Unit.OPERATORS, copies: Copies | None = None, poison: bool = False, watch_all: bool = False,
+        unit: Unit = Unit.OPERATORS, copies: CopyEngine | None = None, poison: bool = False, watch_all: bool = False,
     ):  # fmt: skip
         if network in _running:
             raise ApplyError("a swap runs on this network already: mindswap.running_swap(network).remove() ends it")
@@ -64,7 +64,7 @@ class Swap:
         self.poison = poison
         self.watch_all = watch_all
         self.trace: Trace | None = None
-        self.schedule: Schedule | None = None
+        self.schedule: StepSchedule | None = None
         self.predicted: Totals | None = None
         self.executor: Executor | None = None
         self.report = SwapReport(ms.get_context("device_target"))

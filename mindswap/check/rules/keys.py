@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.config.ignored import misused_ignore
-from mindswap.document.nodes import Entry, key_text, show
+from mindswap.document.nodes import MappingEntry, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.document.rules import Finding, rule
-from mindswap.policy.settings import Settings
+from mindswap.policy.settings import PolicySettings
 from mindswap.policy.unread import MissingKey
 from mindswap.policy.words import closest_names
 
@@ -77,7 +77,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
             yield from _misplaced(context, entry)
 
 
-def _renamed_keys(settings: Settings) -> dict[int, MissingKey]:
+def _renamed_keys(settings: PolicySettings) -> dict[int, MissingKey]:
     """Unknown keys of entries (by `id`) that stand where a required one is missing and sound like it."""
     missing = {(key.path, key.key): key for key in settings.missing_keys}
     found: dict[int, MissingKey] = {}
@@ -91,7 +91,7 @@ def _renamed_keys(settings: Settings) -> dict[int, MissingKey]:
     return found
 
 
-def _misplaced(context: Context, entry: Entry) -> Iterator[Finding]:
+def _misplaced(context: Context, entry: MappingEntry) -> Iterator[Finding]:
     """Our sections below another key, and a mapping that has their keys under another name."""
     name = key_text(entry.key)
     for section in SECTIONS:

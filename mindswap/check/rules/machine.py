@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mindswap.check.context import Context
 from mindswap.config.device_memory import ALLOWED, PATH, is_device_memory, read_device_memory
 from mindswap.config.mode import GRAPH, PYNATIVE, is_on_cpu, is_pynative
-from mindswap.document.nodes import Node, show
+from mindswap.document.nodes import DocumentNode, show
 from mindswap.document.problem import Level, Location
 from mindswap.document.rules import Finding, rule
 from mindswap.units import format_bytes, parse_bytes
@@ -14,7 +14,7 @@ ASCEND = "Ascend"
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
-def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> Node | None:
+def _other_than(context: Context, place: tuple[str, ...], *allowed: str) -> DocumentNode | None:
     """What stands at a place and is not what swap in graph mode needs there."""
     node = context.document.get(*place)
     if not context.settings.is_swap_enabled or is_pynative(context.document) or node is None or node.is_null:

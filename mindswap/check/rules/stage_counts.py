@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
-from mindswap.document.nodes import Node, key_text, show
+from mindswap.document.nodes import DocumentNode, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.match import match_pattern
@@ -57,7 +57,7 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
             yield Finding(node.location, message, "layer indices, ascending to say so", fix, Level.WARNING)
 
 
-def _lists(context: Context) -> Iterator[tuple[str, Node]]:
+def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
     """Every list under a recompute option, with its key path."""
     for option in ("recompute", *SELECT_OPTIONS):
         node = context.document.get("recompute_config", option)
@@ -79,7 +79,7 @@ def _can_be_counts(context: Context, values: list[Any]) -> bool:
     return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))
 
 
-def _as_indices(context: Context, path: str, node: Node) -> str:
+def _as_indices(context: Context, path: str, node: DocumentNode) -> str:
     layers = layers_of_stage_counts(node, context.settings.pipeline, context.num_layers)
     if layers is None:
         return "write the indices of the layers, counted from 0 over all stages"

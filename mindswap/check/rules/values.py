@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.document.nodes import Node, key_text, show
+from mindswap.document.nodes import DocumentNode, key_text, show
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
@@ -119,7 +119,7 @@ def swap_off(context: Context) -> Iterator[Finding]:
         yield Finding(first.location, message, fix="write 'swap: True', or delete it")
 
 
-def _says_nothing(key: object, node: Node) -> bool:
+def _says_nothing(key: object, node: DocumentNode) -> bool:
     if key == "default_prefetch":
         return node.value == PREFETCH_DEFAULT and not isinstance(node.value, bool)
     return key == "swap" or (key in ("layer_swap", "op_swap") and node.is_null)

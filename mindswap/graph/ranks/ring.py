@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["RING", "Kernel", "Round", "list_rounds", "ring_axes", "ring_flops"]
+__all__ = ["RING", "RingKernel", "Round", "list_rounds", "ring_axes", "ring_flops"]
 
 # Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
 RING = "SendReceive"
@@ -27,7 +27,7 @@ HEADS_AND_SEQUENCE = {3: (2, 1), 4: (1, 2)}
 
 
 @dataclass(frozen=True)
-class Kernel:
+class RingKernel:
     """A kernel beside attention, with the bytes that it reads and writes."""
 
     op: str
@@ -45,10 +45,10 @@ class Round:
         after: kernels that join the result with that of the rounds before.
     """
 
-    before: tuple[Kernel, ...]
+    before: tuple[RingKernel, ...]
     num_exchanges: int
     flops: int
-    after: tuple[Kernel, ...]
+    after: tuple[RingKernel, ...]
 
 
 def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:
@@ -81,7 +81,7 @@ def list_rounds(
         is_fused: jit_level O1 makes one kernel of element-wise operators that follow each other.
     """
     query, pair = operands[0].size_bytes, operands[1].size_bytes + operands[2].size_bytes
-    take, give = Kernel("Split", 2 * pair), Kernel("Concat", 2 * pair)
+    take, give = RingKernel("Split", 2 * pair), RingKernel("Concat", 2 * pair)
     causal = flops // (2 * num_ranks - 1)  # half of the pairs of the others
     whole = (flops - causal) // max(num_ranks - 1, 1)
     joined = tuple(_join(query, statistic_bytes, is_fused))
@@ -94,29 +94,29 @@ def list_rounds(
         else:
             # Gradients of the round before are put together and leave; keys and values for the next one come.
             before = (give,) if is_first else (give, take)
-            after = (Kernel("Add", 3 * query), take, Kernel("Add", 3 * pair)) if not is_first else ()
+            after = (RingKernel("Add", 3 * query), take, RingKernel("Add", 3 * pair)) if not is_first else ()
             rounds.append(Round(before, (not is_last) + (not is_first), causal if is_last else whole, after))
     return tuple(rounds)
 
 
-def _join(query: int, statistic: int, is_fused: bool) -> Iterator[Kernel]:
+def _join(query: int, statistic: int, is_fused: bool) -> Iterator[RingKernel]:
     """`UpdateAttentionOutput`: new largest scores and sums, the share of both results, their weighted sum.
 
     The statistics have eight equal columns; one of them is spread over the size of a head.
     """
     if is_fused:
-        yield Kernel("Mul", 8 * statistic)  # four read, four written
+        yield RingKernel("Mul", 8 * statistic)  # four read, four written
     else:
         for op, number, operands in (
             ("Maximum", 1, 2), ("Sub", 2, 2), ("Exp", 2, 1), ("Mul", 2, 2), ("Add", 1, 2), ("RealDiv", 2, 2),
         ):  # fmt: skip
-            yield from (Kernel(op, (operands + 1) * statistic) for _ in range(number))
+            yield from (RingKernel(op, (operands + 1) * statistic) for _ in range(number))
     for _ in range(2):
-        yield Kernel("Split", 2 * statistic)
-        yield Kernel("Cast", 3 * statistic // 16)
-        yield Kernel("Transpose", statistic // 8)
-        yield Kernel("Tile", query)
+        yield RingKernel("Split", 2 * statistic)
+        yield RingKernel("Cast", 3 * statistic // 16)
+        yield RingKernel("Transpose", statistic // 8)
+        yield RingKernel("Tile", query)
     if is_fused:
-        yield Kernel("Add", 5 * query)
+        yield RingKernel("Add", 5 * query)
     else:
-        yield from (Kernel("Mul", 3 * query), Kernel("Mul", 3 * query), Kernel("Add", 3 * query))
+        yield from (RingKernel("Mul", 3 * query), RingKernel("Mul", 3 * query), RingKernel("Add", 3 * query))

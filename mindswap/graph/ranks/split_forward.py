@@ -3,7 +3,7 @@
 from mindswap.graph.model import Node
 from mindswap.graph.ops import RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS, Cut, line_of
 from mindswap.graph.ranks.experts import FROM_LOCAL
-from mindswap.graph.ranks.split_rules import Call, output_splits, summed_parts
+from mindswap.graph.ranks.split_rules import OperatorCall, output_splits, summed_parts
 from mindswap.graph.ranks.split_table import NodeSplits, Operand, PartialSum, Redistribution, SplitTable
 from mindswap.graph.ranks.splits import Split, num_parts, reshape_split
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
@@ -110,7 +110,7 @@ class ForwardSplits:
             self.table.note(node, reason)
         return list(outputs) if outputs is not None else None
 
-    def _note_sum(self, node: Node, call: Call, is_scattered: bool = False) -> None:
+    def _note_sum(self, node: Node, call: OperatorCall, is_scattered: bool = False) -> None:
         num_ranks = summed_parts(call)
         if num_ranks > 1:
             self.table.sums[node.name] = PartialSum(num_ranks, is_scattered)

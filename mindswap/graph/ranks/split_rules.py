@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from mindswap.graph.ops import Cut, line_of
 from mindswap.graph.ranks.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
 
-__all__ = ["RULES", "Call", "output_splits", "summed_parts"]
+__all__ = ["RULES", "OperatorCall", "output_splits", "summed_parts"]
 
 
 @dataclass(frozen=True)
-class Call:
+class OperatorCall:
     """One operator with the operands that are tensors.
 
     Attributes:
@@ -33,7 +33,7 @@ class Call:
     attributes: Mapping[str, object] | None = None
 
 
-def output_splits(call: Call) -> list[Split] | None:
+def output_splits(call: OperatorCall) -> list[Split] | None:
     """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
     kind = line_of(call.op).cut
     is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
@@ -46,7 +46,7 @@ def output_splits(call: Call) -> list[Split] | None:
     return splits if all(map(fits, splits, call.outputs)) else None
 
 
-def summed_parts(call: Call) -> int:
+def summed_parts(call: OperatorCall) -> int:
     """Ranks that each have a part of the sums that the operator makes: it sums (looks up, takes the largest) over a
     dimension that is cut. 1 where every rank has the whole sum.
     """
@@ -65,12 +65,12 @@ def summed_parts(call: Call) -> int:
     return 1
 
 
-def _elementwise(call: Call) -> list[Split]:
+def _elementwise(call: OperatorCall) -> list[Split]:
     """activation_info.cc, arithmetic_info.cc, comparison_function_info.cc."""
     return [combine_splits(shape, call.shapes, call.splits) for shape in call.outputs]
 
 
-def _like_first(call: Call) -> list[Split]:
+def _like_first(call: OperatorCall) -> list[Split]:
     """Every output is cut as the first operand; a dimension that shrank to 1 is whole (layer_norm_info.cc)."""
     return [
         tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
@@ -78,7 +78,7 @@ def _like_first(call: Call) -> list[Split]:
     ]
 
 
-def _like(call: Call, operands: Sequence[int]) -> list[Split] | None:
+def _like(call: OperatorCall, operands: Sequence[int]) -> list[Split] | None:
     """Output k is cut as operand `operands[k]`: the gradient of a tensor as the tensor."""
     splits = []
     for position, shape in enumerate(call.outputs):
@@ -90,7 +90,7 @@ def _like(call: Call, operands: Sequence[int]) -> list[Split] | None:
     return splits
 
 
-def _matmul(call: Call) -> list[Split] | None:
+def _matmul(call: OperatorCall) -> list[Split] | None:
     """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
     if min(map(len, call.shapes[:2])) < 2:
         return None
@@ -102,14 +102,14 @@ def _matmul(call: Call) -> list[Split] | None:
     return [(*batch, rows, columns)]
 
 
-def _transpose_flags(call: Call) -> list[bool]:
+def _transpose_flags(call: OperatorCall) -> list[bool]:
     if len(call.integers) >= 2:
         return [bool(flag) for flag in call.integers[:2]]
     attributes = call.attributes or {}
     return [bool(attributes.get(name, False)) for name in ("transpose_a", "transpose_b")]
 
 
-def _reduce(call: Call) -> list[Split] | None:
+def _reduce(call: OperatorCall) -> list[Split] | None:
     """reduce_method_info.cc: reduced dimensions are whole afterwards."""
     shape, split = call.shapes[0], call.splits[0]
     axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
@@ -125,30 +125,30 @@ def _reduce(call: Call) -> list[Split] | None:
     return splits
 
 
-def _transpose(call: Call) -> list[Split] | None:
+def _transpose(call: OperatorCall) -> list[Split] | None:
     """transpose_info.cc."""
     if not call.tuples or len(call.tuples[-1]) != len(call.splits[0]):
         return None
     return [tuple(call.splits[0][axis] for axis in call.tuples[-1])]
 
 
-def _gather(call: Call) -> list[Split]:
+def _gather(call: OperatorCall) -> list[Split]:
     """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
     axis = _look_up_axis(call)
     num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
     return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
 
 
-def _look_up_axis(call: Call) -> int:
+def _look_up_axis(call: OperatorCall) -> int:
     return (call.integers[0] if call.integers else 0) % len(call.splits[0])
 
 
-def _one_hot(call: Call) -> list[Split]:
+def _one_hot(call: OperatorCall) -> list[Split]:
     """onehot_info.cc: the strategy is that of the output."""
     return [call.splits[0]]
 
 
-def _expand_dims(call: Call) -> list[Split] | None:
+def _expand_dims(call: OperatorCall) -> list[Split] | None:
     """expand_dims_info.cc."""
     if not call.integers:
         return None
@@ -156,13 +156,13 @@ def _expand_dims(call: Call) -> list[Split] | None:
     return [(*call.splits[0][:axis], 1, *call.splits[0][axis:])]
 
 
-def _squeeze(call: Call) -> list[Split] | None:
+def _squeeze(call: OperatorCall) -> list[Split] | None:
     """squeeze_info.cc."""
     split = reshape_split(call.shapes[0], call.splits[0], call.outputs[0])
     return None if split is None else [split]
 
 
-def _tile(call: Call) -> list[Split]:
+def _tile(call: OperatorCall) -> list[Split]:
     """tile_info.cc: the strategy cuts the output, also along a dimension that is repeated."""
     offset = len(call.outputs[0]) - len(call.splits[0])
     return [(*(1,) * offset, *call.splits[0])]
@@ -174,7 +174,7 @@ TND = 4
 LAYOUT_POSITION = 6  # among the integer inputs from the end: heads, pre, next, precision, layout, sparse mode
 
 
-def _flash_attention(call: Call) -> list[Split] | None:
+def _flash_attention(call: OperatorCall) -> list[Split] | None:
     """Outputs: softmax maximum and sum (batch, heads, seq, 8), an empty one, attention as the query."""
     query = call.splits[0]
     layout = call.integers[-2] if len(call.integers) >= LAYOUT_POSITION else None
@@ -188,29 +188,29 @@ def _flash_attention(call: Call) -> list[Split] | None:
     return [statistics, statistics, whole, query]
 
 
-def _dropout(call: Call) -> list[Split]:
+def _dropout(call: OperatorCall) -> list[Split]:
     """Output as the input; the mask is a flat list of bits."""
     return [call.splits[0], (num_parts(call.splits[0]),)]
 
 
-def _embedding(call: Call) -> list[Split]:
+def _embedding(call: OperatorCall) -> list[Split]:
     """A look-up of rows."""
     return [(*call.splits[0], call.splits[1][-1])]
 
 
-def _outer(call: Call) -> list[Split]:
+def _outer(call: OperatorCall) -> list[Split]:
     """Every element of one vector times every element of the other."""
     return [(*call.splits[0], *call.splits[1])]
 
 
-def _segment_sum(call: Call) -> list[Split]:
+def _segment_sum(call: OperatorCall) -> list[Split]:
     """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
     return [(1, *call.splits[0][len(call.splits[1]) :])]
 
 
 # Rules that need a second operand.
 TWO_OPERANDS = (Cut.EMBEDDING, Cut.GATHER, Cut.OUTER, Cut.PRODUCT, Cut.SEGMENT_SUM)
-RULES: dict[Cut, Callable[[Call], list[Split] | None]] = {
+RULES: dict[Cut, Callable[[OperatorCall], list[Split] | None]] = {
     Cut.ATTENTION: _flash_attention,
     Cut.BROADCAST: _tile,
     Cut.DROPOUT: _dropout,

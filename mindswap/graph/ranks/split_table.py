@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import SPLIT_PASSING_OPS, TYING_OPS
 from mindswap.graph.ranks.experts import LocalNames
-from mindswap.graph.ranks.split_rules import Call
+from mindswap.graph.ranks.split_rules import OperatorCall
 from mindswap.graph.ranks.splits import Split, fits, num_parts
 from mindswap.graph.ranks.strategies import read_strategy
 
@@ -123,10 +123,10 @@ class SplitTable:
                 found.append(Operand(name, index, known, split))
         return found
 
-    def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> Call:
+    def call(self, node: Node, operands: list[Operand], splits: list[Split]) -> OperatorCall:
         """What a rule needs to know of an operator."""
         graph = self.graph
-        return Call(
+        return OperatorCall(
             op=node.op,
             shapes=[operand.type.shape for operand in operands],
             splits=splits,

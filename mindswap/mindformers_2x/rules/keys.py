@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from mindswap.document.nodes import key_text
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
-from mindswap.mindformers_2x.rule_context import Context, rule
+from mindswap.mindformers_2x.rule_context import Context2x, rule
 from mindswap.mindformers_2x.settings import SECTION_KEYS
 from mindswap.policy.words import closest_names
 
@@ -18,7 +18,7 @@ MEANING = {
 
 
 @rule(Level.ERROR)
-def missing_key(context: Context) -> Iterator[Finding]:
+def missing_key(context: Context2x) -> Iterator[Finding]:
     """An entry of `layer_swap` needs `layers`, one of `op_swap` needs `op_name` and `layers`.
 
     PASS:
@@ -33,7 +33,7 @@ def missing_key(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def missing_target(context: Context) -> Iterator[Finding]:
+def missing_target(context: Context2x) -> Iterator[Finding]:
     """A mode or switch needs a key that is missing or empty: upstream refuses that.
 
     `mode: full` needs `full_recompute_layer`, `mode: select` needs `select_module`, `recompute_comm.enable` its
@@ -61,7 +61,7 @@ def missing_target(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def unknown_key(context: Context) -> Iterator[Finding]:
+def unknown_key(context: Context2x) -> Iterator[Finding]:
     """A key in `swap`, `recompute` or `recompute_comm` that upstream does not know, or a section with a misspelt name.
 
     Upstream refuses the first. The second has no effect, and nothing says so, since any section may stand at the top
@@ -90,7 +90,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def ignored_key(context: Context) -> Iterator[Finding]:
+def ignored_key(context: Context2x) -> Iterator[Finding]:
     """A key in an entry of `layer_swap` or `op_swap` that upstream ignores, such as `backward_prefetch` of 1.9.
 
     One distance holds for all entries: `swap.default_prefetch`, in layers.
@@ -113,7 +113,7 @@ def ignored_key(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def duplicate_key(context: Context) -> Iterator[Finding]:
+def duplicate_key(context: Context2x) -> Iterator[Finding]:
     """A key stands twice; YAML readers silently take the last one.
 
     PASS:
@@ -129,7 +129,7 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def section_of_graph_mode(context: Context) -> Iterator[Finding]:
+def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
     """`swap_config` or `recompute_config` of MindFormers 1.9 stands in a 2.x file: nothing reads it or says so.
 
     PASS:
@@ -147,7 +147,7 @@ def section_of_graph_mode(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def section_off(context: Context) -> Iterator[Finding]:
+def section_off(context: Context2x) -> Iterator[Finding]:
     """A section says something that has no effect, since it is switched off. Upstream looks only at names of keys then.
 
     PASS:
@@ -170,7 +170,7 @@ def section_off(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def exclude_without_recompute(context: Context) -> Iterator[Finding]:
+def exclude_without_recompute(context: Context2x) -> Iterator[Finding]:
     """`exclude_op` has no effect, since `mode` is None. Upstream says so only where `recompute_comm` is enabled.
 
     PASS:
@@ -186,7 +186,7 @@ def exclude_without_recompute(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def select_with_full(context: Context) -> Iterator[Finding]:
+def select_with_full(context: Context2x) -> Iterator[Finding]:
     """`select_module` has no effect with `mode: full`; not even its layers are looked at.
 
     PASS:

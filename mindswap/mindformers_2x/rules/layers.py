@@ -4,13 +4,13 @@ from collections.abc import Iterable, Iterator
 
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
-from mindswap.mindformers_2x.rule_context import Context, rule
-from mindswap.mindformers_2x.settings import Expect, Target
+from mindswap.mindformers_2x.rule_context import Context2x, rule
+from mindswap.mindformers_2x.settings import Expect2x, Target
 from mindswap.policy.words import index_runs
 
 
 @rule(Level.WARNING)
-def no_layers(context: Context) -> Iterator[Finding]:
+def no_layers(context: Context2x) -> Iterator[Finding]:
     """A list of layers is empty, so its entry means nothing. Upstream accepts it without a word.
 
     PASS:
@@ -20,7 +20,7 @@ def no_layers(context: Context) -> Iterator[Finding]:
         op_swap: [{op_name: mlp, layers: []}]
     """
     # Lists that could not be read, or some of whose elements could not, have problems of their own.
-    wrong = {m.path.rpartition("[")[0] for m in context.settings.misfits if m.expect is Expect.LAYER}
+    wrong = {m.path.rpartition("[")[0] for m in context.settings.misfits if m.expect is Expect2x.LAYER}
     wrong |= {misfit.path for misfit in context.settings.misfits}
     for target in context.settings.targets:
         if not target.specs and target.layers_path not in wrong and target.option != "full_recompute_layer":
@@ -29,7 +29,7 @@ def no_layers(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def layer_order(context: Context) -> Iterator[Finding]:
+def layer_order(context: Context2x) -> Iterator[Finding]:
     """A list of layers is not strictly ascending, or names a layer twice.
 
     PASS:
@@ -49,7 +49,7 @@ def layer_order(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def layer_out_of_range(context: Context) -> Iterator[Finding]:
+def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
     """There is no such layer. Layers for multi-token prediction count behind the others.
 
     PASS (num_hidden_layers: 4):
@@ -73,7 +73,7 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def unchecked_select(context: Context) -> Iterator[Finding]:
+def unchecked_select(context: Context2x) -> Iterator[Finding]:
     """`select_module` names layers that do not exist next to `full_recompute_layer`: upstream drops them silently.
 
     PASS (num_hidden_layers: 4):
@@ -93,7 +93,7 @@ def unchecked_select(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def last_layers(context: Context) -> Iterator[Finding]:
+def last_layers(context: Context2x) -> Iterator[Finding]:
     """A layer is swapped that has no layer `default_prefetch` places behind it: the last ones cannot be swapped.
 
     The copies back start when backward of that later layer begins. So the largest layer is L - 1 - default_prefetch,
@@ -124,7 +124,7 @@ def last_layers(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def later_layer_swap(context: Context) -> Iterator[Finding]:
+def later_layer_swap(context: Context2x) -> Iterator[Finding]:
     """`layer_swap` has more than one entry; upstream takes the first and drops the others without a word.
 
     PASS:
@@ -140,7 +140,7 @@ def later_layer_swap(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def repeated_op_name(context: Context) -> Iterator[Finding]:
+def repeated_op_name(context: Context2x) -> Iterator[Finding]:
     """Two entries of `op_swap` have the same `op_name`; the last one wins, and the layers of the others are dropped.
 
     PASS:
@@ -159,13 +159,13 @@ def repeated_op_name(context: Context) -> Iterator[Finding]:
             yield Finding(entry.location, message, "each op_name once", _one_entry(context, entries))
 
 
-def _one_entry(context: Context, entries: Iterable[Target]) -> str:
+def _one_entry(context: Context2x, entries: Iterable[Target]) -> str:
     layers = {index for entry in entries for index in context.settings.layers_of(entry)}
     return f"one entry for all of them: layers: {index_runs(layers)}"
 
 
 @rule(Level.ERROR)
-def nothing_swapped(context: Context) -> Iterator[Finding]:
+def nothing_swapped(context: Context2x) -> Iterator[Finding]:
     """Swap is enabled, and nothing is swapped: no `layer_swap` and no `op_swap`, or none that wraps anything.
 
     There is no default strategy in 2.x: `enable: True` alone does nothing.

@@ -5,11 +5,11 @@ from collections.abc import Iterator, Sequence
 
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
-from mindswap.mindformers_2x.effect import LayerEffect
+from mindswap.mindformers_2x.effect import LayerOutcome
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import match_paths
 from mindswap.mindformers_2x.renaming import to_2x_path
-from mindswap.mindformers_2x.rule_context import Context, rule
+from mindswap.mindformers_2x.rule_context import Context2x, rule
 from mindswap.mindformers_2x.settings import Target
 from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError
 from mindswap.policy.words import closest_names, format_names
@@ -22,7 +22,7 @@ SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of 
 
 
 @rule(Level.ERROR)
-def bad_regex(context: Context) -> Iterator[Finding]:
+def bad_regex(context: Context2x) -> Iterator[Finding]:
     """A pattern is no regular expression (which stops upstream), or takes too long to match (then nothing matches).
 
     PASS:
@@ -50,7 +50,7 @@ def _error(target: Target, paths: tuple[str, ...]) -> PatternError | None:
 
 
 @rule(Level.WARNING)
-def crossing_pattern(context: Context) -> Iterator[Finding]:
+def crossing_pattern(context: Context2x) -> Iterator[Finding]:
     """A pattern matches more than one reads in it: `.*` crosses levels, and a plain `.` is any character.
 
     In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
@@ -79,7 +79,7 @@ def crossing_pattern(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def unmatched_pattern(context: Context) -> Iterator[Finding]:
+def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
     """A pattern names nothing in its layers. Upstream only warns; in part of the layers it says nothing at all.
 
     Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
@@ -119,7 +119,7 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
 
 
 @rule(Level.WARNING)
-def covered(context: Context) -> Iterator[Finding]:
+def covered(context: Context2x) -> Iterator[Finding]:
     """A pattern has no effect, since others cover it: its layers are taken whole, or its cells stand in named cells.
 
     PASS:
@@ -152,7 +152,7 @@ def covered(context: Context) -> Iterator[Finding]:
             yield Finding(target.pattern_location, message + layers_in_words(lost), fix="delete it")
 
 
-def _named(context: Context, target: Target) -> Iterator[tuple[int, LayerEffect, tuple[str, ...]]]:
+def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
     """The layers of a target that the model has, what happens to each, and what the target names there."""
     for layer, paths in context.effect.matches(target).items():
         if layer < len(context.effect.layers):
@@ -160,7 +160,7 @@ def _named(context: Context, target: Target) -> Iterator[tuple[int, LayerEffect,
 
 
 @rule(Level.ERROR)
-def comm_cell(context: Context) -> Iterator[Finding]:
+def comm_cell(context: Context2x) -> Iterator[Finding]:
     """`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
 
     PASS:
@@ -178,7 +178,7 @@ def comm_cell(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def swap_of_recomputed(context: Context) -> Iterator[Finding]:
+def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
     """A layer or cell is recomputed and swapped: then only its input is moved, since nothing else is saved.
 
     MindFormers 2.1.0 accepts it, though its documentation promises an error. It is useful where the inputs of
@@ -212,7 +212,7 @@ def swap_of_recomputed(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def swap_below_recompute(context: Context) -> Iterator[Finding]:
+def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
     """`op_swap` names a cell in a layer that is recomputed as a whole, or below a recomputed cell: nothing is swapped.
 
     Upstream lists it in its "Swap Configuration Map", makes no wrapper and says nothing.

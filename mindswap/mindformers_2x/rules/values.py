@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from mindswap.document.nodes import show
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
-from mindswap.mindformers_2x.rule_context import Context, rule
-from mindswap.mindformers_2x.settings import Expect
+from mindswap.mindformers_2x.rule_context import Context2x, rule
+from mindswap.mindformers_2x.settings import Expect2x
 from mindswap.policy.unread import Misfit
 from mindswap.policy.words import closest_names, last_key
 
@@ -18,7 +18,7 @@ MAX_USUAL_PREFETCH = 4
 
 
 @rule(Level.ERROR)
-def wrong_type(context: Context) -> Iterator[Finding]:
+def wrong_type(context: Context2x) -> Iterator[Finding]:
     """A value has a type that its place does not take; prefetch, mode, single mappings, `exclude_op` have rules.
 
     PASS:
@@ -27,37 +27,37 @@ def wrong_type(context: Context) -> Iterator[Finding]:
     FAIL (`layers` must be a list; there is no `True` for every layer in 2.x):
         swap: {enable: True, layer_swap: [{layers: True}]}
     """
-    elsewhere = (Expect.PREFETCH, Expect.MODE, Expect.EXCLUDE, Expect.LAYER)
+    elsewhere = (Expect2x.PREFETCH, Expect2x.MODE, Expect2x.EXCLUDE, Expect2x.LAYER)
     for misfit in context.settings.misfits:
         if misfit.expect in elsewhere or _is_single_mapping(misfit):
             continue
         what = "the string is empty" if misfit.node.value == "" else f"{show(misfit.node)} is {misfit.node.kind}"
-        if misfit.expect is Expect.SMALL_SECTION:
+        if misfit.expect is Expect2x.SMALL_SECTION:
             what = "the section is too large"
         message = f"{misfit.path}: {what}"
         yield Finding(misfit.node.location, message, misfit.expect.value, _right_type(misfit, context))
 
 
-def _right_type(misfit: Misfit, context: Context) -> str:
+def _right_type(misfit: Misfit, context: Context2x) -> str:
     key, value = last_key(misfit.path), misfit.node.value
-    if misfit.expect is Expect.BOOL:
+    if misfit.expect is Expect2x.BOOL:
         return f"{key}: {str(value).strip().lower() in ('yes', 'on', 'true', '1', 'y')}"
-    if misfit.expect is Expect.LAYERS:
+    if misfit.expect is Expect2x.LAYERS:
         if value is True and context.num_layers is not None:
             kept = (context.settings.prefetch or 1) if misfit.path.startswith("swap") else 0
             return f"{key}: ['0-{max(context.num_layers - 1 - kept, 0)}']"
         return f"{key}: [{show(misfit.node)}]" if isinstance(value, (int, str)) and value is not True else ""
-    if misfit.expect is Expect.PATTERN and misfit.node.items:
+    if misfit.expect is Expect2x.PATTERN and misfit.node.items:
         return "one entry for each name"
-    if misfit.expect is Expect.SECTION and misfit.path == "swap":
+    if misfit.expect is Expect2x.SECTION and misfit.path == "swap":
         return "swap: {enable: True, layer_swap: [{layers: [...]}]}" if value is True else "swap: {enable: False}"
-    if misfit.expect is Expect.MODULES and misfit.node.items:
+    if misfit.expect is Expect2x.MODULES and misfit.node.items:
         return "write each path with its layers: {mlp: ['0-3']}"
     return ""
 
 
 @rule(Level.ERROR)
-def single_mapping(context: Context) -> Iterator[Finding]:
+def single_mapping(context: Context2x) -> Iterator[Finding]:
     """`layer_swap` or `op_swap` is one mapping instead of a list. Its docstring allows that, its validator does not.
 
     PASS:
@@ -74,11 +74,11 @@ def single_mapping(context: Context) -> Iterator[Finding]:
 
 
 def _is_single_mapping(misfit: Misfit) -> bool:
-    return misfit.expect is Expect.ENTRIES and misfit.node.entries is not None
+    return misfit.expect is Expect2x.ENTRIES and misfit.node.entries is not None
 
 
 @rule(Level.ERROR)
-def exclude_op_form(context: Context) -> Iterator[Finding]:
+def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     """`exclude_op` is a list: that was its form in MindFormers 2.0.0; since 2.1.0 it is a mapping of paths to layers.
 
     PASS:
@@ -88,14 +88,14 @@ def exclude_op_form(context: Context) -> Iterator[Finding]:
         recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
     for misfit in context.settings.misfits:
-        if misfit.expect is Expect.EXCLUDE:
+        if misfit.expect is Expect2x.EXCLUDE:
             message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}; mindformers 2.1.0 takes a mapping"
             fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
             yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
 @rule(Level.ERROR)
-def recompute_mode(context: Context) -> Iterator[Finding]:
+def recompute_mode(context: Context2x) -> Iterator[Finding]:
     """`recompute.mode` is none of the three words. `None` is the bare word; `null` and `~` are refused.
 
     PASS:
@@ -105,7 +105,7 @@ def recompute_mode(context: Context) -> Iterator[Finding]:
         recompute: {mode: null}
     """
     for misfit in context.settings.misfits:
-        if misfit.expect is Expect.MODE:
+        if misfit.expect is Expect2x.MODE:
             value = misfit.node.value
             meant = MEANT_MODES.get(str(value).strip().lower())
             if meant is None and isinstance(value, str):
@@ -115,7 +115,7 @@ def recompute_mode(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def bad_layer(context: Context) -> Iterator[Finding]:
+def bad_layer(context: Context2x) -> Iterator[Finding]:
     """An element of a list of layers is neither a number nor an ascending range. No blanks, no minus, no `True`.
 
     PASS:
@@ -125,13 +125,13 @@ def bad_layer(context: Context) -> Iterator[Finding]:
         layers: ['0 - 3']
     """
     for misfit in context.settings.misfits:
-        if misfit.expect is Expect.LAYER:
+        if misfit.expect is Expect2x.LAYER:
             message = f"{misfit.path}: {show(misfit.node)} names no layers"
             fix = _meant_layers(misfit.node.value, context)
             yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
-def _meant_layers(value: object, context: Context) -> str:
+def _meant_layers(value: object, context: Context2x) -> str:
     if isinstance(value, float) and value.is_integer() and 0 <= value < 1e9:
         return f"write {int(value)}"
     if isinstance(value, int) and not isinstance(value, bool) and value < 0 and context.num_layers is not None:
@@ -145,7 +145,7 @@ def _meant_layers(value: object, context: Context) -> str:
 
 
 @rule(Level.ERROR)
-def bad_prefetch(context: Context) -> Iterator[Finding]:
+def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """`default_prefetch` is no integer from 1 to the number of layers less one; `True` and `'1'` are none.
 
     PASS:
@@ -155,9 +155,9 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
         swap: {enable: True, default_prefetch: 0}
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
-    allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect.PREFETCH.value
+    allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
     for misfit in context.settings.misfits:
-        if misfit.expect is Expect.PREFETCH:
+        if misfit.expect is Expect2x.PREFETCH:
             message = f"{misfit.path}: {show(misfit.node)} is no distance in layers"
             yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")
@@ -172,7 +172,7 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def prefetch_unit(context: Context) -> Iterator[Finding]:
+def prefetch_unit(context: Context2x) -> Iterator[Finding]:
     """`default_prefetch` is large: it counts layers, not operators, whatever its description in MindFormers 2.1.0 says.
 
     It is also how long a layer stays on the device after its forward, so up to default_prefetch + 1 swapped layers are
@@ -195,7 +195,7 @@ def prefetch_unit(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.WARNING)
-def cpu_target(context: Context) -> Iterator[Finding]:
+def cpu_target(context: Context2x) -> Iterator[Finding]:
     """Swap is enabled on a CPU target: there all memory is host memory, and nothing is moved.
 
     PASS:
@@ -213,7 +213,7 @@ def cpu_target(context: Context) -> Iterator[Finding]:
 
 
 @rule(Level.ERROR)
-def pipeline(context: Context) -> Iterator[Finding]:
+def pipeline(context: Context2x) -> Iterator[Finding]:
     """Swap is enabled with pipeline stages: MindFormers 2.x refuses that.
 
     PASS:

@@ -15,11 +15,11 @@ from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import SimulatedStep, StepModel
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["Facts", "Layers", "Stage", "facts_of"]
+__all__ = ["Facts", "StageLayers", "Stage", "facts_of"]
 
 
 @dataclass(frozen=True)
-class Layers:
+class StageLayers:
     """Layers of a stage that are alike, at the fullest moment of the stage.
 
     Attributes:
@@ -51,7 +51,7 @@ class Stage:
     """
 
     peak_bytes: int
-    layers: Mapping[Layers, int]
+    layers: Mapping[StageLayers, int]
     window_ns: int
     work_ns: int
     idle_ns: int = 0
@@ -142,7 +142,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
     own = [section - 1 for chunk in chunks for section in chunk if 1 <= section <= len(layer_map)]
     return Stage(
         peak_bytes=int(alive[peak_op - begin]) + model.static[stage].total_bytes,
-        layers=Counter(Layers(layer_map[i], in_flight[i], num_begun[i]) for i in own),
+        layers=Counter(StageLayers(layer_map[i], in_flight[i], num_begun[i]) for i in own),
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),

@@ -13,23 +13,23 @@ from mindswap.simulate.schedules import (
     seqvpp,
     zero_bubble_v,
 )
-from mindswap.simulate.schedules.passes import Pass, Schedule, Shape, Work, most_in_flight
+from mindswap.simulate.schedules.passes import Pass, PassWork, PipelineSchedule, Shape, most_in_flight
 
 __all__ = [
     "LESS_MEMORY",
     "SCHEDULES",
     "Pass",
-    "Schedule",
+    "PipelineSchedule",
     "Shape",
-    "Work",
+    "PassWork",
     "find_schedule",
     "most_in_flight",
     "order_passes",
 ]
 
 LESS_MEMORY = "1f1b_less_memory"  # no name of MindSpore: 1f1b where ENABLE_LESS_MEM_VPP=1
-SCHEDULES: Mapping[str, Schedule] = cast(
-    Mapping[str, Schedule],
+SCHEDULES: Mapping[str, PipelineSchedule] = cast(
+    Mapping[str, PipelineSchedule],
     {
         "1f1b": interleaved_1f1b,
         LESS_MEMORY: interleaved_less_memory,
@@ -42,7 +42,7 @@ SCHEDULES: Mapping[str, Schedule] = cast(
 )
 
 
-def find_schedule(name: str, shape: Shape) -> Schedule:
+def find_schedule(name: str, shape: Shape) -> PipelineSchedule:
     """What MindSpore runs where `pipeline_scheduler` is `name`: seqpipe in place of all others for one chunk."""
     if shape.num_chunks == 1 and name != "zero_bubble_v":
         return SCHEDULES["seqpipe"]

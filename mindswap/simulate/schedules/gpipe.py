@@ -6,7 +6,7 @@ gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder` (mindspore-a
     2 stages, 2 chunks a and b, 2 micro-batches:  F0a F1a F0b F1b  B0b B1b B0a B1a
 """
 
-from mindswap.simulate.schedules.passes import Pass, Shape, Work
+from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
 __all__ = ["order", "refusal", "short_step"]
 
@@ -14,8 +14,10 @@ __all__ = ["order", "refusal", "short_step"]
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     """What a stage does in one step; the same for all stages."""
     micro_batches, chunks = range(shape.num_micro_batches), range(shape.num_chunks)
-    forward = [Pass(chunk, micro_batch, Work.FORWARD) for chunk in chunks for micro_batch in micro_batches]
-    backward = [Pass(chunk, micro_batch, Work.BACKWARD) for chunk in reversed(chunks) for micro_batch in micro_batches]
+    forward = [Pass(chunk, micro_batch, PassWork.FORWARD) for chunk in chunks for micro_batch in micro_batches]
+    backward = [
+        Pass(chunk, micro_batch, PassWork.BACKWARD) for chunk in reversed(chunks) for micro_batch in micro_batches
+    ]
     return (*forward, *backward)
 
 

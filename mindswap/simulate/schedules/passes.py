@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "Schedule", "Shape", "Work", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
+__all__ = ["Pass", "PipelineSchedule", "Shape", "PassWork", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
 
 
-class Work(IntEnum):
+class PassWork(IntEnum):
     """What a pass computes."""
 
     FORWARD = 0
@@ -30,7 +30,7 @@ class Pass:
 
     chunk: int
     micro_batch: int
-    work: Work
+    work: PassWork
     sequence: int = 0
 
 
@@ -56,7 +56,7 @@ class Shape:
         return self.num_micro_batches * self.num_chunks * self.num_sequences
 
 
-class Schedule(Protocol):
+class PipelineSchedule(Protocol):
     """A module of this folder."""
 
     def order(self, stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -73,10 +73,10 @@ def most_in_flight(passes: Iterable[Pass]) -> int:
     """Most forward passes whose backward (both its halves, where it is cut) is not done."""
     held = most = 0
     for entry in passes:
-        if entry.work is Work.FORWARD:
+        if entry.work is PassWork.FORWARD:
             held += 1
             most = max(most, held)
-        elif entry.work is not Work.INPUT_GRADIENT:
+        elif entry.work is not PassWork.INPUT_GRADIENT:
             held -= 1
     return most
 
@@ -92,10 +92,10 @@ def warm_up_then_alternate(
     """
     total = len(forward)
     warm_up = min(num_warm_up, total)
-    passes = [Pass(*forward[i], Work.FORWARD) for i in range(warm_up)]
+    passes = [Pass(*forward[i], PassWork.FORWARD) for i in range(warm_up)]
     for i in range(warm_up, total):
-        passes += [Pass(*forward[i], Work.FORWARD), Pass(*backward[i - warm_up], Work.BACKWARD)]
-    passes += [Pass(*backward[i], Work.BACKWARD) for i in range(total - warm_up, total)]
+        passes += [Pass(*forward[i], PassWork.FORWARD), Pass(*backward[i - warm_up], PassWork.BACKWARD)]
+    passes += [Pass(*backward[i], PassWork.BACKWARD) for i in range(total - warm_up, total)]
     return tuple(passes)
 
 

@@ -15,7 +15,7 @@ other: then it is 1F1B as in Narayanan et al., "PipeDream" (SOSP 2019). Without 
 from collections import deque
 from collections.abc import Sequence
 
-from mindswap.simulate.schedules.passes import Pass, Shape, Work
+from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
 __all__ = ["order", "order_rounds", "refusal", "short_step", "spread_rest", "spread_rounds"]
 
@@ -80,10 +80,10 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
 
     def go_back() -> None:
         last = done[waiting.popleft()].pop()
-        passes.append(Pass(last.chunk, last.micro_batch, Work.BACKWARD, last.sequence))
+        passes.append(Pass(last.chunk, last.micro_batch, PassWork.BACKWARD, last.sequence))
 
     for index, (chunk, micro_batch, piece) in enumerate(forward):
-        own = Pass(chunk, micro_batch, Work.FORWARD, piece)
+        own = Pass(chunk, micro_batch, PassWork.FORWARD, piece)
         passes.append(own)
         waiting.append(micro_batch)
         done.setdefault(micro_batch, []).append(own)

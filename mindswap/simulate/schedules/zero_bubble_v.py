@@ -13,11 +13,11 @@ the overlapped middle as in DualPipeV.
 """
 
 from mindswap.simulate.schedules import gpipe
-from mindswap.simulate.schedules.passes import Pass, Shape, Work
+from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
 __all__ = ["order", "refusal", "short_step"]
 
-KINDS = {"F": Work.FORWARD, "B": Work.BACKWARD, "W": Work.WEIGHT_GRADIENT}
+KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
@@ -43,8 +43,8 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     for times, names in steps:
         for name in names.split() * times:
             kind, chunk, micro_batch = KINDS[name[0]], int(name[1]), next(left[name])
-            is_cut = kind is Work.BACKWARD and micro_batch in cut[chunk]
-            passes.append(Pass(chunk, micro_batch, Work.INPUT_GRADIENT if is_cut else kind))
+            is_cut = kind is PassWork.BACKWARD and micro_batch in cut[chunk]
+            passes.append(Pass(chunk, micro_batch, PassWork.INPUT_GRADIENT if is_cut else kind))
     return tuple(passes)
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from mindswap.graph.model import TensorType
 from mindswap.graph.ranks.collectives import Collective, find_collectives
-from mindswap.graph.ranks.ring import RING, Kernel, list_rounds, ring_axes, ring_flops
+from mindswap.graph.ranks.ring import RING, RingKernel, list_rounds, ring_axes, ring_flops
 from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.work import measure_work
 from tests.graph.builders import graph, node
@@ -73,9 +73,9 @@ def test_rounds_of_forward(is_fused, num_kernels, moved_bytes):
     # Half of the pairs in the first of three rounds: 1 : 2 : 2.
     assert [first.flops, second.flops, last.flops] == [100, 200, 200]
     # 200 bytes of keys and values, read and written; they travel in all rounds but the last.
-    assert first.before == (Kernel("Concat", 400),)
-    assert second.before == (Kernel("Split", 400), Kernel("Concat", 400))
-    assert last.before == (Kernel("Split", 400),)
+    assert first.before == (RingKernel("Concat", 400),)
+    assert second.before == (RingKernel("Split", 400), RingKernel("Concat", 400))
+    assert last.before == (RingKernel("Split", 400),)
     assert [one.num_exchanges for one in (first, second, last)] == [1, 1, 0]
     assert first.after == ()
     assert len(second.after) == len(last.after) == num_kernels
@@ -88,7 +88,7 @@ def test_rounds_of_backward():
     assert [one.flops for one in rounds] == [200, 200, 100]  # its own keys come last
     # Keys and values in the first two rounds, their gradients in the last two.
     assert [one.num_exchanges for one in rounds] == [1, 2, 1]
-    assert rounds[1].after == (Kernel("Add", 2400), Kernel("Split", 400), Kernel("Add", 600))
+    assert rounds[1].after == (RingKernel("Add", 2400), RingKernel("Split", 400), RingKernel("Add", 600))
 
 
 def test_where_the_sequence_is_in_either_layout():

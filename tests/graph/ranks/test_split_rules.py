@@ -2,7 +2,7 @@
 
 import pytest
 
-from mindswap.graph.ranks.split_rules import Call, output_splits, summed_parts
+from mindswap.graph.ranks.split_rules import OperatorCall, output_splits, summed_parts
 
 CASES = {
     # op, operand shapes, operand splits, output shapes, integers, tuples, expected
@@ -61,7 +61,7 @@ CASES = {
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_output_splits(case):
     name, operands, splits, outputs, integers, tuples, expected = case
-    assert output_splits(Call(name, operands, splits, outputs, integers, tuples)) == expected
+    assert output_splits(OperatorCall(name, operands, splits, outputs, integers, tuples)) == expected
 
 
 SUMS = {
@@ -82,4 +82,4 @@ SUMS = {
 @pytest.mark.parametrize("case", SUMS.values(), ids=SUMS)
 def test_ranks_with_parts_of_a_sum(case):
     name, operands, splits, outputs, integers, tuples, expected = case
-    assert summed_parts(Call(name, operands, splits, outputs, integers, tuples)) == expected
+    assert summed_parts(OperatorCall(name, operands, splits, outputs, integers, tuples)) == expected

@@ -6,7 +6,7 @@ from mindswap.simulate.build import StageLayout, build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, OpKind
-from mindswap.simulate.schedules import Pass, Shape, Work, order_passes
+from mindswap.simulate.schedules import Pass, PassWork, Shape, order_passes
 from mindswap.simulate.timeline import Timeline
 
 FREE = TransferCosts(lambda size: 0, lambda size: 0)
@@ -62,10 +62,10 @@ def reference_ns(name: str, shape: Shape, forward_ns: int, input_ns: int, weight
     Walks over the stages again and again until no pass can be placed any more; knows nothing of programs.
     """
     costs = {
-        Work.FORWARD: forward_ns,
-        Work.BACKWARD: input_ns + weight_ns,
-        Work.INPUT_GRADIENT: input_ns,
-        Work.WEIGHT_GRADIENT: weight_ns,
+        PassWork.FORWARD: forward_ns,
+        PassWork.BACKWARD: input_ns + weight_ns,
+        PassWork.INPUT_GRADIENT: input_ns,
+        PassWork.WEIGHT_GRADIENT: weight_ns,
     }
     # The cell (place in the model) of a chunk on a stage, and back.
     cell_of, at = {}, {}
@@ -88,8 +88,8 @@ def reference_ns(name: str, shape: Shape, forward_ns: int, input_ns: int, weight
                     break
                 begin = max(free[stage], ends[needed] if needed is not None else 0)
                 free[stage] = begin + costs[entry.work]
-                if entry.work is not Work.WEIGHT_GRADIENT:
-                    key = (cell, entry.micro_batch, entry.sequence, entry.work is Work.FORWARD)
+                if entry.work is not PassWork.WEIGHT_GRADIENT:
+                    key = (cell, entry.micro_batch, entry.sequence, entry.work is PassWork.FORWARD)
                     ends[key] = free[stage]
                 waiting.pop(0)
                 progress = True
@@ -97,8 +97,8 @@ def reference_ns(name: str, shape: Shape, forward_ns: int, input_ns: int, weight
 
 
 def _needed(entry: Pass, cell: int, num_cells: int) -> tuple[int, int, int, bool] | None:
-    if entry.work is Work.FORWARD:
+    if entry.work is PassWork.FORWARD:
         return (cell - 1, entry.micro_batch, entry.sequence, True) if cell > 1 else None
-    if entry.work is Work.WEIGHT_GRADIENT:
+    if entry.work is PassWork.WEIGHT_GRADIENT:
         return None
     return (cell + 1, entry.micro_batch, entry.sequence, False) if cell < num_cells else None

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mindswap.simulate.schedules import SCHEDULES, Shape, Work, find_schedule, order_passes
+from mindswap.simulate.schedules import SCHEDULES, PassWork, Shape, find_schedule, order_passes
 from tests.simulate.schedules.builders import passes_in_words
 
 
@@ -57,7 +57,9 @@ def test_micro_batches_that_make_no_whole_round():
         assert " ".join(word for word in words if word[0] == "F") == forward
     # 8 of 3 stages: 1f1b has 3 + 2, 3; seqpipe 3 + 1, 3 + 1.
     firsts = {
-        name: [entry.micro_batch for entry in order_passes(name, 0, Shape(3, 2, 8)) if entry.work is Work.FORWARD][:5]
+        name: [entry.micro_batch for entry in order_passes(name, 0, Shape(3, 2, 8)) if entry.work is PassWork.FORWARD][
+            :5
+        ]
         for name in ("1f1b", "seqpipe")
     }
     assert firsts == {"1f1b": [0, 1, 2, 3, 4], "seqpipe": [0, 1, 2, 3, 0]}
@@ -99,11 +101,11 @@ def test_every_pass_runs_once_forward_before_backward(name, num_stages, num_chun
         passes = order_passes(name, stage, shape)
         place = {(e.chunk, e.micro_batch, e.sequence, e.work): at for at, e in enumerate(passes)}
         assert len(place) == len(passes)
-        count = {work: sum(key[3] is work for key in place) for work in Work}
-        assert count[Work.FORWARD] == count[Work.BACKWARD] + count[Work.INPUT_GRADIENT] == shape.num_forward
-        assert count[Work.INPUT_GRADIENT] == count[Work.WEIGHT_GRADIENT]
+        count = {work: sum(key[3] is work for key in place) for work in PassWork}
+        assert count[PassWork.FORWARD] == count[PassWork.BACKWARD] + count[PassWork.INPUT_GRADIENT] == shape.num_forward
+        assert count[PassWork.INPUT_GRADIENT] == count[PassWork.WEIGHT_GRADIENT]
         for (*which, work), at in place.items():
-            if work is Work.WEIGHT_GRADIENT:
-                assert place[(*which, Work.INPUT_GRADIENT)] < at
-            elif work is not Work.FORWARD:
-                assert place[(*which, Work.FORWARD)] < at
+            if work is PassWork.WEIGHT_GRADIENT:
+                assert place[(*which, PassWork.INPUT_GRADIENT)] < at
+            elif work is not PassWork.FORWARD:
+                assert place[(*which, PassWork.FORWARD)] < at
