@@ -82,6 +82,7 @@ class _Solver:
         self.figures = search.space.figures
         self.effort_permille = effort_permille
         self.found: list[_Found] = []
+        self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
 
     def run(self, given: Sequence[np.ndarray]) -> None:
         shape = (self.figures.num_layers, self.figures.num_items)
@@ -175,7 +176,10 @@ class _Solver:
     def _look(self, maker: Mixture | Even, load: float, needed_bytes: int) -> _Found:
         """What a choice comes to that frees so much beside a load."""
         host_bytes = self.space.host_budget_bytes / self.figures.num_in_flight
-        score, choice = self._with_distances(maker.choice(needed_bytes, load * self.forward_ns, host_bytes))
+        choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
+        if choice.tobytes() not in self.looked:
+            self.looked[choice.tobytes()] = self._with_distances(choice)
+        score, choice = self.looked[choice.tobytes()]
         self.found.append((score, load, choice))
         return self.found[-1]
 

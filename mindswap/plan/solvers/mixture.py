@@ -100,9 +100,14 @@ class Mixture:
             self._add(row)
 
     def with_still(self, still: np.ndarray) -> "Mixture":
-        """The same with more that is not swapped; it begins with the rows known."""
+        """The same with more that is not swapped; it begins with the rows known.
+
+        What one layer does not swap none of them does: every other pattern would be a kind of its own.
+        """
+        still = self.still | still
+        still = still.any(axis=1, keepdims=True) & still.any(axis=0, keepdims=True)
         rows = [row for known in self.rows for row, _ in known.values()]
-        found = Mixture(self.space, self.still | still, self.arrange, self.has_whole, rows)
+        found = Mixture(self.space, still, self.arrange, self.has_whole, rows)
         found.num_tried = self.num_tried
         return found
 
