@@ -104,10 +104,10 @@ class Mixture:
 
         What one layer does not swap none of them does: every other pattern would be a kind of its own.
         """
-        still = self.still | still
-        still = still.any(axis=1, keepdims=True) & still.any(axis=0, keepdims=True)
+        every = self.still | still
+        alike = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
         rows = [row for known in self.rows for row, _ in known.values()]
-        found = Mixture(self.space, still, self.arrange, self.has_whole, rows)
+        found = Mixture(self.space, alike, self.arrange, self.has_whole, rows)
         found.num_tried = self.num_tried
         return found
 
