@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from mindswap.plan.bound import Facts, least_budget_bytes
 from mindswap.plan.problem import Allow
 
-__all__ = ["NUM_RUNGS", "Rung", "knots_of", "rungs_below"]
+__all__ = ["NUM_FINE_RUNGS", "Rung", "knots_of", "rungs_below"]
 
 # From one knot to the next the least step time grows by so much, and memory gets less by this part of its range.
 KNOT_PERMILLE = 20

@@ -220,6 +220,9 @@ class Space(ABC):
     def at_peak(self, timeline: Timeline) -> np.ndarray:
         """What is swapped, and on the device at the peak all the same, on its way out or back already.
 
+        Args:
+            timeline: of this stage alone.
+
         Returns:
             bool, shape (num_layers, num_items).
         """
@@ -234,7 +237,7 @@ class Space(ABC):
 
     def _cells_of(self, layer: np.ndarray, label: np.ndarray, labels: Sequence[Label]) -> tuple[np.ndarray, np.ndarray]:
         """Layer of this space and item of what a program calls so; -1 where it has none."""
-        layer_of = np.full(2 + max(*self.layers, int(layer.max(initial=0))), -1)  # -1 is outside the layers
+        layer_of = np.full(2 + max((*self.layers, int(layer.max(initial=0)))), -1)  # -1 is outside the layers
         layer_of[list(self.layers)] = np.arange(len(self.layers))
         paths = (label[0] if isinstance(label, Names) else label for label in labels)
         item_of = np.array([self.items.get(path, -1) for path in paths])

@@ -122,10 +122,26 @@ def test_waits_for_communication_hide_what_runs_again():
 
 
 def test_what_two_read_is_not_handed_on_in_registers():
-    """Both run again in both layers: the first takes 5 ns more then, alone 10 ns."""
-    paired = Flow(**{**vars(FLOW), "pairs_ns": {(0, 1): 5}})
+    """Both run again in both layers: the first takes 5 ns more then, alone 10 ns; two that read it are no more."""
+    paired = Flow(**{**vars(FLOW), "apart_ns": (5, 0)})
     assert bound(facts(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
     assert bound(facts(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
+    three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
+    three = Flow(**{**vars(three), "apart_ns": (5, 0, 0)})
+    assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
+
+
+def test_what_runs_again_apart_hides_behind_communication_too():
+    """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
+    hidden = Flow(**{**vars(FLOW), "again_ns": (0, 20), "apart_ns": (5, 0), "windows": (Window(7, (0,)),)})
+    assert bound(facts(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
+
+
+def test_what_forward_need_not_write_is_gained():
+    """The first takes 10 ns less than nothing; with the second 10 ns are left, and no step is faster than any work."""
+    gained = Flow(**{**vars(FLOW), "again_ns": (-10, 20)})
+    assert bound(facts(gained), 0, Allow(swap=False)) == 1000 + 2 * 10
+    assert bound(facts(gained), 100, Allow(swap=False)) == 1000
 
 
 def test_what_forward_holds_in_any_case_must_fit():

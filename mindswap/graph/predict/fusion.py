@@ -14,7 +14,7 @@ from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["fuse_work", "least_work_again"]
+__all__ = ["fuse_unsaved", "fuse_work", "least_work_again"]
 
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
@@ -22,6 +22,16 @@ def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tup
     handed = {saved.forward_name for saved in graph.saved}
     forward = _fuse(graph.forward, works[0], handed)
     return forward, _fuse(graph.backward, works[1], set())
+
+
+def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
+    """Work of every operator of forward if backward held nothing of it: what is not handed on is not written.
+
+    Args:
+        graph: a compiled step.
+        works: of forward, not fused.
+    """
+    return _fuse(graph.forward, works, set())
 
 
 def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tuple[Work, ...]:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.plan.bound.flow import Flow, flow_of
+from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import SimulatedStep, StepModel
@@ -92,9 +92,14 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     """
     # Exposed communication of gradients gets less where backward takes longer.
     exposed_ns = model.exposed_exchange_ns(keep.timeline)
+    fast = keep.timeline
+    has_floor = model.layers.gathers and not model.captured.collectives
+    if has_floor and model.settings.is_fused and not model.layers.reads_caches:
+        # Forward writes least, and so is fastest, where backward holds nothing of the layers.
+        fast = model.simulate(Policy(True, layer_recompute=ALL_LAYERS)).timeline
     return Facts(
         flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
-        stages=tuple(_look_at_stage(model, keep.timeline, stage) for stage in range(model.layout.num_stages)),
+        stages=tuple(_look_at_stage(model, keep.timeline, fast, stage) for stage in range(model.layout.num_stages)),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -102,7 +107,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     )
 
 
-def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
+def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: int) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     positions = np.arange(begin, end)
@@ -134,7 +139,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, stage: int) -> Stage:
     own_stall_ns = max(own_stall_ns, _communication_stall_ns(timeline, begin, first_backward + 1))
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
     # Communication of layers waits for them, and holds up the gathering of weights behind it.
-    floor_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, stage, first_backward)
+    floor_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
     fixed_bytes = _alive_bytes(timeline, stage, begin, end, is_fixed=True)[: first_backward - begin]
     floor_bytes = max(floor_bytes, int(fixed_bytes.max(initial=0)))
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
@@ -210,23 +215,39 @@ def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int, is_fixed:
     intervals = timeline.program.intervals
     own = intervals.stage == stage
     if is_fixed:
-        own &= (intervals.kind != MemoryKind.KEPT) | (intervals.layer < 0)
+        is_gathered = timeline.program.ops.kind[intervals.begin] >= OpKind.COLLECTIVE
+        own &= np.where(intervals.kind == MemoryKind.KEPT, intervals.layer < 0, ~is_gathered)
     change = np.zeros(end - begin + 1, np.int64)
     np.add.at(change, intervals.begin[own] - begin, intervals.size_bytes[own])
     np.subtract.at(change, intervals.end[own] - begin + 1, intervals.size_bytes[own])
     return np.cumsum(change)[:-1]
 
 
-def _gathered_ahead_bytes(timeline: Timeline, stage: int, first_backward: int) -> int:
-    """Most that is gathered before its turn in forward. No policy gathers later, or has a turn come sooner."""
-    intervals, ops = timeline.program.intervals, timeline.program.ops
-    begin_ns, end_ns = interval_times(timeline)
-    is_ahead = (intervals.stage == stage) & (begin_ns < timeline.op_start_ns[first_backward])
-    is_ahead &= (intervals.kind != MemoryKind.KEPT) & (intervals.begin >= 0)
+def _gathered_ahead_bytes(timeline: Timeline, fast: Timeline, stage: int) -> int:
+    """Most that is gathered before its turn in forward, up to the first message to another stage.
+
+    No policy gathers it later, or has a turn come sooner than where forward is fastest.
+
+    Args:
+        timeline: without any policy.
+        fast: where forward is fastest; its operators of forward are the same.
+        stage: which one.
+    """
+    intervals, kind = timeline.program.intervals, timeline.program.ops.kind
+    begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
+    is_last = ~np.isin(kind[begin:end], (OpKind.FORWARD, OpKind.COLLECTIVE, OpKind.RECEIVE))
+    last = begin + int(np.argmax(is_last))
+    fast_begin = int(fast.program.stage_starts[stage])
+    start_ns, end_ns = (times[fast_begin:][: last - begin] for times in (fast.op_start_ns, fast.op_end_ns))
+    if not np.array_equal(fast.program.ops.kind[fast_begin:][: last - begin], kind[begin:last]):
+        return 0
+    is_ahead = (intervals.stage == stage) & (intervals.kind != MemoryKind.KEPT)
+    is_ahead &= (intervals.begin >= begin) & (intervals.end >= begin) & (intervals.end < last)
     ahead = np.flatnonzero(is_ahead)
-    ahead = ahead[ops.kind[intervals.begin[ahead]] >= OpKind.COLLECTIVE]
+    ahead = ahead[kind[intervals.begin[ahead]] == OpKind.COLLECTIVE]
     size_bytes = intervals.size_bytes[ahead]
-    moments_ns = np.concatenate([end_ns[ahead], begin_ns[ahead]])  # of equal ones what ends goes first
+    # Of equal moments what ends goes first.
+    moments_ns = np.concatenate([end_ns[intervals.end[ahead] - begin], start_ns[intervals.begin[ahead] - begin]])
     change = np.concatenate([-size_bytes, size_bytes])[np.argsort(moments_ns, kind="stable")]
     return int(np.cumsum(change).max(initial=0))
 

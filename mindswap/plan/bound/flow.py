@@ -1,15 +1,17 @@
 """What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import numpy as np
 
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Label
 from mindswap.graph.ops import COMMUNICATION_OPS, VALUE_PASSING_OPS, is_kernel
-from mindswap.graph.predict.fusion import least_work_again
+from mindswap.graph.predict.fusion import fuse_unsaved, fuse_work, least_work_again
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
-from mindswap.graph.work import measure_work
+from mindswap.graph.work import Work, measure_work
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
@@ -40,9 +42,10 @@ class Flow:
         saved: tensors that backward reads.
         outputs: tensors that other layers read; no policy makes them again.
         reads: (operator, tensor) for each tensor that an operator of the layer reads.
-        again_ns: least time on the compute stream of each operator that runs again.
-        pairs_ns: (operator, reader of what it makes) -> more time of the operator if both run again: what has two
-            readers is not handed on in registers.
+        again_ns: least time on the compute stream of each operator that runs again; below 0 where forward saves more,
+            as it need not write what nobody holds.
+        apart_ns: more time of each operator that runs again if one that reads what it makes does so, too: what has
+            two readers is not handed on in registers. Empty where that is nothing for all.
         communication_ns: time on the communication stream that goes with it.
         windows: where copies of operators may cost nothing.
         gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
@@ -57,7 +60,7 @@ class Flow:
     again_ns: tuple[int, ...]
     communication_ns: tuple[int, ...]
     windows: tuple[Window, ...] = ()
-    pairs_ns: Mapping[tuple[int, int], int] = field(default_factory=dict)
+    apart_ns: tuple[int, ...] = ()
     gathered: frozenset[int] = frozenset()
 
     @property
@@ -74,15 +77,23 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         layer_index: position of the layer among the compiled ones.
     """
     graph = model.captured.graph
-    works = measure_work(graph)[0]
-    is_fused = model.settings.is_fused
-    again, again_apart = (
-        {
-            node.name: 0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work)
-            for node, work in zip(graph.forward, least, strict=True)
-        }
-        for least in (least_work_again(graph, works, is_apart) if is_fused else works for is_apart in (False, True))
-    )
+    works = measure_work(graph)
+
+    def times_ns(of_forward: Iterable[Work]) -> np.ndarray:
+        """Time on the compute stream of each operator of forward."""
+        pairs = zip(graph.forward, of_forward, strict=True)
+        return np.array(
+            [0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work) for node, work in pairs]
+        )
+
+    if model.settings.is_fused:
+        least_ns = times_ns(least_work_again(graph, works[0]))
+        more_ns = times_ns(least_work_again(graph, works[0], is_read_twice=True)) - least_ns
+        # What runs again need not be written in forward.
+        least_ns -= times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+    else:
+        least_ns, more_ns = times_ns(works[0]), np.zeros(len(works[0]), np.int64)
+    position = {node.name: index for index, node in enumerate(graph.forward)}
     kernels = [node for node in graph.forward if is_kernel(node.op)]
     held = _held_gathers(model, layer_index)
     # What becomes of other gathered weights no policy changes: they are not in the programme.
@@ -107,14 +118,6 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
     outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
     reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
     makers = tuple(ops[name] for name, _ in keys)
-    # Of a copy that backward does not read itself, a single other copy may be the only reader.
-    more_ns = [again_apart[node.name] - again[node.name] for node in own]
-    read_in_backward = {makers[tensor] for tensor in saved}
-    pairs_ns = {
-        (makers[tensor], op): more_ns[makers[tensor]]
-        for op, tensor in reads
-        if makers[tensor] in read_in_backward and more_ns[makers[tensor]] > 0
-    }
     unit = model.costs.device.pool_alignment_bytes
     return Flow(
         tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
@@ -122,10 +125,10 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         frozenset(saved),
         frozenset(outputs | gathered),
         reads,
-        tuple(again[node.name] for node in own),
+        tuple(int(least_ns[position[node.name]]) for node in own),
         tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
         tuple(_windows(model, _places(saved, makers, reads))),
-        pairs_ns,
+        tuple(int(more_ns[position[node.name]]) for node in own),
         frozenset(gathered),
     )
 

@@ -205,14 +205,17 @@ class _Layer:
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
                 rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
-        for (op, reader), more_ns in flow.pairs_ns.items():
-            both = rows.variable()
-            rows.limit({runs_again[op]: 1, runs_again[reader]: 1, both: -1}, 1)
-            compute[both] = more_ns
+        apart = {op: rows.variable() for op, ns in enumerate(flow.apart_ns) if ns}
+        for op, tensor in flow.reads:
+            maker = flow.makers[tensor]
+            if maker in apart:
+                rows.limit({runs_again[maker]: 1, runs_again[op]: 1, apart[maker]: -1}, 1)
+        compute |= {variable: flow.apart_ns[op] for op, variable in apart.items()}
         for window in flow.windows:
-            hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op]}
+            hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op] > 0 or op in apart}
             for op, hidden_ns in hidden.items():
-                rows.limit({hidden_ns: 1, runs_again[op]: -flow.again_ns[op]})
+                row: Row = {hidden_ns: 1, runs_again[op]: -max(flow.again_ns[op], 0)}
+                rows.limit(row | ({apart[op]: -flow.apart_ns[op]} if op in apart else {}))
             rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
             compute |= dict.fromkeys(hidden.values(), -1)
         communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}

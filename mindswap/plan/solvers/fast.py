@@ -132,14 +132,14 @@ class _Solver:
         # No load beyond that of all that is to be freed is another choice.
         first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
         self._best_with(first)
-        is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         if not self._fits:
             self._squeeze()
             if not self._fits:
                 return  # nothing does
             # What is over is not what layers hold until backward, but what is back at once.
-            self.mixture = Mixture(self.space, arrange=spread, has_whole=False)
+            self.mixture = Mixture(self.space, self.mixture.still, spread, has_whole=False)
         less = [first * part for part in LESS_PARTS] if first else []
+        is_worth_waiting = self.mixture.link_price > LEAST_PRICE
         more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
         for loads in (less, more if is_worth_waiting else []):
             for load in loads:
@@ -156,16 +156,19 @@ class _Solver:
             for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
                 self._best_with((near + best) / 2)
         best = min(self.found, key=_score_of)[1]
-        if is_little:
+        if is_little and self.mixture.has_whole:
             self._correct(Even(self.space), best)
-        self._correct(Mixture(self.space, self.mixture.still, in_front, self.mixture.has_whole), best)
+        self.mixture.arrange = in_front
+        self._correct(self.mixture, best)
 
     def _best_with(self, load: float) -> None:
         """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
         for _ in range(NUM_STILL):
             found = self._look(self.mixture, load, self.first_bytes)
-            still = self.space.at_peak(self.space.timeline(found[2]))
-            if found[0].fits or self.search.is_exhausted or not (still & ~self.mixture.still).any():
+            if found[0].fits or self.search.is_exhausted:
+                break
+            still = self.space.at_peak(self.search.run(found[2])[1])
+            if not (still & ~self.mixture.still).any():
                 break
             mixture = self.mixture.with_still(still)
             if self._look(mixture, load, self.first_bytes)[0] >= found[0]:
@@ -230,14 +233,15 @@ class _Solver:
     def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
         """A choice with distances of about a layer, or with those that its timeline then asks for.
 
-        From distances that are too short nothing can be learned: what waits for copies leaves them the time.
+        From distances that are too short nothing can be learned: what waits for copies leaves them the time. So they
+        are doubled, for later choices, too.
         """
         first = np.where(choice > KEEP, self.distance, choice)
         score, timeline = self.search.run(first)
         if not (choice > KEEP).any():
             return score, first
         needed = self.space.smallest_distances(timeline)
-        while needed.max() >= self.distance and self.distance < self.far:
+        while needed.max() >= self.distance and self.distance < self.far and not self.search.is_exhausted:
             self.distance *= 2
             first = np.where(choice > KEEP, self.distance, choice)
             score, timeline = self.search.run(first)

@@ -23,7 +23,7 @@ MISSING_FACTOR = 100
 # Changes of the best row that are tried in each round: so many in any case, and more until one is better.
 NUM_CHANGES = 4
 MAX_CHANGES = 24
-# Rows that are tried altogether: most are new blocks, which take time to make.
+# Rows that are tried for all choices together: most are new blocks, which take time to make.
 MAX_TRIED = 100
 # Whole numbers of layers: steps of the search, and how near to the best they must come.
 MAX_NODES = 200
@@ -143,13 +143,16 @@ class Mixture:
     def _numbers(self, limits: np.ndarray) -> list[list[int]]:
         """How many layers of each kind get which of the rows known."""
         cost, limited, most, kinds, sizes, _ = self._programme(limits)
-        found = milp(
-            cost,
-            integrality=np.append(np.ones(len(cost) - 1), 0),
-            bounds=Bounds(0, np.inf),
-            constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
-            options={"node_limit": MAX_NODES, "mip_rel_gap": NEAR},
-        )
+        for options in ({"node_limit": MAX_NODES, "mip_rel_gap": NEAR}, {}):
+            found = milp(
+                cost,
+                integrality=np.append(np.ones(len(cost) - 1), 0),
+                bounds=Bounds(0, np.inf),
+                constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
+                options=options,
+            )
+            if found.x is not None:
+                break  # else so few steps were too few to find any choice
         assert found.x is not None, found.message  # what is missing is a variable, so there is always a choice
         numbers = np.rint(found.x[:-1]).astype(np.int64)
         ends = np.cumsum([len(known) for known in self.rows])[:-1]

@@ -1,6 +1,6 @@
 """Bytes that element-wise operators do not move when they are fused; every tensor has 1 KiB."""
 
-from mindswap.graph.predict.fusion import fuse_work, least_work_again
+from mindswap.graph.predict.fusion import fuse_unsaved, fuse_work, least_work_again
 from mindswap.graph.work import measure_work
 from tests.graph.builders import KIB, graph, node
 
@@ -65,6 +65,16 @@ def test_a_copy_that_is_fused_with_its_only_reader_moves_what_it_reads_less_what
     wide = node("silu", "SiLU", "start start2")
     steps = [START, node("start2", "MatMul", "x w"), wide]
     assert again(steps, [node("g", "SiLUGrad", "silu_b")], "silu")[2] == (1, 0, True)
+
+
+def test_what_backward_does_not_hold_is_not_written():
+    """The activation is fused with the product behind it: written for backward alone."""
+    steps = [START, node("silu", "SiLU", "start"), node("mul", "Mul", "silu start")]
+    step = graph(steps, [node("g", "SiLUGrad", "silu_b")], "silu")
+    works = measure_work(step)
+    held, unsaved = fuse_work(step, works)[0], fuse_unsaved(step, works[0])
+    assert [(work.written_bytes // KIB) for work in held] == [1, 1, 1]
+    assert [(work.written_bytes // KIB) for work in unsaved] == [1, 0, 1]
 
 
 def test_a_copy_that_another_copy_reads_too_is_written():
