@@ -10,12 +10,11 @@ from mindswap.plan.mix import best_mix, orders_of, stretched
 from mindswap.plan.problem import PlanProblem
 from mindswap.plan.rows import Rows, to_policy
 from mindswap.plan.solvers import SOLVERS
-from mindswap.plan.solvers.improve import improve
+from mindswap.plan.solvers.improve import forward_time_ns, improve
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import Score, Space
 from mindswap.plan.step_space import StepSpace, WholeSpace
 from mindswap.policy.model import Policy
-from mindswap.simulate.program import OpKind
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 
@@ -174,9 +173,7 @@ class StageSolver:
 
     def _forward_ns(self, timeline: Timeline) -> int:
         """Time of forward of one micro-batch on one stage."""
-        ops = timeline.program.ops
-        total_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum())
-        return total_ns // self.short.layout.num_turns // self.num_stages
+        return forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages
 
 
 def _per_batch_ns(space: Space, score: Score) -> float:

@@ -1,11 +1,16 @@
 """All solvers on the same small problems; every expected number is worked out by hand or by trying everything."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all, solve_relaxed
 
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.fast import solve
+from mindswap.plan.solvers.improve import forward_time_ns
 from mindswap.plan.solvers.search import Stop
+from mindswap.simulate.timeline import StallCause
 from tests.plan.builders import Tensor, ToySpace, random_space
 from tests.strength import examples, is_nightly
 
@@ -119,3 +124,12 @@ def test_within_a_percent_of_the_optimum(part):
 
 def test_within_a_percent_of_the_optimum_of_larger_problems():
     assert compare(range(100), examples(300, 1000), examples(1000, 3500), examples(1, 100)) >= examples(1, 10)
+
+
+def test_copies_have_the_time_that_forward_waits_for_communication():
+    """Forward of one layer: 1 + 5 + 1 ns in a step that waits for none; where its second operator waits 9, 16 ns."""
+    timeline = ToySpace(((Tensor(10, 5, 7),),)).timeline(np.array([[0, 0]]))
+    assert forward_time_ns(timeline) == 7
+    cause, stall_ns = timeline.stall_cause.copy(), timeline.stall_ns.copy()
+    cause[1], stall_ns[1] = StallCause.COMMUNICATION, 9
+    assert forward_time_ns(replace(timeline, stall_cause=cause, stall_ns=stall_ns)) == 16

@@ -11,11 +11,10 @@ import numpy as np
 
 from mindswap.plan.solvers.distances import by_row, grouped
 from mindswap.plan.solvers.fill import Even
-from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, improve
+from mindswap.plan.solvers.improve import SMALL_SPACE_CELLS, forward_time_ns, improve
 from mindswap.plan.solvers.mixture import Mixture, in_front, spread
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
-from mindswap.simulate.program import OpKind
 
 __all__ = ["solve"]
 
@@ -93,9 +92,8 @@ class _Solver:
         self.search.max_evaluations = limit
         if score.fits:
             return  # nothing is faster than to keep everything
-        ops = timeline.program.ops
         micro_batches = self.space.layout.num_turns
-        self.forward_ns = int(ops.duration_ns[ops.kind == OpKind.FORWARD].sum()) // micro_batches
+        self.forward_ns = forward_time_ns(timeline) // micro_batches
         self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
         if any(self.search.score(choice).fits for choice in given):
             improve(self.search, self.forward_ns)

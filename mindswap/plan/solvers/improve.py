@@ -9,8 +9,10 @@ import numpy as np
 from mindswap.plan.solvers.distances import MAX_GROUPS, grouped
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.space import KEEP, Figures, Score
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["SMALL_SPACE_CELLS", "improve"]
+__all__ = ["SMALL_SPACE_CELLS", "forward_time_ns", "improve"]
 
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
@@ -45,6 +47,13 @@ class _Move:
             changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
         changed[self.mask] = self.value
         return changed
+
+
+def forward_time_ns(timeline: Timeline) -> int:
+    """Time that forward of all micro-batches takes on all stages: copies go on while it waits for communication."""
+    is_forward = timeline.program.ops.kind == OpKind.FORWARD
+    waits = is_forward & (timeline.stall_cause == StallCause.COMMUNICATION)
+    return int(timeline.program.ops.duration_ns[is_forward].sum() + timeline.stall_ns[waits].sum())
 
 
 def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) -> None:
