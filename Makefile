@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Hundreds of processes import the package: each would compile it again where this is set.
 export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
+check test test-nightly test-ms210: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
 .PHONY: help demo test test-nightly test-ms210 matrix models wheel-test check dev bench tables clean
 help:  ## this list
@@ -30,7 +30,8 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/ruff check .
 	$(CHECK_VENV)/bin/ruff format --check .
 	$(CHECK_VENV)/bin/mypy & types=$$!; \
-	$(CHECK_VENV)/bin/pytest -q -n 3 -m "not mindspore and not ascend" && wait $$types  # some tests wait: 3 fill 2 cores
+	$(CHECK_VENV)/bin/pytest -q -n 3 -m "not mindspore and not ascend"; tests=$$?; \
+	wait $$types && exit $$tests  # both are heard out; some tests wait: 3 fill 2 cores
 
 test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (20 min)
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend"

@@ -4,6 +4,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -36,14 +37,16 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
     """Write a text complete or not at all; line ends as they are, the mode of a replaced file kept.
 
     Args:
-        path: where; a link is followed, folders are made.
+        path: where; a link is followed, folders are made. A device or a pipe is written to.
         text: what.
         overwrite: replace a file that is there.
 
     Raises:
         DataError: it cannot be written, or is there already.
     """
-    target = Path(path).resolve()
+    target = Path(path)
+    if not _is_device(target):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
+        target = target.resolve()
     if not overwrite:
         refuse_existing([target])
     try:
@@ -55,6 +58,8 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
 def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
     """Put a file in place of the one that may be there: a reader sees the old or the new one.
 
+    What is there and is no file, as /dev/null, is written to.
+
     Args:
         path: where; its folder is made if it is missing.
         content: what.
@@ -63,6 +68,9 @@ def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
     Raises:
         OSError: it cannot be written; what was there stays.
     """
+    if _is_device(path):
+        path.write_bytes(content)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.tmp")
     try:
@@ -78,6 +86,13 @@ def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _is_device(path: Path) -> bool:
+    """Whether something is there that cannot be replaced by a file."""
+    with suppress(OSError):
+        return not stat.S_ISREG(path.stat().st_mode)
+    return False
 
 
 def refuse_existing(paths: list[Path]) -> None:

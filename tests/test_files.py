@@ -1,7 +1,9 @@
+import os
+
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.files import staged
+from mindswap.files import staged, write_new
 
 
 def write_pair(path, text):
@@ -62,3 +64,20 @@ def test_a_folder_that_cannot_be_made(tmp_path):
         staged(tmp_path / "file/sub/x"),
     ):
         pass
+
+
+def test_what_is_no_file_is_written_to_and_stays(tmp_path):
+    """As with `--html /dev/stdout` into a pipe, a link that leads to no name of a file, and a named pipe."""
+    os.mkfifo(tmp_path / "named")
+    named = os.open(tmp_path / "named", os.O_RDWR)
+    reads, writes = os.pipe()
+    (tmp_path / "link").symlink_to(f"/proc/self/fd/{writes}")
+    try:
+        write_new(tmp_path / "named", "a", overwrite=True)
+        write_new(tmp_path / "link", "b", overwrite=True)
+        assert (os.read(named, 9), os.read(reads, 9)) == (b"a", b"b")
+    finally:
+        for descriptor in (named, reads, writes):
+            os.close(descriptor)
+    assert (tmp_path / "named").is_fifo() and (tmp_path / "link").is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "named"]

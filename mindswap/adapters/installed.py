@@ -3,12 +3,15 @@
 import importlib.util
 import os
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError, distribution, version
+from pathlib import Path
 
 from mindswap.errors import LaunchError
+from mindswap.graph.cache import make_key
 
 __all__ = [
-    "ANY_VERSION", "PAIRS", "Pair", "describe_pair", "installed_version", "is_known_pair", "require_mindformers",
+    "ANY_VERSION", "PAIRS", "Pair", "describe_pair", "installed_code", "installed_version", "is_known_pair",
+    "require_mindformers",
 ]  # fmt: skip
 
 # Set to 1: versions that were never tried together are tried all the same.
@@ -56,6 +59,28 @@ def installed_version(name: str) -> str:
         return version(name)
     except PackageNotFoundError:
         return ""
+
+
+def installed_code(name: str) -> str:
+    """What stands for the code of a package: its version, or the state of its files where they change without it.
+
+    They do in a checkout, on the path or installed as editable. "" if there is no such package.
+    """
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.origin is None:
+        return ""
+    module = Path(spec.origin)
+    try:
+        found = distribution(name)
+    except PackageNotFoundError:
+        found = None
+    if found and found.read_text("RECORD"):
+        of_release = Path(str(found.locate_file(f"{name}/__init__.py")))
+        if of_release.resolve() == module.resolve():
+            return found.version
+    files = sorted(path for path in module.parent.rglob("*") if path.suffix in (".py", ".so") and path.is_file())
+    states = [(path, path.stat()) for path in files]
+    return make_key(files=[[str(path), state.st_size, state.st_mtime_ns] for path, state in states])
 
 
 def require_mindformers() -> None:

@@ -53,7 +53,7 @@ class CheckpointFolder:
     def newest(self) -> Checkpoint | None:
         """The newest step that every rank has a complete file of; None for none."""
         by_rank = [self._read(rank) for rank in range(self.num_ranks)]
-        common = set.intersection(*map(set, by_rank))
+        common = set.intersection(*map(set, by_rank)) if by_rank else None
         if not common:
             return None
         saved, prefix, format_ = key = max(common)

@@ -18,7 +18,7 @@ from mindswap.graph.codec import CodecError, from_plain, to_plain
 
 __all__ = ["StateFile", "StateProblem", "is_locked", "locked", "state_path"]
 
-FORMAT = 1
+FORMAT = 2  # one more where a class of the state is renamed or loses a field
 MAX_BYTES = 64 << 20
 
 

@@ -98,6 +98,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
             raise
         finally:
             supervisor.workers.stop_all()
+            supervisor.workers.close()
 
 
 class _Supervisor:

@@ -26,7 +26,7 @@ from mindswap.commands.options import number_from
 from mindswap.commands.run import load_trainable
 from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
 from mindswap.config.mode import is_on_cpu
-from mindswap.doctor.gather import gather_machine
+from mindswap.doctor.gather import host_memory
 from mindswap.document.nodes import Document, show, to_data
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
@@ -137,9 +137,10 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
         except ValueError as error:
             raise LaunchError(f"--memory: {error}") from None
     if is_on_cpu(document):
-        free = gather_machine(os.environ).host_bytes
-        if free is None:
-            raise LaunchError("how much host memory is free cannot be read here\n    fix:     --memory SIZE")
+        free = host_memory()
+        if not free:
+            what = "how much host memory is free cannot be read here" if free is None else "no host memory is free here"
+            raise LaunchError(f"{what}\n    fix:     --memory SIZE")
         return free * HOST_SHARE_PERCENT // 100 // num_workers, f"{HOST_SHARE_PERCENT} % of what is free, per worker"
     stated = read_device_memory(document)
     if stated is not None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import add_common, number_from
+from mindswap.commands.options import MOST_LAYERS, add_common, number_from
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_common(parser, "--json")
     parser.add_argument(
-        "--num-layers", type=number_from(1), metavar="N", help="layers, if not as in model.model_config"
+        "--num-layers", type=number_from(1, MOST_LAYERS), metavar="N", help="layers, if not as in model.model_config"
     )
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")

@@ -8,7 +8,13 @@ from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
-from mindswap.commands.options import add_common, add_target_arguments, number_from, refuse_lone_overwrite
+from mindswap.commands.options import (
+    MOST_LAYERS,
+    add_common,
+    add_target_arguments,
+    number_from,
+    refuse_lone_overwrite,
+)
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
@@ -48,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--from", dest="source", choices=("megatron",), help="take the settings from its options")
     parser.add_argument(
         "--ops-per-layer",
-        type=number_from(1),
+        type=number_from(1, MOST_LAYERS),
         metavar="N",
         help="operators of a layer in backward, for distances between versions; default is a table of the model",
     )
@@ -63,7 +69,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     megatron.add_argument("--from-args", metavar="FILE", help="a launch script, or a file with options; - reads stdin")
     megatron.add_argument("--family", choices=sorted(FAMILIES), default="llama", help="operator names without CONFIG")
     megatron.add_argument(
-        "--backward-prefetch", type=number_from(1), default=1, metavar="N", help="of what is offloaded; default 1"
+        "--backward-prefetch",
+        type=number_from(1, MOST_LAYERS),
+        default=1,
+        metavar="N",
+        help="of what is offloaded; default 1",
     )
     for option in OPTIONS.values():
         if option.kind is OptionKind.FLAG:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mindswap.check.check import CheckResult, model_section
-from mindswap.commands.options import number_from
+from mindswap.commands.options import MOST_LAYERS, number_from
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Problem
 from mindswap.errors import LaunchError
@@ -61,7 +61,7 @@ def num_layers_of(args: argparse.Namespace, document: Document, stated: int | No
         LaunchError: neither says it, or both and not the same.
     """
     try:
-        given = number_from(1)(args.num_layers) if args.num_layers else None
+        given = number_from(1, MOST_LAYERS)(args.num_layers) if args.num_layers else None
     except argparse.ArgumentTypeError as error:
         raise LaunchError(f"--num-layers: {error}") from None
     if stated is not None and given not in (None, stated):

@@ -11,11 +11,13 @@ from mindswap.errors import DataError
 
 __all__ = [
     "CONFIG_OR_STEP",
+    "MOST_LAYERS",
     "add_common",
     "add_device_arguments",
     "add_target_arguments",
     "device_overrides",
     "number_from",
+    "optional_path",
     "refuse_lone_overwrite",
 ]
 
@@ -32,7 +34,14 @@ COMMON_OPTIONS = (
     "memory_bandwidth_fraction",
 )
 FIGURE_PREFIX = "figure_"
-MOST = 10_000  # of anything that is counted
+MOST_LAYERS = 10_000  # each is looked at
+MOST = 999_999  # of anything else that is counted
+
+
+def optional_path(text: str) -> Path | None:
+    """A type for argparse: a file; "", as of a variable that is not set, is none."""
+    return Path(text) if text else None
+
 
 _SWITCH = {"action": "store_true"}
 _COMMON: dict[str, dict[str, Any]] = {
@@ -40,10 +49,10 @@ _COMMON: dict[str, dict[str, Any]] = {
         "metavar": "N",
         "help": "tokens that the busiest rank of experts gets; 1, the default, is balanced",
     },
-    "--html": {"metavar": "FILE", "type": Path, "help": "write a page that opens offline in a browser"},
+    "--html": {"metavar": "FILE", "type": optional_path, "help": "write a page that opens offline in a browser"},
     "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
     "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
-    "--plot": {"metavar": "FILE", "type": Path, "help": "write a picture (.png, .svg, .pdf)"},
+    "--plot": {"metavar": "FILE", "type": optional_path, "help": "write a picture (.png, .svg, .pdf)"},
     "--rank": {"metavar": "R", "type": int, "help": "sizes on this rank, layers of its pipeline stage"},
 }
 
@@ -57,7 +66,7 @@ def add_common(parser: argparse.ArgumentParser, *names: str) -> None:
 def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> None:
     """`-o`, `--in-place` and `--overwrite` of a command that changes CONFIG; `help_text`: what -o does."""
     place = parser.add_mutually_exclusive_group()
-    place.add_argument("-o", "--output", metavar="FILE", type=Path, help=help_text)
+    place.add_argument("-o", "--output", metavar="FILE", type=optional_path, help=help_text)
     place.add_argument("--in-place", action="store_true", help="change CONFIG itself")
     parser.add_argument("--overwrite", action="store_true", help="replace FILE")
 
@@ -96,12 +105,12 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
     return {name: text for name, text in found.items() if text is not None}
 
 
-def number_from(least: int) -> Callable[[str], int]:
+def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
     """A type for argparse: a number of steps, layers, workers, ..."""
 
     def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= MOST:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {MOST}")
+        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
         return int(text)
 
     return parse

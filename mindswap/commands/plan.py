@@ -18,6 +18,7 @@ from mindswap.commands.options import (
     add_device_arguments,
     add_target_arguments,
     device_overrides,
+    optional_path,
     refuse_lone_overwrite,
 )
 from mindswap.document.source import load_document
@@ -83,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sweep", action="store_true", help="plans for many budgets, from all that is kept to the least"
     )
     add_common(parser, "--html")
-    parser.add_argument("--plot", metavar="FILE", type=Path, help="write a picture; with --sweep of the curve")
+    parser.add_argument("--plot", metavar="FILE", type=optional_path, help="write a picture; with --sweep of the curve")
     add_common(parser, "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 

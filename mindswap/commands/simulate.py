@@ -8,6 +8,7 @@ from mindswap.commands.options import (
     add_common,
     add_device_arguments,
     device_overrides,
+    optional_path,
 )
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folders
@@ -32,7 +33,7 @@ Exit code 1 if it does not fit into the memory.
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help=CONFIG_OR_STEP)
-    parser.add_argument("--trace", metavar="FILE", type=Path, help="write a Chrome trace (.json) for Perfetto")
+    parser.add_argument("--trace", metavar="FILE", type=optional_path, help="write a Chrome trace (.json) for Perfetto")
     add_common(parser, "--plot", "--html", "--no-cache", "--json", "--expert-skew")
     add_device_arguments(parser)
 

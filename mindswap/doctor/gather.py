@@ -16,7 +16,7 @@ from mindswap.graph.cache import cache_folder
 from mindswap.launch.msrun import count_cards
 from mindswap.version import __version__
 
-__all__ = ["gather_machine", "gather_software"]
+__all__ = ["gather_machine", "gather_software", "host_memory"]
 
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
 _LISTENING = "0A"
@@ -76,7 +76,7 @@ def gather_machine(environ: Mapping[str, str], root: Path = Path("/")) -> Machin
     folder = cache_folder(environ)
     return Machine(
         int(memlock) if memlock.isdecimal() else None,
-        _read_host_memory(proc, root / "sys/fs/cgroup"),
+        host_memory(root),
         _size(root / "dev/shm", is_free=False),
         max(len(nodes), 1),
         max(sum(bool(cpus & _read_ranges(_read(node / "cpulist"))) for node in nodes), 1),
@@ -104,19 +104,23 @@ def _find(pattern: str, path: Path) -> str:
     return found[1] if found else ""
 
 
-def _read_host_memory(proc: Path, cgroup: Path) -> int | None:
-    """What is available, or what the container may still take where that is less."""
-    available = _find(r"^MemAvailable:\s+(\d+) kB", proc / "meminfo")
+def host_memory(root: Path = Path("/")) -> int | None:
+    """What is available, or what the container may still take where that is less; None if nothing says it.
+
+    Both with the cache of files that the kernel gives up when memory is asked for.
+    """
+    available = _find(r"^MemAvailable:\s+(\d+) kB", root / "proc/meminfo")
     if not available:
         return None
-    size_bytes = int(available) << 10
-    for limit, used in (
-        ("memory.max", "memory.current"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+    size_bytes, cgroup = int(available) << 10, root / "sys/fs/cgroup"
+    for limit, used, stat, cache in (
+        ("memory.max", "memory.current", "memory.stat", "inactive_file"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_inactive_file"),
     ):
-        words = _read(cgroup / limit).strip(), _read(cgroup / used).strip()
-        if words[0].isdecimal():
-            size_bytes = min(size_bytes, int(words[0]) - (int(words[1]) if words[1].isdecimal() else 0))
+        limit_bytes, used_bytes = _find(r"^(\d+)$", cgroup / limit), int(_find(r"^(\d+)$", cgroup / used) or 0)
+        cache_bytes = int(_find(rf"^{cache} (\d+)$", cgroup / stat) or 0)
+        if limit_bytes:
+            size_bytes = min(size_bytes, int(limit_bytes) - max(used_bytes - cache_bytes, 0))
     return max(size_bytes, 0)
 
 

@@ -52,7 +52,7 @@ class Editor:
         # In a file of one pair of braces the line above a key may be the middle of a text.
         below = self.root if self.root.is_flow else found[0]
         start = line_start(self.text, below.start)
-        first = above_own_comment(self.text, start)
+        first = above_own_comment(self.text, start, below.column)
         margin = " " * below.column
         newline = newline_at(self.text, start)
         lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
@@ -175,11 +175,15 @@ class Editor:
         return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
 
 
-def above_own_comment(text: str, start: int) -> int:
-    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`."""
+def above_own_comment(text: str, start: int, column: int) -> int:
+    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`.
+
+    One that is further in than `column` belongs to what stands above.
+    """
     while start > 0:
         above = line_above(text, start)
-        if not text[above:start].lstrip().startswith(COMMENT_MARK):
+        line = text[above:start]
+        if not line.lstrip().startswith(COMMENT_MARK) or line.index(COMMENT_MARK) > column:
             break
         start = above
     return start

@@ -1,4 +1,4 @@
-"""Document of MindFormers 2.x -> Settings. What does not fit is kept as a misfit; nothing is judged here."""
+"""Document of MindFormers 2.x -> Settings2x. What does not fit is kept as a misfit; nothing is judged here."""
 
 from mindswap.document.nodes import Document, DocumentNode, expanded_size, key_text
 from mindswap.document.problem import Location

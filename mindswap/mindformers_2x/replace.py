@@ -38,7 +38,9 @@ def replace_sections(
     if root is None or root.is_flow or before.root is None:
         raise _refusal(file, "the sections cannot be replaced: the file is not written as `key:` in lines of their own")
     spans = [(key.start, max(key.end, value.end)) for key, value in root.entries if key.text in old]
-    places = [(above_own_comment(text, line_start(text, start)), after_line(text, end)) for start, end in spans]
+    places = [
+        (above_own_comment(text, line_start(text, start), root.column), after_line(text, end)) for start, end in spans
+    ]
     kept = [c for start, end in places for c in _comments(text[start:end]) if not c.startswith(COMMENT_MARK)]
     block = [*kept, *(f"{COMMENT_MARK} {line}" for line in comment)]
     block += [line for name, value in new.items() for line in block_lines({name: value}, root.column, _STEP)]

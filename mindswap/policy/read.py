@@ -1,4 +1,4 @@
-"""Document -> Settings: every accepted spelling taken apart, what does not fit kept as a misfit.
+"""Document -> PolicySettings: every accepted spelling taken apart, what does not fit kept as a misfit.
 
 Nothing is judged here beyond "can this be read": values that fit their place but make no sense
 (layer 99 of 4, a pattern that matches nothing) become statements, and the rules find them.

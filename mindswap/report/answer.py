@@ -28,8 +28,8 @@ def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str |
         error: why there is no data.
     """
     name = f"mindswap.{command}" if command else "mindswap"
-    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error, "problems": []}
-    return json.dumps({**outer, **data}, indent=1)
+    outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error}
+    return json.dumps({**outer, "problems": [], **data, **outer}, indent=1)
 
 
 def error_text(command: str, error: str, problems: Iterable[Problem] = ()) -> str:

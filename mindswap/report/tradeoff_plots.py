@@ -125,11 +125,12 @@ def _set_limits(axis: "Axes", points: Iterable[TradeOff], unit_ns: int, budget_b
     """Room around the points for their names."""
     x = [p.peak_bytes / GIB for p in points] + ([budget_bytes / GIB] if budget_bytes is not None else [])
     y = [p.step_time_ns / unit_ns for p in points]
-    for values, set_limits in ((x, axis.set_xlim), (y, axis.set_ylim)):
+    is_log = axis.get_yscale() == "log"
+    for values, set_limits in ((x, axis.set_xlim), *(() if is_log else ((y, axis.set_ylim),))):
         low, high = min(values), max(values)
         room = 0.14 * (high - low) or 0.1 * high or 1.0
         set_limits(max(0.0, low - room), high + room)
-    if axis.get_yscale() == "log":
+    if is_log:
         low, high = min(y), max(y)
         axis.set_ylim(low / (high / low) ** 0.14, high * (high / low) ** 0.14)
 

@@ -1,10 +1,11 @@
 """Results that take a compile, kept on disk under everything that decides them."""
 
-from collections.abc import Callable, Iterable
+import os
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from mindswap.adapters.installed import installed_version
+from mindswap.adapters.installed import installed_code
 from mindswap.document.nodes import Document, to_data
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.graph.model import Graph, Node, Saved, TensorType
@@ -22,6 +23,14 @@ GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collecti
 POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
 # Rooms that read, write or show what was found, and the planner: none of them decides a captured step or a verdict.
 WITHOUT_A_SAY = ("adaptive", "commands", "convert", "datasets", "doctor", "launch", "logs", "megatron", "plan", "prove")
+# Variables with which the same compiles otherwise, by how they begin; those that a compile sets itself do not count.
+_COMPILE_VARIABLES = ("ENABLE_LAZY_INLINE", "MS_DEV_")
+_SET_BY_COMPILES = (
+    "MS_DEV_JIT_SYNTAX_LEVEL",
+    "MS_DEV_PRECOMPILE_ONLY",
+    "MS_DEV_SAVE_GRAPHS",
+    "MS_DEV_SAVE_GRAPHS_PATH",
+)
 
 
 def cached_result(
@@ -49,7 +58,8 @@ def cached_result(
         return make()
     if isinstance(data, dict):
         data = {name: value for name, value in data.items() if name not in set(without)}
-    key = make_key(config=repr(data), policy=policy.to_config(), versions=_versions(), question=question)
+    asked = {"config": repr(data), "policy": policy.to_config(), "question": question}
+    key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
     return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
 
 
@@ -66,9 +76,15 @@ def _has_own_code(data: Any) -> bool:
     return isinstance(data, (list, tuple)) and any(_has_own_code(value) for value in data)
 
 
+def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the environment changes a compile."""
+    names = [name for name in environ if name.startswith(_COMPILE_VARIABLES) and name not in _SET_BY_COMPILES]
+    return {name: environ[name] for name in names}
+
+
 def _versions() -> dict[str, str]:
     """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
-    found = {name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
+    found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
     package = Path(__file__).parents[1]
     files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
     texts = [[str(path), (package / path).read_text("utf-8")] for path in files if path.parts[0] not in WITHOUT_A_SAY]

@@ -2,7 +2,14 @@
 
 import pytest
 
-from mindswap.adapters.installed import ANY_VERSION, PAIRS, describe_pair, is_known_pair, require_mindformers
+from mindswap.adapters.installed import (
+    ANY_VERSION,
+    PAIRS,
+    describe_pair,
+    installed_code,
+    is_known_pair,
+    require_mindformers,
+)
 from mindswap.errors import LaunchError
 
 
@@ -54,3 +61,33 @@ def test_a_known_pair_passes(installed, pair):
 def test_a_fourth_number_makes_no_difference():
     assert is_known_pair("1.7.0", "2.7.1.post1") and not is_known_pair("1.9.0", "2.7.1")
     assert describe_pair("1.7.0") == "pip install mindspore==2.7.1, which belongs to it"
+
+
+@pytest.fixture
+def checkout(tmp_path, monkeypatch):
+    """A package in a folder of its own, with a version beside it in another."""
+    for folder in ("site", "checkout/planted"):
+        (tmp_path / folder).mkdir(parents=True)
+    info = tmp_path / "site/planted-1.9.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: planted\nVersion: 1.9.0\n")
+    (info / "RECORD").write_text("planted/__init__.py,,\n")
+    (tmp_path / "checkout/planted/__init__.py").touch()
+    (tmp_path / "checkout/planted/deep.py").write_text("A = 1\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    return tmp_path / "checkout"
+
+
+def test_code_of_a_release_is_its_version(checkout):
+    (checkout / "planted").rename(checkout.parent / "site/planted")
+    assert installed_code("planted") == "1.9.0"
+    assert installed_code("not_planted") == ""
+
+
+def test_code_of_a_checkout_is_the_state_of_its_files(checkout, monkeypatch):
+    """Also of one that is installed as editable: its version stays."""
+    monkeypatch.syspath_prepend(str(checkout))
+    before = installed_code("planted")
+    assert before not in ("", "1.9.0") and installed_code("planted") == before
+    (checkout / "planted/deep.py").write_text("A = 23\n")
+    assert installed_code("planted") != before

@@ -120,3 +120,7 @@ def test_files_of_mindspore(tmp_path, kind):
     for size in range(0, len(whole) - 1, 7):
         cut.write_bytes(whole[:size])
         assert read_saved_step(cut) is None
+
+
+def test_no_rank_has_no_checkpoint(folder):
+    assert CheckpointFolder(folder, 0).newest() is None

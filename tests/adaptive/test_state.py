@@ -6,7 +6,7 @@ import os
 import pytest
 
 from mindswap.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
-from mindswap.adaptive.state import StateFile, StateProblem
+from mindswap.adaptive.state import FORMAT, StateFile, StateProblem
 from tests.strength import examples
 
 PLAN = TrainingPlan("keep-1", "a: 1\n# é\n", 10, 9, 8, 7, Corrections(1, 2, 3))
@@ -61,7 +61,7 @@ def test_every_damage_is_noticed(file):
 def test_a_digest_does_not_make_a_foreign_file_a_state(file, state):
     digest = hashlib.sha256(json.dumps(state, sort_keys=True).encode()).hexdigest()
     file.path.parent.mkdir(parents=True)
-    file.path.write_text(json.dumps({"format": 1, "key": "key", "digest": digest, "state": state}))
+    file.path.write_text(json.dumps({"format": FORMAT, "key": "key", "digest": digest, "state": state}))
     with pytest.raises(StateProblem):
         file.load("key")
 

@@ -4,7 +4,6 @@ import pytest
 
 from mindswap import cli
 from mindswap.commands import adaptive
-from mindswap.doctor.model import Machine
 from mindswap.errors import LaunchError
 from tests.builders import document
 
@@ -26,8 +25,15 @@ def test_memory(text, words, size, source):
 
 def test_memory_of_a_machine_without_cards_is_shared_by_its_workers(monkeypatch):
     """80 % of 100 GiB for 8 workers: 10 GiB each."""
-    monkeypatch.setattr(adaptive, "gather_machine", lambda environ: Machine(host_bytes=100 * GIB))
+    monkeypatch.setattr(adaptive, "host_memory", lambda: 100 * GIB)
     assert adaptive._memory("auto", document("context: {device_target: CPU}"), 8)[0] == 10 * GIB
+
+
+@pytest.mark.parametrize(("free", "message"), [(None, "cannot be read here"), (0, "no host memory is free here")])
+def test_a_machine_without_free_memory_is_refused(monkeypatch, free, message):
+    monkeypatch.setattr(adaptive, "host_memory", lambda: free)
+    with pytest.raises(LaunchError, match=message):
+        adaptive._memory("auto", document("context: {device_target: CPU}"), 8)
 
 
 @pytest.mark.parametrize(

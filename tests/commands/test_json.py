@@ -2,11 +2,14 @@
 
 import importlib
 import json
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 import pytest
 
 from mindswap import cli
+from mindswap.commands.options import MOST_LAYERS, number_from
+from mindswap.report.answer import answer_text
 from tests.schema import FOLDER, answer_of, load, misfits
 
 GOOD = """\
@@ -102,3 +105,28 @@ def test_a_misfit_is_seen():
     assert misfits({**good, "ok": 1}, schema) != []
     assert misfits({**good, "configurations": [{"name": "a"}]}, schema) != []
     assert misfits(json.loads("{}"), {"minLength": 3}) == ["$: keyword minLength"]
+
+
+def test_data_cannot_say_what_the_outer_shape_says():
+    data = {"ok": False, "schema": "x", "version": 9, "error": "x", "problems": [1], "more": 2}
+    answer = json.loads(answer_text("check", data, True))
+    outer = {"schema": "mindswap.check", "version": 1, "ok": True, "error": None}
+    assert answer == {**outer, "problems": [1], "more": 2} and list(answer)[:4] == list(outer)
+
+
+def test_ranges_of_numbers():
+    """Layers are looked at one by one; steps, restarts and workers are only counted."""
+    assert number_from(0)("999999") == 999_999 and number_from(1, MOST_LAYERS)("10000") == 10_000
+    for parse, text in ((number_from(0), "1000000"), (number_from(3), "2"), (number_from(1, MOST_LAYERS), "10001")):
+        with pytest.raises(ArgumentTypeError, match="is no number from"):
+            parse(text)
+
+
+def test_an_empty_name_of_a_file_is_none(tmp_path, capsys):
+    """As of a variable of the shell that is not set: the terminal, as without the option."""
+    (tmp_path / "x.yaml").write_text(OFF.replace("[2]", "True"))
+    words = ["convert", str(tmp_path / "x.yaml"), "--to", "2.x"]
+    assert cli.main(words) == 0
+    expected = capsys.readouterr().out
+    assert cli.main([*words, "-o", ""]) == 0
+    assert capsys.readouterr().out == expected != ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.doctor.examine import examine
-from mindswap.doctor.gather import gather_machine, gather_software
+from mindswap.doctor.gather import gather_machine, gather_software, host_memory
 from mindswap.doctor.job import gather_job, layer_activation_bytes
 from mindswap.doctor.model import Diagnosis, MachineFacts
 from mindswap.doctor.text import doctor_to_json, format_doctor
@@ -280,6 +280,23 @@ def test_a_small_shared_memory(computer):
     facts = computer.facts()
     small = replace(facts, machine=replace(facts.machine, shm_bytes=64 << 20))
     assert "shared-memory" in [finding.check for finding in examine(small)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "stat"),
+    [
+        ("memory.max", "memory.current", "memory.stat"),
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
+    ],
+)
+def test_the_cache_of_files_of_a_container_is_free(computer, limit, used, stat):
+    """10 GiB, 9 in use, 6 of them cache that nobody uses: 7."""
+    computer.write(f"sys/fs/cgroup/{limit}", f"{10 << 30}\n")
+    computer.write(f"sys/fs/cgroup/{used}", f"{9 << 30}\n")
+    assert host_memory(computer.root) == 1 << 30
+    name = "total_inactive_file" if "/" in stat else "inactive_file"
+    computer.write(f"sys/fs/cgroup/{stat}", f"anon {3 << 30}\nactive_file 5\n{name} {6 << 30}\n")
+    assert host_memory(computer.root) == 7 << 30
 
 
 def test_activations_of_a_layer_of_llama2_7b():

@@ -165,3 +165,9 @@ def test_comments_survive_and_the_rest_stays():
 def test_what_cannot_be_edited_is_refused(text):
     with pytest.raises(PolicyError, match="cannot be replaced"):
         replace_sections(text, ("swap_config",), {"swap": {"enable": True}}, (), "x.yaml")
+
+
+def test_a_comment_of_mindswap_in_the_section_above_stays():
+    text = "a:\n  b: 1\n  # mindswap: of a\nswap_config: {swap: True}\n"
+    new = replace_sections(text, ("swap_config",), {"swap": {"enable": True}}, ("made",), "x.yaml")
+    assert new == "a:\n  b: 1\n  # mindswap: of a\n# mindswap: made\nswap:\n  enable: True\n"

@@ -39,3 +39,9 @@ def test_a_room_without_a_say_exists_and_changes_nothing(copy, room):
     file = next(iter(sorted((copy / room).glob("*.py"))))
     file.write_text(file.read_text() + "\n# changed\n")
     assert cache._versions() == before
+
+
+def test_variables_that_change_a_compile_count_and_those_that_a_compile_sets_do_not():
+    asked = {"ENABLE_LAZY_INLINE_NO_PIPELINE": "0", "MS_DEV_RUNTIME_CONF": "switch_inline:False"}
+    others = {"HOME": "/root", "MS_DEV_JIT_SYNTAX_LEVEL": "0", "MS_DEV_SAVE_GRAPHS": "1"}
+    assert cache._compile_variables({**asked, **others}) == asked

@@ -132,11 +132,14 @@ def test_where_no_policy_can_be_is_filled(tmp_path, figures):
     assert [outline.contains_point(point) for point in inside + outside] == [True] * 4 + [False] * 3
 
 
+@pytest.mark.filterwarnings("error")  # matplotlib warns of a limit of 0
 def test_step_times_that_differ_much_are_drawn_on_a_logarithmic_scale(tmp_path, figures):
-    for slowest in (2, 3):
+    for slowest in (2, 3, 30):
         curve = [TradeOff("", slowest * 900 * MS, 20 * GIB), TradeOff("", 900 * MS, 40 * GIB)]
         plot_tradeoffs([], tmp_path / "p.png", curve=curve, title="llama", caption="device")
-    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log"]
+    assert [figure.axes[0].get_yscale() for figure in figures] == ["linear", "log", "log"]
+    # 0.9 s and 27 s: 0.14 of their distance below and above.
+    assert figures[2].axes[0].get_ylim() == pytest.approx((0.9 / 30**0.14, 27 * 30**0.14))
 
 
 def test_one_configuration_without_a_budget(tmp_path, svg_text):
