@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.plan.bound.flow import Flow, flow_of
+from mindswap.plan.bound.flow import Flow, flows_of
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
@@ -98,7 +98,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         # Forward writes least, and so is fastest, where backward holds nothing of the layers.
         fast = model.simulate(Policy(True, layer_recompute=ALL_LAYERS)).timeline
     return Facts(
-        flows=tuple(flow_of(model, position) for position in range(len(model.captured.trees))),
+        flows=flows_of(model),
         stages=tuple(_look_at_stage(model, keep.timeline, fast, stage) for stage in range(model.layout.num_stages)),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,

@@ -16,7 +16,7 @@ from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Flow", "Window", "flow_of"]
+__all__ = ["Flow", "Window", "flows_of"]
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,14 @@ class Flow:
         return sum(self.sizes_bytes[tensor] for tensor in self.saved)
 
 
-def flow_of(model: StepModel, layer_index: int) -> Flow:
-    """The flow of a compiled layer.
+def flows_of(model: StepModel) -> tuple[Flow, ...]:
+    """The flow of each compiled layer."""
+    times_ns = _times_again_ns(model)
+    return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
-    Args:
-        model: the step.
-        layer_index: position of the layer among the compiled ones.
-    """
+
+def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], Mapping[str, int]]:
+    """By name of an operator of forward, `Flow.again_ns` and `Flow.apart_ns`."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -93,7 +94,19 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         least_ns -= times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
     else:
         least_ns, more_ns = times_ns(works[0]), np.zeros(len(works[0]), np.int64)
-    position = {node.name: index for index, node in enumerate(graph.forward)}
+    names = [node.name for node in graph.forward]
+    return dict(zip(names, least_ns.tolist(), strict=True)), dict(zip(names, more_ns.tolist(), strict=True))
+
+
+def _flow_of(model: StepModel, layer_index: int, again_ns: Mapping[str, int], apart_ns: Mapping[str, int]) -> Flow:
+    """The flow of a compiled layer.
+
+    Args:
+        model: the step.
+        layer_index: position of the layer among the compiled ones.
+        again_ns, apart_ns: from `_times_again_ns`.
+    """
+    graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]
     held = _held_gathers(model, layer_index)
     # What becomes of other gathered weights no policy changes: they are not in the programme.
@@ -125,10 +138,10 @@ def flow_of(model: StepModel, layer_index: int) -> Flow:
         frozenset(saved),
         frozenset(outputs | gathered),
         reads,
-        tuple(int(least_ns[position[node.name]]) for node in own),
+        tuple(again_ns[node.name] for node in own),
         tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
         tuple(_windows(model, _places(saved, makers, reads))),
-        tuple(int(more_ns[position[node.name]]) for node in own),
+        tuple(apart_ns[node.name] for node in own),
         frozenset(gathered),
     )
 
