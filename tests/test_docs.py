@@ -4,6 +4,7 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -50,11 +51,17 @@ def run_fresh(words: list, cwd: Path) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, *words], cwd=cwd, capture_output=True, text=True)
 
 
+@cache
+def printed_by(command: str, run) -> str:
+    """What a command of an example prints; two pages may show the same one, each its own lines."""
+    result = run(["-m", "mindswap", *shlex.split(command)[2:]], cwd=ROOT)
+    return result.stdout + result.stderr
+
+
 def run_console(block: str, run=run_fresh) -> None:
     """A line `...` stands for any lines."""
     command, _, output = block.partition("\n")
-    result = run(["-m", "mindswap", *shlex.split(command)[2:]], cwd=ROOT)
-    printed = result.stdout + result.stderr
+    printed = printed_by(command, run)
     if LEFT_OUT not in output:
         assert printed == output
         return

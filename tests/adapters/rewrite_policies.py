@@ -99,12 +99,12 @@ NIGHTLY = {
         "both on one operator",
         "swap that feeds recompute",
     ),  # fmt: skip
-    "QWEN3": ("norms", "attention", "swap of a cell", "layer swap"),
-    "LLAMA_FLOAT16": (),
+    "QWEN3": ("nothing", "primitives", "norms", "attention", "swap of a cell", "layer swap"),
+    "LLAMA_FLOAT16": ("whole layers", "norms"),
 }
 FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16}
 # Under which a model put together from a few layers is compared with all of them.
-ASSEMBLED = ("nothing", "whole layers", "layer swap", *(("a cell", "swap of attention") if is_nightly() else ()))
+ASSEMBLED = ("whole layers", "layer swap", *(("nothing", "a cell", "swap of attention") if is_nightly() else ()))
 
 
 def policies(family: str) -> dict[str, Policy]:

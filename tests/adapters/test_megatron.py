@@ -4,6 +4,7 @@ Shapes: sequence 64, hidden 64, 4 heads, float16, batch 1; one hidden state is 6
 """
 
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,6 +15,7 @@ from tests.adapters.edits import edited
 from tests.adapters.graphs import CASES, QWEN3, compile_jobs, expected, job, pairs_of
 from tests.adapters.training import NUM_STEPS, train, write_config
 from tests.adapters.training import SMALL as TRAINING
+from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
@@ -77,7 +79,8 @@ def llama(tmp_path_factory):
     }
     jobs["stages"] = job(stages)  # MindFormers recomputes, and mindswap makes the network lazy_inline
     jobs["indices"] = convert(stages, folder / "indices.yaml", "--to", "index")
-    results = compile_named(write(folder / "base.yaml", config, BASE), jobs)
+    compiled = {name: entry for name, entry in jobs.items() if name != "activations"}  # its file is that of another
+    results = compile_named(write(folder / "base.yaml", config, BASE), compiled)
     return results | {"files": {name: entry["config"] for name, entry in jobs.items()}}
 
 
@@ -114,7 +117,7 @@ def kept(results, name):
 def test_selective_recomputes_core_attention_of_every_layer(llama):
     attention = {(layer, "attention.flash_attention", "FlashAttentionScore"): 1 for layer in LAYERS}
     assert again(llama, "selective") == attention
-    assert llama["activations"]["recomputed"] == llama["selective"]["recomputed"]
+    assert Path(llama["files"]["activations"]).read_text() == Path(llama["files"]["selective"]).read_text()
     # Not kept any more: maximum and sum of softmax (4 heads x 64 x 8 float32 each), 2 bytes, and the output.
     freed = 2 * 4 * 64 * 8 * 4 + 2 + HIDDEN_STATE_BYTES
     assert kept(llama, "selective") == {layer: size - freed for layer, size in kept(llama, "base").items()}
@@ -182,7 +185,7 @@ def test_counts_per_stage_and_the_indices_made_of_them_compile_to_the_same(llama
     assert products == {(layer, "feed_forward", "Mul") for layer in (0, 1, 2)}
 
 
-@pytest.mark.parametrize("name", ["indices", "uniform 2"])
+@pytest.mark.parametrize("name", ["indices", "uniform 2"] if is_nightly() else ["uniform 2"])
 def test_verify_says_so_too(llama, name):
     command = ["-m", "mindswap", "verify", "--no-cache", llama["files"][name]]
     result = forked.run(command)
