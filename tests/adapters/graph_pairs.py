@@ -1,6 +1,7 @@
 """Build and compile networks, and print what is set on them and what their graphs move, as JSON.
 
-python graph_pairs.py < JOBS > RESULTS, both a list; each job is {"config": PATH, "how": HOW} with HOW
+python graph_pairs.py < JOBS > RESULTS, both a list; each job is {"config": PATH, "how": HOW} with HOW, and
+{"compiles": false} where it is enough to see what is set:
 
 - "capture": compile as `mindswap verify` does, every layer;
 - "in training": set as the hook in MindFormers does, {"device_target": ...}, then compile;
@@ -24,7 +25,7 @@ def main():
     json.dump(results, sys.stdout)
 
 
-def run_job(config, how, device_target="Ascend"):
+def run_job(config, how, device_target="Ascend", compiles=True):
     from mindswap.adapters import mindformers as adapter
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindspore import find_layers, find_lazy_inline_cell, has_lazy_inline
@@ -50,7 +51,9 @@ def run_job(config, how, device_target="Ascend"):
         "has_lazy_inline": has_lazy_inline(find_lazy_inline_cell(network)),
         "pipeline_stages": [layer.pipeline_stage for layer in find_layers(network)],
     }
-    return result if how == "set" else {**result, **describe(adapter.compile_network(network, completed))}
+    if how == "set" or not compiles:
+        return result
+    return {**result, **describe(adapter.compile_network(network, completed))}
 
 
 def set_as_in_training(network, config, policy, device_target, logger):

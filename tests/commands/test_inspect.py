@@ -90,7 +90,7 @@ def test_only_what_op_swap_can_name_is_worth_swapping(seven_b):
 
 
 def test_three_compiled_layers_tell_the_same_as_all(tmp_path):
-    config = rewrite(CPU_CASE, tmp_path / "seven.yaml", num_layers="7")
+    config = rewrite(CPU_CASE, tmp_path / "five.yaml", num_layers="5")
     script = f"""
 import json
 from mindswap.adapters.quiet import quiet
@@ -102,7 +102,7 @@ with quiet():
     from mindswap.adapters import mindformers
 policy = load_policy({str(config)!r})
 sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
-mindformers.sample_layers = lambda _: LayerSample(tuple(range(7)), tuple(range(7)))
+mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
 print(json.dumps([sampled, whole]))
 """
