@@ -107,6 +107,8 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
+        for kept_bytes, moment in zip(uses.kept_then, facts.stages[position].moments, strict=True):
+            rows.limit({**kept_bytes, budget_bytes: -1}, -moment.fixed_bytes)
         rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
         rows.limit(uses.host_bytes, host_bytes)
         wait_ns = rows.variable()  # for copies, up to the fullest moment
@@ -124,6 +126,7 @@ class _Uses:
 
     Attributes:
         kept_bytes, host_bytes: at the fullest moment.
+        kept_then: what is kept all the time, of what waits at each of the other moments.
         saved_bytes: what is there then if everything is kept.
         out_by_then_ns: time on the link by then, less what runs again by then.
         out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together.
@@ -138,6 +141,7 @@ class _Uses:
     both_ns: Row = field(default_factory=dict)
     again_ns: Row = field(default_factory=dict)
     saved_bytes: int = 0
+    kept_then: list[Row] = field(default_factory=list)
 
 
 def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
@@ -145,7 +149,7 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
     stage, transfers = facts.stages[position], facts.transfers
     # Both directions together move at most twice the contended rate.
     rate = max(1000, 2 * transfers.contended_permille) / 1000
-    uses = _Uses()
+    uses = _Uses(kept_then=[{} for _ in stage.moments])
     for layers, num_layers in stage.layers.items():
         flow = facts.flows[layers.kind]
         layer = _Layer(rows, flow, allow)
@@ -153,15 +157,19 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
         num_copied = num_layers * facts.num_micro_batches
         uses.saved_bytes += num_there * flow.saved_bytes
         num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
-        sizes = zip(flow.sizes_bytes, layer.kept, layer.swapped, strict=True)
-        for tensor, (size, is_kept, is_swapped) in enumerate(sizes):
+        for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            uses.kept_bytes[is_kept] = (num_gathered if tensor in flow.gathered else num_there) * size
+            is_gathered = tensor in flow.gathered
+            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_there) * size
             uses.host_bytes[is_swapped] = num_there * size
             uses.out_by_then_ns[is_swapped] = num_there * out_ns
-            uses.out_ns[is_swapped] = num_copied * out_ns
-            uses.back_ns[is_swapped] = num_copied * back_ns
-            uses.both_ns[is_swapped] = num_copied * (out_ns + back_ns) / rate
+            for copied in (is_swapped, is_late):
+                uses.out_ns[copied] = num_copied * out_ns
+                uses.back_ns[copied] = num_copied * back_ns
+                uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
+            for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
+                if moment.is_past_forward or not is_gathered:
+                    kept_bytes[is_kept] = moment.waiting.get(layers, 0) * size
         uses.again_ns[layer.again_ns] = num_layers
         uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
     return uses
@@ -184,18 +192,22 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
 
 
 class _Layer:
-    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again."""
+    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again.
+
+    What is swapped may be late: at the fullest moment it is on the device all the same.
+    """
 
     def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
-        self.kept = [rows.variable(1) for _ in flow.sizes_bytes]
-        can_swap = [allow.swap and tensor not in flow.gathered for tensor in range(len(flow.sizes_bytes))]
-        self.swapped = [rows.variable(int(can)) for can in can_swap]
+        self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
+        for tensor, size in enumerate(flow.sizes_bytes):
+            can_swap = int(allow.swap and tensor not in flow.gathered)
+            self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
         self.again_ns = rows.variable()
         runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
 
         def there(tensor: int) -> Row:
             """Minus the part of a tensor that backward can read."""
-            row: Row = {self.kept[tensor]: -1, self.swapped[tensor]: -1}
+            row: Row = dict.fromkeys(self.tensors[tensor][1:], -1)
             return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
 
         for tensor in flow.saved:
@@ -203,7 +215,7 @@ class _Layer:
         for op, tensor in flow.reads:
             rows.limit({**there(tensor), runs_again[op]: 1})
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
-                rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
+                rows.limit(dict.fromkeys((runs_again[op], *self.tensors[tensor][2:]), 1), 1)
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
         apart = {op: rows.variable() for op, ns in enumerate(flow.apart_ns) if ns}
         for op, tensor in flow.reads:
