@@ -11,12 +11,16 @@ from reference.exact import count_choices, enumerate_all
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
 from mindswap.plan.bound.flow import Flow, Window
+from mindswap.plan.bound.moments import Moment, Presence, presence_of, upper_hull
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.rows import to_policy
 from mindswap.policy.model import Policy
+from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.timeline import Timeline
 from tests.plan.builders import ToySpace, random_space
 from tests.plan.loading import capture_apart
 from tests.strength import examples
@@ -152,6 +156,33 @@ def test_what_forward_holds_in_any_case_must_fit():
     assert bound(known, 120, Allow(swap=False)) == bound(facts(), 120, Allow(swap=False))
 
 
+def test_another_moment_has_less_room_for_what_is_kept():
+    """120 bytes are there in any case while both layers wait, so 80 of their 300 are kept in 200 bytes.
+
+    The first tensors run again in 20 ns, and 20 of the 100 bytes of the second ones in 20 / 50 of 20 ns. Where not all
+    of the layers wait, those that do may be the ones that keep nothing.
+    """
+    for num_waiting, step_ns in ((1, 1028), (0, 1010)):
+        moment = Moment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
+        known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+        assert bound(known, 200, Allow(swap=False)) == step_ns
+
+
+def test_what_is_swapped_late_is_away_at_another_moment():
+    """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
+    moment = Moment(fixed_bytes=100, waiting={StageLayers(0): 1})
+    known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+    assert bound(known, 300, Allow(recompute=False)) == 1000
+    assert bound(known, 300, Allow(swap=False)) == 1010
+
+
+def test_the_upper_hull_has_what_can_be_most():
+    """(0, 9) at share 0; from 1/2 on (8, 5), as 9 = 4 + 5; (9, 4) ties at 1; (4, 6) is below, (10, 0) never most."""
+    points = [(0, 9), (4, 6), (8, 5), (9, 4), (10, 0)]
+    found = [points[at] for at in upper_hull(points)]
+    assert found == [(0, 9), (8, 5)]
+
+
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
     """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
     gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0)})
@@ -233,6 +264,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     assert least_step_ns(known, keep.peak_bytes, PLENTY, COUPLED) <= keep.step_time_ns
     catalog = collect_items(model)
     chance = random.Random(0)
+    present = presence_of(model, model.layout.num_micro_batches)
     num_binding = 0
     for _ in range(200):
         policy = to_policy(model, catalog, [(range(model.captured.num_layers), random_choice(catalog, chance))])
@@ -241,7 +273,22 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
         assert least_budget_bytes(known, PLENTY, COUPLED) <= judged.peak_bytes
         num_binding += least_ns > keep.step_time_ns
+        least_alive_bytes = spare_bytes(present, judged.step.timeline)
+        assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there
     assert num_binding >= 10
+
+
+def spare_bytes(present: Presence, timeline: Timeline) -> np.ndarray:
+    """What a policy has on the device besides what every policy has, while each operator of all of them runs."""
+    of_every = np.flatnonzero(present.program.ops.kind <= OpKind.BACKWARD)
+    own = np.flatnonzero(timeline.program.ops.kind <= OpKind.BACKWARD)
+    assert len(own) == len(of_every)
+    begin_ns, end_ns = interval_times(timeline)
+    size_bytes = timeline.program.intervals.size_bytes
+    moments_ns = timeline.op_start_ns[own][:, None]
+    alive_bytes = ((begin_ns <= moments_ns) & (moments_ns < end_ns)) @ size_bytes
+    takes_time = timeline.program.ops.duration_ns[own] > 0
+    return (alive_bytes - present.fixed_bytes[of_every])[takes_time]
 
 
 def problem(model, budget_bytes: int) -> PlanProblem:

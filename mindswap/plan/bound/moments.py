@@ -16,12 +16,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from mindswap.graph.names import Names
 from mindswap.policy.model import Policy
 from mindswap.simulate.build import build_program
-from mindswap.simulate.program import NO_OP, Intervals, MemoryKind, OpKind, Program
+from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Moment", "Presence", "presence_of"]
+__all__ = ["Moment", "Presence", "presence_of", "upper_hull"]
 
 NEVER = 2**62  # behind every operator
 
@@ -32,7 +33,9 @@ class Moment:
 
     Attributes:
         fixed_bytes: what is there with every policy, static memory included.
-        waiting: between forward and backward: how many pairs of a layer and a micro-batch, by what they are like.
+        waiting: between forward and backward: so many micro-batches in each of the layers that are alike. Where layers
+            have different numbers the least: all that is known is what they keep together, and that may be where
+            least micro-batches wait.
         is_past_forward: forward of all layers has ended.
     """
 
@@ -71,9 +74,12 @@ class Presence:
         last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & (layer >= 0)).max(initial=-1))
         points = zip(self.waiting_bytes[begin:end].tolist(), self.fixed_bytes[begin:end].tolist(), strict=True)
         found = []
-        for position in _upper_hull(list(points)):
+        for position in upper_hull(list(points)):
             op = begin + position
-            own = Counter(alike[layer] for (layer, _), (first, last) in self.pairs.items() if first < op < last)
+            there = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
+            own: dict[Hashable, int] = {}
+            for layer, like in alike.items():
+                own[like] = min(own.get(like, there[layer]), there[layer])
             found.append(Moment(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
         return tuple(found)
 
@@ -81,9 +87,9 @@ class Presence:
 def presence_of(model: StepModel, num_micro_batches: int) -> Presence:
     """What is there in a step of so many micro-batches."""
     program = _all_swapped(model, num_micro_batches)
-    ops, intervals, copies = program.ops, program.intervals, program.copies
+    ops, copies = program.ops, program.copies
     begin, end = _certain(program)
-    fixed = _sums(begin, end, intervals, len(ops))
+    fixed = _sums(begin, end, program)
     pairs: dict[tuple[int, int], tuple[int, int]] = {}
     sizes: dict[tuple[int, int], int] = Counter()
     rows = zip(
@@ -128,20 +134,29 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     begin = np.where(is_own[begin], first_waits[begin], begin)
     waited = np.where(is_own[end], ops.wait_op[end], end)
     waited = np.where(is_own[waited], NO_OP, waited)
-    return begin, waited
+    # A gradient that is there until the next operator: that may be one that runs again.
+    num_compute = np.cumsum(~is_own)
+    is_passing = (intervals.kind == MemoryKind.GRADIENT) & (num_compute[end] - num_compute[intervals.begin] < 2)
+    return begin, np.where(is_passing, np.minimum(begin, waited), waited)
 
 
-def _sums(begin: np.ndarray, end: np.ndarray, intervals: Intervals, num_ops: int) -> np.ndarray:
-    """Bytes of the intervals that every policy has, while each operator runs."""
+def _sums(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
+    """Bytes of the intervals that every policy has, while each operator runs.
+
+    What equal operators of a layer make together, some policy makes one by one.
+    """
+    intervals = program.intervals
     is_left = (intervals.kind == MemoryKind.KEPT) & (intervals.layer >= 0)
+    is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
     counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_left & (begin <= end)
-    change = np.zeros(num_ops + 1, np.int64)
+    counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))
+    change = np.zeros(len(program.ops) + 1, np.int64)
     np.add.at(change, begin[counts], intervals.size_bytes[counts])
     np.subtract.at(change, end[counts] + 1, intervals.size_bytes[counts])
     return np.cumsum(change)[:-1]
 
 
-def _upper_hull(points: list[tuple[int, int]]) -> list[int]:
+def upper_hull(points: list[tuple[int, int]]) -> list[int]:
     """Positions of points (x, y) that are largest in x times some share from 0 to 1, plus y."""
     order = sorted(range(len(points)), key=lambda at: (-points[at][1], -points[at][0]))
     hull: list[int] = []

@@ -5,16 +5,18 @@ again; copies wait for nothing but the link; operators that run again need only 
 demands every policy must pay, so its optimum is a lower bound of the simulated step time:
 
 - at the fullest moment of each stage what has left the device covers what is over the budget;
-- what forward holds beside what layers leave for backward, weights made whole before their turn above all, fits;
+- so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
+  of the layers that wait then;
 - what has been copied out by then went over the link since forward of these micro-batches began;
 - what runs again reads tensors that are kept, brought back, or made again as well;
 - all copies of the step go over the link within the step;
-- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy.
+- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
+  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves.
 
 Source:
     Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
     paging in Patil et al., "POET" (ICML 2022). Here equal layers share their variables, which changes nothing:
-    where fractions of the layers solve the programme, their mean does.
+    where fractions of the layers solve the programme, their mean does, as each row counts equal layers alike.
 """
 
 import math
@@ -169,7 +171,7 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
                 uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
             for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
                 if moment.is_past_forward or not is_gathered:
-                    kept_bytes[is_kept] = moment.waiting.get(layers, 0) * size
+                    kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
         uses.again_ns[layer.again_ns] = num_layers
         uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
     return uses
