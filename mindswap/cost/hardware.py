@@ -6,16 +6,13 @@ from operator import attrgetter
 
 from mindswap.cost.figures import FIGURES
 
-__all__ = [
-    "EFFICIENCIES", "SET_BY_USER", "Device", "Link", "Network", "figure_values", "make_device", "with_figures",
-]  # fmt: skip
+__all__ = ["SET_BY_USER", "Device", "Link", "Network", "figure_values", "make_device", "with_figures"]
 
 # Source of a figure that an option or a configuration replaces.
 SET_BY_USER = "set by the user"
 DTYPES = ("float16", "bfloat16", "float32")
 OP_KINDS = ("matrix", "vector", "communication")
 RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
-EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
 # Figures that are an attribute of a device, or of a link or network of it.
 ATTRIBUTES = {
     "compute_fraction": "compute_permille",
@@ -58,13 +55,10 @@ class Link:
     Attributes:
         bandwidth_bytes_per_s: of large copies.
         latency_ns: fixed part of a copy.
-        efficiency: share of the bandwidth by size, as (size_bytes, permille) rising; the last entry whose size
-            is not larger than the copy counts, 1000 below the first.
     """
 
     bandwidth_bytes_per_s: int
     latency_ns: int
-    efficiency: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -150,22 +144,13 @@ class Device:
 
 
 def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
-    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
-    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
-    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
-    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
-    figures = {**figure_values(device), **values}
-    return make_device(device.name, device.title, figures, efficiencies, {**kept, **(sources or {})})
+    """The device with other figures, by their names in `FIGURES`."""
+    figures, known = {**figure_values(device), **values}, {**device.sources, **(sources or {})}
+    return make_device(device.name, device.title, figures, known)
 
 
-def make_device(
-    name: str,
-    title: str,
-    value: Mapping[str, int],
-    efficiencies: Mapping[str, tuple[tuple[int, int], ...]],
-    sources: dict[str, str],
-) -> Device:
-    """A device of figures by their names in `FIGURES`, and the efficiencies of its links by key."""
+def make_device(name: str, title: str, value: Mapping[str, int], sources: dict[str, str]) -> Device:
+    """A device of figures by their names in `FIGURES`."""
     return Device(
         name=name,
         title=title,
@@ -173,8 +158,8 @@ def make_device(
         vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
         vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
         op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
-        offload=Link(value["d2h"], value["d2h_latency"], efficiencies["d2h_efficiency"]),
-        prefetch=Link(value["h2d"], value["h2d_latency"], efficiencies["h2d_efficiency"]),
+        offload=Link(value["d2h"], value["d2h_latency"]),
+        prefetch=Link(value["h2d"], value["h2d_latency"]),
         intranode=Network(
             value["intranode_bandwidth"],
             value["intranode_latency"],

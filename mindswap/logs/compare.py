@@ -82,7 +82,7 @@ def compare_logs(
     """Compare what every worker logged with what it should have.
 
     Args:
-        expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
+        expected: the lines of each layer, from `mindswap.policy.log_lines.format_log_lines`.
         logs: what was read, one per worker.
         predicted_peak_bytes: highest use of device memory that was predicted, for the table.
     """

@@ -61,7 +61,6 @@ class Entry:
     """One entry of a policy.
 
     Attributes:
-        setting: where it stands.
         pattern: what it names; "" for the whole layer.
         prefetch: prefetch distance in operators; None for recompute.
     """
@@ -80,7 +79,6 @@ class Claim:
 
     @property
     def path(self) -> Path:
-        """Of what is named."""
         return self.match.path
 
 
@@ -130,7 +128,6 @@ class LayerDecisions:
     """What a policy decides for a layer.
 
     Attributes:
-        layer_index, layer: index of the layer, its tree.
         recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
         is_output_recomputed: with the whole layer its output, too.
         comm_recomputes: primitives whose communication is repeated.
@@ -153,8 +150,17 @@ class LayerDecisions:
 
     @property
     def is_fully_recomputed(self) -> bool:
-        """Whether the layer is recomputed whole."""
         return any(not claim.path for claim in self.recomputes)
+
+    @property
+    def layer_prefetch(self) -> int | None:
+        """Prefetch distance of the layer as a whole; None where it is not offloaded whole."""
+        return next((claim.entry.prefetch for claim in self.offloads if not claim.path), None)
+
+    @property
+    def op_swaps(self) -> tuple[Claim, ...]:
+        """Cells and primitives to offload; one inside another comes later and overrides it."""
+        return tuple(claim for claim in self.offloads if claim.path)
 
     def of(self, *paths: Path) -> Decision:
         """The decision for an operator.
