@@ -131,7 +131,7 @@ class StepModel:
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """One step under a policy."""
-        timeline = simulate(self.program(policy), check=False)
+        timeline = simulate(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 

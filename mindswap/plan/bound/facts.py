@@ -174,7 +174,7 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
-    timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
