@@ -36,10 +36,7 @@ def format_device_file(
     """A device file with its measured operators.
 
     Args:
-        device: what the file describes.
         header: what stands under `calibration`: plain values.
-        measurements: durations of operators.
-        comment: first line.
     """
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")

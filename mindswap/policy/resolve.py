@@ -58,16 +58,11 @@ class Treatment(Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a policy.
-
-    Attributes:
-        pattern: what it names; "" for the whole layer.
-        prefetch: prefetch distance in operators; None for recompute.
-    """
+    """One entry of a policy."""
 
     setting: Setting
-    pattern: str = ""
-    prefetch: int | None = None
+    pattern: str = ""  # what it names; "" for the whole layer
+    prefetch: int | None = None  # prefetch distance in operators; None for recompute
 
 
 @dataclass(frozen=True)
@@ -84,19 +79,13 @@ class Claim:
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one operator.
+    """What happens to one operator."""
 
-    Attributes:
-        recomputed_by: entries that have it run again in backward.
-        offloaded_by: of the entries that offload it the one that counts; without effect where it is recomputed.
-        excluded_by: entries that keep it from being recomputed.
-        communicated_again_by: entries that have its communication repeated.
-    """
-
-    recomputed_by: tuple[Claim, ...] = ()
+    recomputed_by: tuple[Claim, ...] = ()  # entries that have it run again in backward
+    # of the entries that offload it the one that counts; without effect where it is recomputed
     offloaded_by: Claim | None = None
-    excluded_by: tuple[Claim, ...] = ()
-    communicated_again_by: tuple[Claim, ...] = ()
+    excluded_by: tuple[Claim, ...] = ()  # entries that keep it from being recomputed
+    communicated_again_by: tuple[Claim, ...] = ()  # entries that have its communication repeated
 
     @property
     def treatment(self) -> Treatment:
@@ -125,28 +114,19 @@ class Decision:
 
 @dataclass(frozen=True)
 class LayerDecisions:
-    """What a policy decides for a layer.
-
-    Attributes:
-        recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
-        is_output_recomputed: with the whole layer its output, too.
-        comm_recomputes: primitives whose communication is repeated.
-        excludes, comm_excludes: what must not be recomputed, what must not communicate again.
-        offloads: weakest first: of those that cover an operator the last one counts.
-        overridden: claims that others of their kind take everything from.
-        silent: entries that have the layer and do not act in it.
-    """
+    """What a policy decides for a layer."""
 
     layer_index: int
     layer: CellNode
+    # what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole
     recomputes: tuple[Claim, ...] = ()
-    is_output_recomputed: bool = False
-    comm_recomputes: tuple[Claim, ...] = ()
-    excludes: tuple[Claim, ...] = ()
-    comm_excludes: tuple[Claim, ...] = ()
-    offloads: tuple[Claim, ...] = ()
-    overridden: tuple[Claim, ...] = ()
-    silent: tuple[Entry, ...] = ()
+    is_output_recomputed: bool = False  # with the whole layer its output, too
+    comm_recomputes: tuple[Claim, ...] = ()  # primitives whose communication is repeated
+    excludes: tuple[Claim, ...] = ()  # what must not be recomputed
+    comm_excludes: tuple[Claim, ...] = ()  # what must not communicate again
+    offloads: tuple[Claim, ...] = ()  # weakest first: of those that cover an operator the last one counts
+    overridden: tuple[Claim, ...] = ()  # claims that others of their kind take everything from
+    silent: tuple[Entry, ...] = ()  # entries that have the layer and do not act in it
 
     @property
     def is_fully_recomputed(self) -> bool:

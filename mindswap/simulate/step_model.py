@@ -39,19 +39,12 @@ PLAIN = Policy(is_swap_enabled=True)
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step under one policy.
+    """A step under one policy."""
 
-    Attributes:
-        timeline: operators and copies of all stages.
-        terms: what comes behind them.
-        activation_bytes: peak of each stage.
-        static: static memory of each stage.
-    """
-
-    timeline: Timeline
-    terms: tuple[StepTerm, ...]
-    activation_bytes: tuple[int, ...]
-    static: tuple[StaticMemory, ...]
+    timeline: Timeline  # operators and copies of all stages
+    terms: tuple[StepTerm, ...]  # what comes behind them
+    activation_bytes: tuple[int, ...]  # peak of each stage
+    static: tuple[StaticMemory, ...]  # static memory of each stage
 
     @property
     def step_time_ns(self) -> int:
