@@ -24,7 +24,7 @@ from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.compiled_layers import HELD, CompiledLayers, signature
 from mindswap.simulate.doubts import list_doubts
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.exchange import backward_by_section_ns, exposed_exchange_ns
+from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -224,8 +224,11 @@ class StepModel:
 
     def exposed_exchange_ns(self, timeline: Timeline) -> int:
         """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        times = self.settings.num_exchanges
         return max(
-            exposed_exchange_ns(own, backward_by_section_ns(timeline, stage, len(own)))
+            repeated_exchange_ns(
+                own, backward_by_section_ns(timeline, stage, len(own)), forward_ns(timeline, stage), times
+            )
             for stage, own in enumerate(self.weights.exchange_ns)
         )
 

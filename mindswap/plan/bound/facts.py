@@ -73,6 +73,7 @@ class Facts:
         num_micro_batches: of the step; pieces of sequences count each.
         terms_ns: what comes behind backward.
         gradients_ns: part of it that a longer backward would hide.
+        num_exchanges: backward passes that would hide it.
     """
 
     flows: tuple[Flow, ...]
@@ -81,6 +82,7 @@ class Facts:
     num_micro_batches: int = 1
     terms_ns: int = 0
     gradients_ns: int = 0
+    num_exchanges: int = 1
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -104,6 +106,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        num_exchanges=model.settings.num_exchanges,
     )
 
 
