@@ -32,7 +32,6 @@ class LinkFit:
     largest_error_permille: int
 
     def duration_ns(self, size_bytes: int) -> int:
-        """Fitted time of a copy."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 

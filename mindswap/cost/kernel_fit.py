@@ -54,7 +54,6 @@ class FigureFit:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the figure is replaced."""
         return self.fitted is not None and not self.objection
 
 

@@ -31,7 +31,6 @@ class Sample:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the matrix units run it."""
         return self.kind.unit is ComputeUnit.MATRIX
 
 

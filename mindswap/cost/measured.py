@@ -39,11 +39,9 @@ class MeasuredKey:
     outputs: Shapes
 
     def input_types(self) -> tuple[TensorType, ...]:
-        """The inputs as types."""
         return _types(self.inputs)
 
     def output_types(self) -> tuple[TensorType, ...]:
-        """The outputs as types."""
         return _types(self.outputs)
 
 

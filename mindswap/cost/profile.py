@@ -42,7 +42,6 @@ class ProfiledKernel:
 
     @property
     def engine(self) -> Engine:
-        """What ran it."""
         if self.type.lower().startswith("hcom"):
             return Engine.COMMUNICATION
         return ENGINES.get(self.core, Engine.OTHER)
@@ -80,7 +79,6 @@ class Share:
 
     @property
     def total_ns(self) -> int:
-        """Duration of the step."""
         return self.computing_ns + self.exposed_communication_ns + self.free_ns
 
 

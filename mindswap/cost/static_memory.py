@@ -72,7 +72,6 @@ class StaticMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return state_bytes + self.workspace_bytes + self.constant_bytes
 

@@ -108,7 +108,6 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
 
 
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Time of the optimizer, in ns."""
     optimizer = find_optimizer(settings.optimizer)
     states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
     kernels: tuple[UpdateKernel, ...] = (UpdateKernel("WG" + states, "W" + states),)

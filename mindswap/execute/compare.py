@@ -28,7 +28,6 @@ class CurveCheck:
 
     @property
     def is_equal(self) -> bool:
-        """Equal at every operator."""
         return not self.first_difference
 
 
@@ -89,7 +88,6 @@ class Execution:
 
     @property
     def is_ok(self) -> bool:
-        """All checks hold."""
         return self.are_gradients_equal and self.curve.is_equal and (self.witness is None or self.witness.is_ok)
 
 

@@ -86,7 +86,6 @@ class OperatorNames:
         return self.is_tagged(node) or node.place in self._by_place[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
-        """Whether an operator carries its path."""
         return node.scope.removeprefix("recompute_") in self._tags
 
     def __call__(self, node: Node) -> Names:

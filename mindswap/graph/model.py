@@ -101,7 +101,6 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
-        """Operators of forward by name."""
         return {node.name: node for node in self._forward}
 
     @functools.cached_property

@@ -57,7 +57,6 @@ class LogScanner:
         self._log = WorkerLog(0)  # what is no list
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes of the log."""
         if b"\0" in block:
             block = block.replace(b"\0", b"")  # a file with holes
         if b"\n" not in block and len(self._carry) + len(block) < MAX_LINE_BYTES:

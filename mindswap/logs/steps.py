@@ -33,7 +33,6 @@ class StepScanner:
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes of the log."""
         block = self._carry + block
         end = block.rfind(b"\n") + 1
         self._carry = block[end:][-MAX_CARRY_BYTES:]

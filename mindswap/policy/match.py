@@ -48,7 +48,6 @@ class Match:
 
     @property
     def name(self) -> str:
-        """The path joined by dots."""
         return ".".join(self.path)
 
 

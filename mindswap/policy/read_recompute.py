@@ -31,7 +31,6 @@ class RecomputeReader:
     stage_counts: list[StageCounts] = field(default_factory=list)
 
     def read_section(self, node: DocumentNode | None) -> None:
-        """Read `recompute_config`."""
         section = self.parts.section(node, "recompute_config")
         if section is None:
             return
@@ -50,7 +49,6 @@ class RecomputeReader:
                     self.parts.unread.misfit(path, entry.value, Expect.BOOL)
 
     def read_own_section(self, node: DocumentNode | None) -> None:
-        """Read `mindswap`."""
         section = self.parts.section(node, "mindswap")
         if section is None:
             return

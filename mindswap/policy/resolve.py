@@ -173,7 +173,6 @@ class LayerDecisions:
         return {path: self.of(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
-        """The decision for each primitive."""
         return {path: self.of(path) for path, node in self.layer.walk() if node.is_primitive}
 
 

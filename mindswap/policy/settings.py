@@ -71,9 +71,7 @@ class PolicySettings:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All statements."""
         return self.swap + self.recompute
 
     def of(self, option: str) -> tuple[Statement, ...]:
-        """The statements of one option."""
         return tuple(statement for statement in self.statements if statement.option == option)

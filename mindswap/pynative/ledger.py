@@ -56,12 +56,10 @@ class Ledger:
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def end_event(self) -> None:
-        """All actions of an event are booked."""
         self._over_time.append(self._device_bytes)
 
     @property
     def totals(self) -> Totals:
-        """What was booked so far."""
         return Totals(
             tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
             self.prefetched_bytes,

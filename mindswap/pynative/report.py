@@ -48,6 +48,5 @@ class SwapReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         header = {"schema": SCHEMA, "version": SCHEMA_VERSION}
         return {**header, **asdict(self), "is_as_predicted": self.is_as_predicted}

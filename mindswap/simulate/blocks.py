@@ -87,7 +87,6 @@ class _BlockMaker:
                 self.known[section].append(tensor)
 
     def block(self, section: int) -> Block:
-        """The block of a section."""
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
         for tensor in self.known[section]:

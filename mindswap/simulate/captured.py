@@ -40,7 +40,6 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        """Paths of the operators."""
         return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
 
 

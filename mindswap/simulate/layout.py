@@ -25,7 +25,6 @@ class StageLayout:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
         return len(self.chunks)
 
     @property
@@ -41,7 +40,6 @@ class StageLayout:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """The schedule that acts."""
         return find_schedule(self.scheduler, self.shape)
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
@@ -49,7 +47,6 @@ class StageLayout:
         return order_passes(self.scheduler, stage, self.shape)
 
     def stage_of(self, section: int) -> int:
-        """The stage that has a section."""
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:

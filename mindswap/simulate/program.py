@@ -140,5 +140,4 @@ class Program:
 
     @property
     def num_stages(self) -> int:
-        """Simulated pipeline stages."""
         return len(self.stage_starts) - 1

@@ -109,7 +109,6 @@ class StepReader:
         self.weight_nodes = find_weight_gradients(graph)
 
     def read(self) -> None:
-        """The whole step."""
         graph, saved = self.graph, self.graph.saved
         works = measure_work(graph)
         if self.is_fused:

@@ -97,7 +97,6 @@ class ModelSections:
         }
 
     def label(self, name: Label) -> int:
-        """Number of a label."""
         return self.labels.setdefault(name, len(self.labels))
 
     def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
@@ -105,7 +104,6 @@ class ModelSections:
         return self._numbers[id(self.blocks[section])][numbers]
 
     def layer_of(self, section: int) -> int:
-        """The layer of the model that a section is."""
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:

@@ -6,11 +6,13 @@ Everything here is simulated.
 import copy
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mindswap.config.step import StepSettings
 from mindswap.cost.outside_memory import communication_bytes, list_communicators
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.cost.table import CostTable
+from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
 from mindswap.errors import SimulationError
 from mindswap.graph.names import Label
 from mindswap.graph.ops import ComputeUnit, classify
@@ -48,7 +50,6 @@ class SimulatedStep:
 
     @property
     def step_time_ns(self) -> int:
-        """One step, end to end."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -92,9 +93,9 @@ class StepModel:
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
         self.transfers = TransferCosts(
-            costs.copy_out_ns,
-            costs.copy_in_ns,
-            lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
+            partial(copy_out_ns, device=costs.device),
+            partial(copy_in_ns, device=costs.device),
+            partial(send_ns, is_within_node=is_within_node, device=costs.device),
             costs.device.contended_permille,
         )
         layout = lay_out_stages(
@@ -123,7 +124,6 @@ class StepModel:
     # -- a step -----------------------------------------------------------------------------------
 
     def simulate(self, policy: Policy) -> SimulatedStep:
-        """One step under a policy."""
         timeline = simulate(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
@@ -195,7 +195,6 @@ class StepModel:
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:
-        """Static memory of each stage."""
         return self.weights.static
 
     @property
@@ -245,4 +244,5 @@ class StepModel:
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""
-        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks, collective.stride)
+        sent = (collective.kind, collective.size_bytes, collective.num_ranks)
+        return collective_ns(*sent, self.costs.device, collective.stride)

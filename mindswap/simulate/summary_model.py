@@ -93,7 +93,6 @@ class StageReport:
 
     @property
     def static_bytes(self) -> int:
-        """Memory that is taken all the time."""
         return sum(size_bytes for _, size_bytes in self.static_parts)
 
     @property
@@ -103,7 +102,6 @@ class StageReport:
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Time that compute waited for copies in either direction."""
         return self.copy_out_ns + self.copy_in_ns
 
 
@@ -131,7 +129,6 @@ class SimulationReport:
 
     @property
     def step_time_ns(self) -> int:
-        """One training step, end to end."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -147,7 +144,6 @@ class SimulationReport:
 
     @property
     def peak_stage(self) -> StageReport:
-        """The stage that needs the most device memory."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property

@@ -26,7 +26,6 @@ class NamedCell:
 
     @property
     def location(self) -> Location:
-        """Where the name stands."""
         return self.statement.pattern_location
 
 

@@ -33,7 +33,6 @@ class NodeSettings:
     read_again: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
-        """What is set on one operator."""
         return node.name in self.recomputed, self.prefetch.get(node.name)
 
 

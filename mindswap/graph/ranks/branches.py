@@ -41,7 +41,6 @@ class Branches:
 
     @property
     def are_there(self) -> bool:
-        """Whether any layer has halves."""
         return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:

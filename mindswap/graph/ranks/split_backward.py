@@ -22,7 +22,6 @@ class BackwardSplits:
         self.forward = forward
 
     def of(self, node: Node) -> NodeSplits:
-        """The splits of an operator of backward."""
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(known.shape) for known in node.outputs]
         if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time

@@ -18,7 +18,6 @@ class ForwardSplits:
         self.table = table
 
     def of(self, node: Node) -> NodeSplits:
-        """The splits of an operator of forward."""
         if node.op in TYING_OPS:
             return [None] * len(node.outputs)
         if self.table.local.add(node, self.table.forward_names):

@@ -27,5 +27,4 @@ def refusal(shape: Shape) -> str:
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return shape.num_micro_batches  # every further micro-batch is held until backward begins

@@ -21,7 +21,6 @@ __all__ = ["order", "order_rounds", "refusal", "short_step", "spread_rest", "spr
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     rounds = spread_rest(shape.num_micro_batches, shape.num_stages)
     return order_rounds(stage, shape, rounds, 1 if shape.num_chunks == 1 else 2)
 
@@ -93,5 +92,4 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, at_least)
