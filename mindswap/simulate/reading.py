@@ -73,40 +73,28 @@ class StepTensor:
             uses[last] = position
 
 
+@dataclass(eq=False)
 class StepReader:
     """Reads forward, then backward, and books every operator and every use on a section of the step.
-
-    Attributes:
-        num_layers: compiled layers.
-        ops: operators of each place, in order.
-        tensors: in order of production.
 
     Raises:
         SimulationError: if the step has no layers.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        operator_ns: Callable[[Node, Work], int],
-        label: Callable[[Node], Names],
-        collectives: Mapping[str, tuple[Collective, ...]],
-        collective_ns: Callable[[Collective], int],
-        once: Set[str],
-        is_fused: bool = False,
-    ):
-        self.graph = graph
-        self.is_fused = is_fused
-        self.operator_ns = operator_ns
-        self.label = label
-        self.collectives = collectives
-        self.collective_ns = collective_ns
-        self.once = once
-        self.num_layers = count_layers(graph)
-        self.ops: dict[Place, list[BlockOp]] = {}
-        self.tensors: list[StepTensor] = []
-        self.values: dict[str, tuple[StepTensor | None, ...]] = {}  # value -> its tensors, one per output
-        self.weight_nodes = find_weight_gradients(graph)
+    graph: Graph  # this and the next six: as `cut_blocks` takes them
+    operator_ns: Callable[[Node, Work], int]
+    label: Callable[[Node], Names]
+    collectives: Mapping[str, tuple[Collective, ...]]
+    collective_ns: Callable[[Collective], int]
+    once: Set[str]
+    is_fused: bool = False
+    ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
+    tensors: list[StepTensor] = field(default_factory=list)  # in order of production
+    values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
+
+    def __post_init__(self) -> None:
+        self.num_layers = count_layers(self.graph)  # that were compiled
+        self.weight_nodes = find_weight_gradients(self.graph)
 
     def read(self) -> None:
         graph, saved = self.graph, self.graph.saved
