@@ -33,11 +33,7 @@ WRITTEN_UNITS = {
 def format_device_file(
     device: Device, header: Mapping[str, object], measurements: Iterable[Measurement], comment: str = ""
 ) -> str:
-    """A device file with its measured operators.
-
-    Args:
-        header: what stands under `calibration`: plain values.
-    """
+    """A device file with its measured operators; `header`, plain values, stands under `calibration`."""
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")
     for name, value in figure_values(device).items():

@@ -64,12 +64,7 @@ class Explained:
 
 
 def explain(kernels: Sequence[ProfiledKernel], samples: Sequence[Sample], device: Device) -> Explained:
-    """Compare each operator with what the device's figures say.
-
-    Args:
-        kernels: all compute kernels of the profile.
-        samples: those whose work is known.
-    """
+    """Compare with the figures of a device: all compute kernels of a profile, and those of them whose work is known."""
     by_class: dict[str, list[OperatorTime]] = {}
     for sample in samples:
         found = OperatorTime(sample.measurement, operator_ns(sample.node, sample.work, device))

@@ -112,10 +112,7 @@ def read_bytes(ranks: Iterable[RankFiles]) -> int:
 
 
 def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
-    """Read the profiles of all ranks below a folder as one.
-
-    Args:
-        progress: given the bytes of all traces and kernels, gives what is to be told of those read.
+    """Read the profiles of all ranks below a folder as one; `progress`, given the bytes to read, is told of those read.
 
     Raises:
         CostError: if there is none, or a file is not what a profiler writes.

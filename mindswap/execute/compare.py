@@ -94,11 +94,7 @@ class Execution:
 def compare_curves(
     timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
 ) -> CurveCheck:
-    """Executed live bytes at each operator that ran against those of the simulator.
-
-    Args:
-        ops, labels, live: primitive, name and live bytes of each operator of the simulator.
-    """
+    """Executed live bytes at each operator against the simulator's `live`, of operators `ops` with names `labels`."""
     first, num_different = "", 0
     for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
         node = operator.node

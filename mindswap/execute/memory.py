@@ -13,9 +13,6 @@ class ExecutedMemory:
 
     What is given back is filled with poison and stays readable: whoever still reads it computes with poison, as with
     memory that has another owner by then.
-
-    Attributes:
-        live_bytes: what is taken now.
     """
 
     def __init__(self, alignment_bytes: int = 1) -> None:

@@ -42,11 +42,7 @@ PARALLEL_KEYS = ("model_parallel", "context_parallel", "expert_parallel", "pipel
 
 
 def small_copy(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """A configuration of MindFormers in small, for one rank that has the whole model.
-
-    Returns:
-        None where the model is small already and on one rank; and what was changed, in words.
-    """
+    """A configuration in small, for one rank with the whole model, None where it is; and what was changed, in words."""
     small = copy.deepcopy(dict(config))
     model = (small.get("model") or {}).get("model_config") or {}
     notes = []

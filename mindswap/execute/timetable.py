@@ -68,9 +68,8 @@ def make_timetable(
 ) -> StepTimetable:
     """The timetable of a compiled step with lazy_inline on.
 
-    Args:
-        results: values of backward that the step returns: gradients of weights, which count with the weights.
-        wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
+    `results` are values of backward that the step returns: gradients, which count with the weights. `wanted_backward`
+    is the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """
     return _Planner(graph, frozenset(results)).plan(wanted_backward)
 

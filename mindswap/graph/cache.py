@@ -39,12 +39,7 @@ def make_key(**parts: Any) -> str:
 
 
 def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
-    """The value kept under a key of `make_key`, in a file of the folder; made and kept if there is none.
-
-    Args:
-        folder: made if missing.
-        classes: dataclasses that the value is made of, by name.
-    """
+    """The value kept under a key of `make_key`, made of these dataclasses (by name); made and kept if there is none."""
     path = folder / f"{key}.json.gz"
     try:
         return from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)

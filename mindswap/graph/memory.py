@@ -100,12 +100,7 @@ class OperatorNames:
 
 
 def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
-    """Activation memory of every layer of the model, what is outside the layers last.
-
-    Args:
-        graph: the network under its policy.
-        plain: the same layers without swap and recompute: what there is to save.
-    """
+    """Activation memory of every layer under its policy, what is outside them last; `plain`: what there is to save."""
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 
     def add(entry: SavedStorage, node: Node, **sizes: int) -> None:

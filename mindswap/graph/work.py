@@ -87,11 +87,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
-    """Work of one operator with these types.
-
-    Args:
-        attention: for attention, its last five inputs; without them every pair of positions counts.
-    """
+    """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
     read_bytes = sum(known.size_bytes for known in inputs)

@@ -66,11 +66,7 @@ def compare_logs(
     logs: Sequence[WorkerLog],
     predicted_peak_bytes: int | None = None,
 ) -> LogReport:
-    """Compare what every worker logged with what it should have.
-
-    Args:
-        expected: the lines of each layer, from `mindswap.policy.log_lines.format_log_lines`.
-    """
+    """Compare what every worker logged with the lines of each layer that `policy.log_lines` gives."""
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers of which the same is said are one finding.

@@ -53,11 +53,7 @@ class PlacedParameter:
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
-    """The weights that forward reads, in order of their first read, each once.
-
-    Args:
-        graph: a step in which weights are whole.
-    """
+    """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
     for node in graph.forward:

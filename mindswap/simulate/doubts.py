@@ -9,12 +9,7 @@ __all__ = ["list_doubts"]
 
 
 def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """What is left out of a step.
-
-    Args:
-        captured: the step with whole weights.
-        gathered: the same with weights cut and gathered.
-    """
+    """What is left out of a step: `captured` has whole weights, in `gathered` they are cut and gathered."""
     doubts = []
     if settings.pipeline.num_stages > 1:
         doubts = [

@@ -22,11 +22,7 @@ class TensorLink(NamedTuple):
 
 @lru_cache(maxsize=2**14)
 def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
-    """What a block hands on in one pass.
-
-    Args:
-        other: the block that the pass goes on with; None where it ends here.
-    """
+    """What a block hands on in one pass, which goes on with the other block; None where it ends here."""
     arrays = block.arrays
     labels = {label: position for position, label in enumerate(arrays.labels)}
     reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}

@@ -245,11 +245,7 @@ class StepReader:
 
 
 def _communicate(ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
-    """Appends communication; its position.
-
-    Args:
-        begin: position of the operator with whose end it begins; by default that of the one before it.
-    """
+    """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
     ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
     return len(ops) - 1

@@ -82,9 +82,7 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
 class ModelSections:
     """The sections of a model: numbers for all of their labels, and their operators one behind the other.
 
-    Args:
-        blocks: of each section.
-        send_ns: time of handing bytes to another section: (section, other, bytes) -> ns.
+    `send_ns` is the time of handing bytes on: (section, other section, bytes) -> ns.
     """
 
     def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):

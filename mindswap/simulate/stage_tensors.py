@@ -134,11 +134,7 @@ class TensorTable:
 
 
 def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
-    """Tensors that are made once and read by all micro-batches.
-
-    Args:
-        begins: where each section of a chunk that makes some begins with them.
-    """
+    """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
     sizes = [len(own.label) for own in tables]

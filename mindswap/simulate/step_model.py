@@ -129,10 +129,7 @@ class StepModel:
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
-        """Operators, copies and memory of one step under a policy.
-
-        Args:
-            policy: in layer indices of the model; what it sets counts also where `is_swap_enabled` is off.
+        """Operators, copies and memory of a step under a policy, whether `is_swap_enabled` there or not.
 
         Raises:
             SimulationError: if it computes several layers again at once, which no block can express.
@@ -211,10 +208,8 @@ class StepModel:
         """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
 
         Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
-        Gathering of weights is in the timeline.
-
-        Args:
-            timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
+        Gathering of weights is in the timeline, which may be of any number of micro-batches: terms repeat as often as
+        this model has them.
         """
         durations = dict(self._update_terms)
         if any(map(any, self.weights.exchange_ns)):

@@ -164,11 +164,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layers that MindFormers takes from counts per stage, or per chunk and stage, with swap off.
-
-    Returns:
-        Sorted indices; None where the counts do not fit the pipeline settings, or the layers are not known.
-    """
+    """The layers, sorted, that MindFormers takes from counts with swap off; None where they fit no layout."""
     if num_layers is None:
         return None
     rows = [item.items for item in node.items or ()]

@@ -25,11 +25,7 @@ def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tup
 
 
 def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
-    """Work of every operator of forward if backward held nothing of it: what is not handed on is not written.
-
-    Args:
-        works: of forward, not fused.
-    """
+    """`works` of forward, not fused, if backward held nothing of it: what is not handed on is not written."""
     return _fuse(graph.forward, works, set())
 
 
