@@ -19,9 +19,7 @@ class Coverage:
         self.trees = trees
         self.num_layers = len(trees.layers)
         index_of: dict[CellNode, int] = {}
-        self.kind_of = tuple(
-            index_of.setdefault(tree, len(index_of)) for tree in trees.layers
-        )  # by layer
+        self.kind_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)  # by layer
         self.kinds = tuple(index_of)  # the distinct trees
         self._operators: dict[tuple[str | None, int], frozenset[str]] = {}
         self._errors: dict[str, PatternError] = {}
