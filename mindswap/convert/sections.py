@@ -7,8 +7,6 @@ from mindswap.convert.compare import change_layers
 from mindswap.policy.model import ALL_LAYERS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
-__all__ = ["policy_sections"]
-
 
 def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
     """The sections of a policy with swap enabled, as they are written into a configuration; all layers become True.

@@ -5,8 +5,6 @@ from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.sections import rewrite_section
 
-__all__ = ["rewrite_for_swap", "with_swap_enabled"]
-
 LEVEL_KEY = "memory_optimize_level"
 
 

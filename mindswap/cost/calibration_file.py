@@ -17,8 +17,6 @@ from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 
-__all__ = ["format_device_file", "load_measured"]
-
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.
 WRITTEN_UNITS = {

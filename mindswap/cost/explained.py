@@ -10,8 +10,6 @@ from mindswap.cost.measured import MeasuredKey, Measurement
 from mindswap.cost.profile import ProfiledKernel
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["WITHOUT_FIGURES", "ClassTime", "Explained", "OperatorTime", "explain"]
-
 # More wrong than right: times by the figures are off by more than this share of the time they are for.
 ABSURD_PERMILLE = 500
 WITHOUT_FIGURES = "without figures"

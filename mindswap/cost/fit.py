@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from mindswap.cost.profile import ProfiledCopy, Transfer
 from mindswap.units import NS_PER_S
 
-__all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention", "fit_link", "fit_share"]
-
 MIN_COPIES = 3
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20

@@ -11,8 +11,6 @@ from mindswap.graph.model import Node, TensorType
 from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
-__all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
-
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))
 CAUSAL = 2

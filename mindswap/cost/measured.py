@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["BYTES_PER_ELEMENT", "MeasuredKey", "Measurement", "measured_key"]
-
 # Kernels of CANN and the operators of MindSpore that they run.
 OP_OF_KERNEL = {
     "BatchMatMulV2": "BatchMatMul", "BatchMatMulV3": "BatchMatMul", "ConcatD": "Concat", "ConcatV2": "Concat",

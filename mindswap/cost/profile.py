@@ -5,8 +5,6 @@ from enum import Enum
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["ENGINES", "ProfiledCopy", "Engine", "ProfiledKernel", "Profile", "Share", "Transfer"]
-
 
 class Engine(Enum):
     """Which part of the card ran a kernel."""

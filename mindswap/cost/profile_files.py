@@ -18,8 +18,6 @@ from mindswap.cost.profile_tables import Progress, Table, read_kernels, read_pea
 from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
 
-__all__ = ["find_profiles", "load_profile", "read_bytes"]
-
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
 RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")

@@ -20,8 +20,6 @@ from mindswap.graph.ops import ComputeUnit, OpClass, classify, line_of
 from mindswap.graph.work import Work
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = ["moving_ns", "operator_ns"]
-
 # Rows and columns of the output tiles of a product: the base tile of CANN's MatMulV3 for 16 bit types.
 TILE = (128, 256)
 

@@ -12,16 +12,6 @@ from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
 from mindswap.units import ceil_div
 
-__all__ = [
-    "OPTIMIZERS",
-    "Optimizer",
-    "Parameter",
-    "StaticMemory",
-    "estimate_static_memory",
-    "find_optimizer",
-    "num_parameter_shards",
-]
-
 FLOAT32_BYTES = 4
 
 

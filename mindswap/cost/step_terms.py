@@ -14,10 +14,6 @@ from mindswap.cost.static_memory import FLOAT32_BYTES, Parameter, find_optimizer
 from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = [
-    "accumulate_ns", "clip_ns", "exchange_gradient_ns", "move_states_ns", "optimize_ns", "overflow_ns", "scale_ns",
-]  # fmt: skip
-
 # Optimizers that are written as single operations (mindformers/core/optim/adamw.py, pma_adamw.py). The average of
 # PmaAdamW is renewed once in `interleave_step` steps and left out. All others are one kernel for each weight.
 UNFUSED_OPTIMIZERS = ("AdamW", "PmaAdamW")

@@ -10,8 +10,6 @@ from mindswap.graph.model import Node
 from mindswap.graph.ops import is_kernel
 from mindswap.graph.work import Work
 
-__all__ = ["CostTable"]
-
 
 @dataclass(frozen=True, eq=False)
 class CostTable:

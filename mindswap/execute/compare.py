@@ -9,11 +9,6 @@ import numpy as np
 from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
-__all__ = [
-    "CurveCheck", "Execution", "Reference", "Witness", "compare_curves", "compare_runs", "make_reference",
-    "relative_difference",
-]  # fmt: skip
-
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
 

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["POISON", "ExecutedMemory"]
-
 # NaN in every floating point type, -1 or the largest number in every integer type.
 POISON = 0xFF
 

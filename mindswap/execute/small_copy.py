@@ -10,8 +10,6 @@ from typing import Any
 
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["small_copy"]
-
 # Elements of hidden states of all layers that are run as they are.
 LARGEST = 2**22
 SEQ_LENGTH, HEAD_DIM, NUM_HEADS, VOCAB_SIZE, FFN_SIZE, NUM_EXPERTS = 64, 16, 4, 256, 128, 4

@@ -23,8 +23,6 @@ from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
-__all__ = ["Fetch", "TimedOperator", "StepTimetable", "make_timetable"]
-
 DELAY_FACTOR = 3
 
 

@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
-__all__ = ["cache_folder", "cached", "make_key"]
-
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,6 @@ from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers", "path_from_root"]
-
 
 @dataclass(frozen=True)
 class OperatorMemory:

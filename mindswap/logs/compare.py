@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["LogFinding", "FindingLevel", "LogReport", "compare_logs"]
-
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
 _MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"

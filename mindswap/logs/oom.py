@@ -8,8 +8,6 @@ import re
 
 from mindswap.logs.model import OomEvent
 
-__all__ = ["FORMS", "parse_oom"]
-
 MAX_TEXT = 300
 HOST = "host"  # memory of the host, not of the device
 # What ran out and how a line says it, behind the place where it is printed; a group `size` holds the bytes asked for, a

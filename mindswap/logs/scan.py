@@ -8,8 +8,6 @@ from mindswap.logs.lines import clean_line, has_header, parse_set_line, split_me
 from mindswap.logs.model import OomEvent, SetLine, WorkerLog
 from mindswap.logs.oom import parse_oom
 
-__all__ = ["LogScanner", "NEEDLES", "REPORT_MEMORY"]
-
 # Environment variable that makes workers log their peak memory while they train.
 REPORT_MEMORY = "MINDSWAP_REPORT_MEMORY"
 

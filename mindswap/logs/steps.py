@@ -4,8 +4,6 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LoggedStep", "StepScanner"]
-
 # `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(
     rb"Epoch:\[ *(\d{1,9}) */ *(\d{1,9})\], step:\[ *(\d{1,12}) */ *(\d{1,12})\]"

@@ -9,8 +9,6 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import Match, PatternError, match_pattern
 from mindswap.policy.model import Layers
 
-__all__ = ["Coverage"]
-
 
 class Coverage:
     """Patterns against the layers of one model. Layers with equal trees are one kind."""

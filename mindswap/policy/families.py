@@ -10,8 +10,6 @@ from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 
-__all__ = ["load_layer_trees"]
-
 
 def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
     """The layers of a model by the `model` section of its configuration; None if no variant of a table fits it."""

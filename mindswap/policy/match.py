@@ -14,11 +14,6 @@ import regex
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = [
-    "MAX_PATTERN_CHARS", "SEPARATOR", "Match", "PatternError", "compile_part", "exact_pattern", "is_match",
-    "match_pattern", "split_pattern",
-]  # fmt: skip
-
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
 # One part against one attribute name takes microseconds; a pattern that needs longer is

@@ -16,8 +16,6 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import LayerRef, StageCounts, Statement
 
-__all__ = ["RecomputeReader"]
-
 
 @dataclass(eq=False)
 class RecomputeReader:

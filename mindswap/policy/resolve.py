@@ -20,11 +20,6 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 
-__all__ = [
-    "Claim", "Decision", "Entry", "LayerDecisions", "Path", "Setting", "Treatment", "acting_entries", "matches_of",
-    "resolve_layer",
-]  # fmt: skip
-
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]
 

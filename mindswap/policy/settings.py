@@ -11,8 +11,6 @@ from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["LayerRef", "PolicySettings", "StageCounts", "Statement"]
-
 
 @dataclass(frozen=True)
 class LayerRef:

@@ -5,10 +5,6 @@ from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
 
-__all__ = [
-    "closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "index_runs", "last_key",
-]  # fmt: skip
-
 MAX_COMPARED_CHARS = 120
 
 

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from mindswap.pynative.schedule import ActionKind, StepSchedule
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Ledger", "Totals", "predict"]
-
 
 @dataclass(frozen=True)
 class Totals:

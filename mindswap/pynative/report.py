@@ -5,8 +5,6 @@ from typing import Any
 
 from mindswap.pynative.ledger import Totals
 
-__all__ = ["SwapReport"]
-
 SCHEMA, SCHEMA_VERSION = "mindswap-swap-report", 1
 
 

@@ -19,8 +19,6 @@ from enum import Enum
 
 from mindswap.pynative.trace import Event, EventKind, Trace, TracedStorage
 
-__all__ = ["StorageAction", "ActionKind", "Distance", "StepSchedule", "Unit", "make_schedule"]
-
 
 class Unit(Enum):
     """What a prefetch distance counts."""

@@ -9,8 +9,6 @@ from mindswap.graph.names import Label
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read, Uses
 from mindswap.simulate.program import MemoryKind
 
-__all__ = ["Block", "PassArrays", "TensorArrays", "make_arrays", "tensor_arrays", "use_rows"]
-
 
 @dataclass(frozen=True, eq=False)
 class PassArrays:

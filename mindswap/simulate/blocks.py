@@ -21,8 +21,6 @@ from mindswap.simulate.program import ONE_WAY
 from mindswap.simulate.reading import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
 
-__all__ = ["StepBlocks", "cut_blocks"]
-
 
 @dataclass(frozen=True, eq=False)
 class StepBlocks:

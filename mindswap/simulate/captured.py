@@ -14,9 +14,6 @@ from mindswap.graph.ranks.gather import WEIGHT_MARK, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
-
-
 NOT_CUT = WeightSharding()
 
 

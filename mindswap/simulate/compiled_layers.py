@@ -26,8 +26,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["HELD", "CompiledLayers"]
-
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
 

@@ -5,8 +5,6 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.simulate.captured import find_tied_parameters
 
-__all__ = ["list_doubts"]
-
 
 def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
     """What is left out of a step: `captured` has whole weights, in `gathered` they are cut and gathered."""

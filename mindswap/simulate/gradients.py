@@ -14,8 +14,6 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
 from mindswap.units import ceil_div
 
-__all__ = ["GradientRule"]
-
 FLOAT32_BYTES = 4
 WHOLE = WeightSharding()
 

@@ -6,8 +6,6 @@ import numpy as np
 
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["host_bytes_per_node", "peak_host_bytes"]
-
 
 def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     """Most host memory at a time: it is taken when a copy out starts and free when the tensor is back.

@@ -12,8 +12,6 @@ from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import MemoryKind, OpKind
 
-__all__ = ["InstantCurve", "simulate_instant"]
-
 OPERATOR_NS = 1000
 
 

@@ -6,8 +6,6 @@ from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
 
-__all__ = ["StageLayout", "lay_out_stages", "require_schedule"]
-
 
 @dataclass(frozen=True)
 class StageLayout:

@@ -9,8 +9,6 @@ from mindswap.simulate.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.stage_pass import neighbour_reads
 
-__all__ = ["TensorLink", "links_of"]
-
 
 class TensorLink(NamedTuple):
     """Tensors that a block makes in one pass and its neighbour, or another stage, reads."""

@@ -17,8 +17,6 @@ from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 
-__all__ = ["Place", "StepReader", "StepTensor"]
-
 
 class Place(NamedTuple):
     """A list of operators in which positions count: forward or backward of a section, or what it does once."""

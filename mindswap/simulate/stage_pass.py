@@ -13,8 +13,6 @@ from mindswap.simulate.block import Block, PassArrays
 from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["WEIGHT_HALF", "ModelSections", "StagePass", "cut_backward", "neighbour_reads", "shift"]
-
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.
 WEIGHT_HALF = 2**40
 

@@ -15,8 +15,6 @@ from mindswap.simulate.program import NO_OP, MemoryKind
 from mindswap.simulate.stage_pass import ModelSections, neighbour_reads, shift
 from mindswap.simulate.turns import Turns
 
-__all__ = ["TensorTable", "once_columns"]
-
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
 # What the passes of a chunk do not change.

@@ -23,7 +23,7 @@ from mindswap.simulate.block import Block
 from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep
-from mindswap.simulate.compiled_layers import HELD, CompiledLayers, signature
+from mindswap.simulate.compiled_layers import CompiledLayers, signature
 from mindswap.simulate.doubts import list_doubts
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
@@ -33,8 +33,6 @@ from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import Program
 from mindswap.simulate.stage_weights import update_terms, weigh_stages
 from mindswap.simulate.timeline import StepTerm, Timeline
-
-__all__ = ["HELD", "SimulatedStep", "StepModel"]
 
 PLAIN = Policy(is_swap_enabled=True)
 

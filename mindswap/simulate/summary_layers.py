@@ -11,8 +11,6 @@ from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.summary_model import LayerRow
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["EqualLayers", "group_layer_rows", "measure_layers"]
-
 
 @dataclass(frozen=True)
 class EqualLayers:

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
-__all__ = ["Cause", "DeviceFigure", "Holder", "LayerRow", "Moment", "SimulationReport", "StageReport"]
-
 
 @dataclass(frozen=True)
 class DeviceFigure:

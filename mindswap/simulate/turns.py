@@ -15,8 +15,6 @@ import numpy as np
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.stage_pass import WEIGHT_HALF, StagePass, shift
 
-__all__ = ["TENSOR_COLUMNS", "Turns"]
-
 # Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",

@@ -10,8 +10,6 @@ from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.document.nodes import DocumentNode, show
 from mindswap.errors import MindswapError
 
-__all__ = ["Counts", "CountsError", "layers_of_stage_counts", "read_counts"]
-
 # What may stand there, for messages.
 ALLOWED = (
     "True, False, a list with one count for each stage, or a list of such lists, one for each chunk (pp_interleave_num)"

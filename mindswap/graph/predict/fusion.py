@@ -14,8 +14,6 @@ from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["fuse_unsaved", "fuse_work", "least_work_again"]
-
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""

@@ -19,8 +19,6 @@ from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.graph.uses import merged_readers
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["NodeSettings", "rewrite_graph", "settings_of_policy"]
-
 
 @dataclass(frozen=True)
 class NodeSettings:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 
-__all__ = ["GatheredGradient", "with_arrivals", "with_gathered_gradients"]
-
 MARK = ":arrived"
 
 

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from mindswap.graph.model import Node
 from mindswap.graph.ops import UNJOINING_OPS
 
-__all__ = ["Branches"]
-
 # The cell that cuts a half out of a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
 CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
 JOINING_OP = "Concat"

@@ -13,8 +13,6 @@ from itertools import groupby
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ranks.branches import Branches
 
-__all__ = ["order_halves"]
-
 
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
     """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.

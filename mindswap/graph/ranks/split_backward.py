@@ -11,8 +11,6 @@ from mindswap.graph.ranks.split_table import NodeSplits, Operand, SplitTable
 from mindswap.graph.ranks.splits import Split, num_parts, reshape_split
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["BackwardSplits"]
-
 
 class BackwardSplits:
     """Finds the splits of operators of backward when those of forward are known."""

@@ -9,8 +9,6 @@ from mindswap.graph.ranks.split_rules import OperatorCall
 from mindswap.graph.ranks.splits import Split, fits, num_parts
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["NodeSplits", "Operand", "PartialSum", "Redistribution", "SplitTable", "Unresolved", "cut_type"]
-
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 

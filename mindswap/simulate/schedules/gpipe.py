@@ -8,8 +8,6 @@ gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder` (mindspore-a
 
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "refusal", "short_step"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     """What a stage does in one step; the same for all stages."""

@@ -11,8 +11,6 @@ Source: `InterleavedScheduler::Reorder`, mindspore/ccsrc/frontend/parallel/pipel
 
 from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate, whole_rounds
 
-__all__ = ["order", "refusal", "short_step", "rounds_in_order"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     forward, backward = rounds_in_order(shape)

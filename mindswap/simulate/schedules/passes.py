@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "PipelineSchedule", "Shape", "PassWork", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
-
 
 class PassWork(IntEnum):
     """What a pass computes."""

@@ -17,8 +17,6 @@ from collections.abc import Sequence
 
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "order_rounds", "refusal", "short_step", "spread_rest", "spread_rounds"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     rounds = spread_rest(shape.num_micro_batches, shape.num_stages)

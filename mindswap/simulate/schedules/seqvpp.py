@@ -10,8 +10,6 @@ seqpipe_scheduler.cc (mindspore-ai/mindspore_test, 7115566).
 from mindswap.simulate.schedules import seqpipe
 from mindswap.simulate.schedules.passes import Pass, Shape
 
-__all__ = ["order", "refusal", "rounds_of", "short_step"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     return seqpipe.order_rounds(stage, shape, rounds_of(shape), 2)

@@ -15,8 +15,6 @@ the overlapped middle as in DualPipeV.
 from mindswap.simulate.schedules import gpipe
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "refusal", "short_step"]
-
 KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 
 
