@@ -20,7 +20,6 @@ def first_difference(before: Policy, after: Policy, num_layers: int, trees: Laye
 
     Args:
         before, after: with swap on, or from `as_applied`.
-        num_layers: layers of the model.
         trees: the layers; None compares whole layers and flags only.
     """
     for flag in RECOMPUTE_FLAGS:

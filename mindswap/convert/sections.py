@@ -16,8 +16,6 @@ def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) ->
     Keys of recompute_config that say what is the default anyway are left out where the file has none.
 
     Args:
-        policy: what the configuration shall ask for.
-        data: the configuration it is written into.
         num_layers: layers of the model; a list of all of them becomes True.
     """
     whole = Layers(range(num_layers))

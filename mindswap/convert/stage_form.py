@@ -33,17 +33,11 @@ DIFFERENCE = "recompute_config: the other form would not mean the same: "
 
 @dataclass(frozen=True)
 class Converted:
-    """A configuration in the other form.
+    """A configuration in the other form."""
 
-    Attributes:
-        sections: the sections that change, with their new values; None with an error.
-        problems: errors, and what is lost though it had no effect (warnings).
-        policy: what the sections ask for, in layer indices; None with an error.
-    """
-
-    sections: dict[str, dict[str, Any]] | None
-    problems: tuple[Problem, ...]
-    policy: Policy | None = None
+    sections: dict[str, dict[str, Any]] | None  # the sections that change, with their new values; None with an error
+    problems: tuple[Problem, ...]  # errors, and what is lost though it had no effect (warnings)
+    policy: Policy | None = None  # what the sections ask for, in layer indices; None with an error
 
 
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:

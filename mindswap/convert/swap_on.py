@@ -14,7 +14,6 @@ def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
     """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
 
     Args:
-        text: the file.
         own: what it says itself.
         whole: what it says with what it is based on.
     """

@@ -11,7 +11,7 @@ from decimal import Decimal
 
 from mindswap.cost.device_file import find_device_file
 from mindswap.cost.figures import FIGURES, Figure, FigureKind, unit_keys
-from mindswap.cost.hardware import EFFICIENCIES, Device, Link, figure_values
+from mindswap.cost.hardware import Device, figure_values
 from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
 from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
@@ -36,20 +36,13 @@ def format_device_file(
     """A device file with its measured operators.
 
     Args:
-        device: what the file describes.
         header: what stands under `calibration`: plain values.
-        measurements: durations of operators.
-        comment: first line.
     """
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")
     for name, value in figure_values(device).items():
         key, number = _written(FIGURES[name], value)
         lines.append(f"{key}: {{value: {number}, source: {_quote(device.sources.get(name, ''))}}}")
-    for name, link in zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True):
-        if link.efficiency:
-            source = _quote(device.sources.get(name, ""))
-            lines.append(f"{name}: {{value: {_format_efficiency(link)}, source: {source}}}")
     lines.append("calibration:")
     lines += [f"  {key}: {json.dumps(value)}" for key, value in header.items()]
     lines.append("measured:")
@@ -67,10 +60,6 @@ def _written(figure: Figure, value: int) -> tuple[str, str]:
         if int(Decimal(repr(float(number))) * keys[key]) == value:
             return key, f"{number:f}"
     raise ValueError(f"{figure.name}: {value} has too many digits")
-
-
-def _format_efficiency(link: Link) -> str:
-    return "[" + ", ".join(f"[{size}B, {permille / 1000}]" for size, permille in link.efficiency) + "]"
 
 
 def _format_entry(measurement: Measurement) -> str:

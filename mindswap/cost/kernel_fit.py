@@ -42,24 +42,15 @@ IDEAL_PERMILLE = 1000
 
 @dataclass(frozen=True)
 class FigureFit:
-    """What a profile says of one figure.
+    """What a profile says of one figure."""
 
-    Attributes:
-        name: of the figure.
-        before: of the device that was begun with, in its smallest unit.
-        fitted: by the profile; None if it shows nothing.
-        num_samples: runs of kernels, copies or collectives.
-        residual_permille: middle, over operators, copies or transfers, of how far times by the fit are from those
-            measured; None without any.
-        objection: why the figure stays as it was; empty if it is replaced.
-    """
-
-    name: str
-    before: int
-    fitted: int | None = None
-    num_samples: int = 0
+    name: str  # of the figure
+    before: int  # of the device that was begun with, in its smallest unit
+    fitted: int | None = None  # by the profile; None if it shows nothing
+    num_samples: int = 0  # runs of kernels, copies or collectives
+    # middle, over operators, copies or transfers, of how far times by the fit are from those measured; None without any
     residual_permille: int | None = None
-    objection: str = ""
+    objection: str = ""  # why the figure stays as it was; empty if it is replaced
 
     @property
     def is_accepted(self) -> bool:

@@ -22,16 +22,9 @@ MAX_SEQUENCE = 2**22
 
 @dataclass(frozen=True)
 class Sample:
-    """An operator that was measured, as the model sees it.
+    """An operator that was measured, as the model sees it."""
 
-    Attributes:
-        measurement: its durations.
-        kind: its class.
-        node: the operator.
-        work: what it computes and moves.
-    """
-
-    measurement: Measurement
+    measurement: Measurement  # its durations
     kind: OpClass
     node: Node
     work: Work

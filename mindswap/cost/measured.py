@@ -30,15 +30,11 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class MeasuredKey:
-    """What an operator is recognised by in a profile.
+    """What an operator is recognised by in a profile."""
 
-    Attributes:
-        op: name in MindSpore.
-        inputs, outputs: shape and dtype of each tensor, without those of one element and without integer
-            arguments, which profiles and graphs do not show alike.
-    """
-
-    op: str
+    op: str  # name in MindSpore
+    # inputs, outputs: shape and dtype of each tensor, without those of one element and without integer arguments, which
+    # profiles and graphs do not show alike
     inputs: Shapes
     outputs: Shapes
 
@@ -53,17 +49,11 @@ class MeasuredKey:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Duration of an operator in a profile.
-
-    Attributes:
-        key: which operator.
-        duration_ns: middle of its runs.
-        count: how many there were.
-    """
+    """Duration of an operator in a profile."""
 
     key: MeasuredKey
-    duration_ns: int
-    count: int
+    duration_ns: int  # middle of its runs
+    count: int  # how many there were
 
 
 def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[TensorType]) -> MeasuredKey:

@@ -67,15 +67,10 @@ JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communicati
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank.
+    """The files of one rank."""
 
-    Attributes:
-        folder: where they are.
-        files: by what they hold.
-    """
-
-    folder: Path
-    files: dict[Table | Text, tuple[Path, ...]]
+    folder: Path  # where they are
+    files: dict[Table | Text, tuple[Path, ...]]  # by what they hold
 
     def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
         """Those of the first kind that there is."""
@@ -120,7 +115,6 @@ def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) 
     """Read the profiles of all ranks below a folder as one.
 
     Args:
-        path: see `find_profiles`.
         progress: given the bytes of all traces and kernels, gives what is to be told of those read.
 
     Raises:

@@ -87,10 +87,6 @@ def recognise_table(path: Path) -> Table | None:
 def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
     """Every row of a table of kernels.
 
-    Args:
-        path: the table.
-        progress: told of characters that were read.
-
     Raises:
         CostError: if it has no shapes, or a row cannot be read.
     """

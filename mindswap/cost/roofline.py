@@ -30,9 +30,7 @@ def operator_ns(node: Node, work: Work, device: Device) -> int:
     """Time of one operator on an otherwise idle device, in ns, rounded up; 0 if it has no kernel.
 
     Args:
-        node: the operator.
         work: its work, from `graph.work.measure_work`.
-        device: where it runs.
 
     Raises:
         ValueError: for communication, whose time depends on the ranks (`transfer.collective_ns`).

@@ -19,16 +19,11 @@ __all__ = ["Peak", "find_peak"]
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of highest activation memory.
+    """The moment of highest activation memory."""
 
-    Attributes:
-        size_bytes: bytes alive at that moment, outputs of the operator included.
-        node, is_forward: the operator that runs then, and whether it does in forward.
-    """
-
-    size_bytes: int
-    node: Node
-    is_forward: bool
+    size_bytes: int  # bytes alive at that moment, outputs of the operator included
+    node: Node  # the operator that runs then
+    is_forward: bool  # whether it does in forward
 
 
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:

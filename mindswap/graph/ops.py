@@ -121,25 +121,18 @@ class Trait(Flag):
 
 @dataclass(frozen=True)
 class Operators:
-    """A line of the table: operators that are alike in everything.
+    """A line of the table: operators that are alike in everything."""
 
-    Attributes:
-        names: primitives, as MindSpore spells them.
-        kind: class.
-        traits: what else is to be known.
-        cut: rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of
-            a tensor as the tensor; None where no rule is known.
-        rate: figure in `Device.vector_rates`, for kernels that the vector units bound.
-        gradient: of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py).
-        products: of attention, products with the head size of queries and keys, and with that of values.
-    """
-
-    names: tuple[str, ...]
-    kind: OpClass = OpClass.ELEMENTWISE
-    traits: Trait = Trait.NONE
+    names: tuple[str, ...]  # primitives, as MindSpore spells them
+    kind: OpClass = OpClass.ELEMENTWISE  # class
+    traits: Trait = Trait.NONE  # what else is to be known
+    # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
+    # as the tensor; None where no rule is known
     cut: Cut | tuple[int, ...] | None = None
-    rate: str = ""
+    rate: str = ""  # figure in `Device.vector_rates`, for kernels that the vector units bound
+    # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
+    # of attention, products with the head size of queries and keys, and with that of values
     products: tuple[int, int] | None = None
 
 

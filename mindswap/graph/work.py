@@ -27,25 +27,17 @@ NUM_TRANSPOSES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What one run of an operator takes.
+    """What one run of an operator takes."""
 
-    Attributes:
-        flops: floating point operations. A multiply-add of a matrix product counts as two, any other operator
-            as one for each element. Attention counts the pairs of positions that its mask leaves: kernels skip the
-            rest.
-        read_bytes, written_bytes: of the inputs, each once, and of the outputs.
-        inputs: types of the tensors it reads, members of tuples one by one.
-        is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
-        is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
-        piece_flops: of attention of cut sequences, `flops` of each piece, whose mean `flops` is then.
-    """
-
+    # floating point operations. A multiply-add of a matrix product counts as two, any other operator as one for each
+    # element. Attention counts the pairs of positions that its mask leaves: kernels skip the rest
     flops: int
-    read_bytes: int
-    written_bytes: int
-    inputs: tuple[TensorType, ...] = ()
-    is_fused: bool = False
-    is_weight_gradient: bool = False
+    read_bytes: int  # of the inputs, each once
+    written_bytes: int  # of the outputs
+    inputs: tuple[TensorType, ...] = ()  # types of the tensors it reads, members of tuples one by one
+    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.fusion`)
+    is_weight_gradient: bool = False  # a product with a transposed first operand, as gradients of weights are
+    # of attention of cut sequences, `flops` of each piece, whose mean `flops` is then
     piece_flops: tuple[int, ...] = ()
 
 

@@ -27,19 +27,12 @@ class FindingLevel(enum.Enum):
 
 @dataclass(frozen=True)
 class LogFinding:
-    """One thing found in the logs.
+    """One thing found in the logs."""
 
-    Attributes:
-        workers: numbers of the workers whose logs say the same; empty for all of them together.
-        level: an error means that the run did not do what the policy asks, or that this cannot be seen.
-        message: what is wrong.
-        fix: what to do; "" if nothing.
-    """
-
-    workers: tuple[int, ...]
-    level: FindingLevel
-    message: str
-    fix: str = ""
+    workers: tuple[int, ...]  # numbers of the workers whose logs say the same; empty for all of them together
+    level: FindingLevel  # an error means that the run did not do what the policy asks, or that this cannot be seen
+    message: str  # what is wrong
+    fix: str = ""  # what to do; "" if nothing
 
 
 # Level, message and fix of a finding, before it is known who shares it.
@@ -48,19 +41,13 @@ _Said = tuple[FindingLevel, str, str]
 
 @dataclass(frozen=True)
 class LogReport:
-    """The logs of a run against the policy.
+    """The logs of a run against the policy."""
 
-    Attributes:
-        num_workers: workers whose logs were read.
-        findings: errors first; workers with the same finding in one.
-        memory: of the workers that printed statistics, by their number.
-        predicted_peak_bytes: what the measured peak is compared with.
-    """
-
-    num_workers: int
-    findings: tuple[LogFinding, ...]
+    num_workers: int  # workers whose logs were read
+    findings: tuple[LogFinding, ...]  # errors first; workers with the same finding in one
+    # of the workers that printed statistics, by their number
     memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
-    predicted_peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None  # what the measured peak is compared with
 
     @property
     def is_ok(self) -> bool:
@@ -82,9 +69,7 @@ def compare_logs(
     """Compare what every worker logged with what it should have.
 
     Args:
-        expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
-        logs: what was read, one per worker.
-        predicted_peak_bytes: highest use of device memory that was predicted, for the table.
+        expected: the lines of each layer, from `mindswap.policy.log_lines.format_log_lines`.
     """
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)

@@ -16,19 +16,13 @@ MAX_TEXT = 300
 
 @dataclass(frozen=True)
 class OomForm:
-    """One way to say it.
+    """One way to say it."""
 
-    Attributes:
-        name: short name.
-        pattern: finds it in a line; a group `size` holds the bytes asked for, a group `free` those there were.
-        source: where it is printed.
-        is_host: memory of the host, not of the device.
-    """
-
-    name: str
+    name: str  # short name
+    # finds it in a line; a group `size` holds the bytes asked for, a group `free` those there were
     pattern: re.Pattern[str]
-    source: str
-    is_host: bool = False
+    source: str  # where it is printed
+    is_host: bool = False  # memory of the host, not of the device
 
 
 def _form(name: str, pattern: str, source: str, is_host: bool = False) -> OomForm:

@@ -17,15 +17,10 @@ MAX_TIMES = 256
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """The step a worker came to.
+    """The step a worker came to."""
 
-    Attributes:
-        number: from 1, over all epochs.
-        num_steps: of the whole training.
-    """
-
-    number: int
-    num_steps: int
+    number: int  # from 1, over all epochs
+    num_steps: int  # of the whole training
 
 
 class StepScanner:

@@ -180,7 +180,7 @@ class Space(ABC):
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
         program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
-        return simulate(program, check=False)
+        return simulate(program)
 
     def score(self, timeline: Timeline) -> Score:
         """What a timeline of this stage comes to."""

@@ -135,7 +135,7 @@ class WholeSpace(_ModelSpace):
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """All stages."""
-        return simulate(build_program(self.blocks(choice), self.transfers, self.layout), check=False)
+        return simulate(build_program(self.blocks(choice), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
         """What is over the budgets, of all stages together; the peak is that of the fullest."""

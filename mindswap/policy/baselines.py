@@ -15,17 +15,11 @@ __all__ = ["BASELINES", "KEEP_ALL", "Baseline", "baseline_policy"]
 
 @dataclass(frozen=True)
 class Baseline:
-    """A setting that treats all layers alike.
+    """A setting that treats all layers alike."""
 
-    Attributes:
-        title: in tables.
-        meaning: as one would write it.
-        policy: for the trees of all kinds of layers.
-    """
-
-    title: str
-    meaning: str
-    policy: Callable[[Sequence[CellNode]], Policy]
+    title: str  # in tables
+    meaning: str  # as one would write it
+    policy: Callable[[Sequence[CellNode]], Policy]  # for the trees of all kinds of layers
 
 
 def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:

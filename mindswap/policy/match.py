@@ -41,13 +41,9 @@ class PatternError(MindswapError):
 
 @dataclass(frozen=True)
 class Match:
-    """One cell or primitive that a pattern names.
+    """One cell or primitive that a pattern names."""
 
-    Attributes:
-        path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # attribute names from the layer down, e.g. `("attention", "flash_attention")`
     node: CellNode
 
     @property

@@ -46,7 +46,6 @@ def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_dist
     """The candidates that take the fewest edits to reach, closest first.
 
     Args:
-        limit: how many to give.
         max_distance: leave out what is further away; None keeps all.
     """
     # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.

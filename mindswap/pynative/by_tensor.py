@@ -103,8 +103,6 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
     """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
 
     Args:
-        trace: the step.
-        before, after: the sets.
         what: is done to those of `before`, e.g. "moves".
         where: what `after` is called, e.g. "2.x".
     """

@@ -10,19 +10,13 @@ __all__ = ["Ledger", "Totals", "predict"]
 
 @dataclass(frozen=True)
 class Totals:
-    """What a step moved and held.
+    """What a step moved and held."""
 
-    Attributes:
-        device_bytes: live saved bytes behind each event.
-        peak_device_bytes, peak_host_bytes: the most at once; a peak may lie between two events.
-        offloaded_bytes, prefetched_bytes: copied to the host and back.
-    """
-
-    device_bytes: tuple[int, ...]
-    peak_device_bytes: int
-    peak_host_bytes: int
-    offloaded_bytes: int
-    prefetched_bytes: int
+    device_bytes: tuple[int, ...]  # live saved bytes behind each event
+    peak_device_bytes: int  # the most at once; a peak may lie between two events
+    peak_host_bytes: int  # likewise
+    offloaded_bytes: int  # copied to the host
+    prefetched_bytes: int  # and back
 
 
 class Ledger:

@@ -16,21 +16,13 @@ _ALLOWED = "    allowed: a file that `mindswap trace` wrote"
 
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
-    """A step and what it is of.
+    """A step and what it is of."""
 
-    Attributes:
-        trace: with the values of operators.
-        layers: tree of each layer.
-        config: the configuration, as YAML.
-        versions: of what recorded it.
-        notes: where the step differs from the one that trains, in words.
-    """
-
-    trace: Trace
-    layers: tuple[CellNode, ...]
-    config: str
-    versions: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    trace: Trace  # with the values of operators
+    layers: tuple[CellNode, ...]  # tree of each layer
+    config: str  # the configuration, as YAML
+    versions: dict[str, str] = field(default_factory=dict)  # of what recorded it
+    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
 
 
 def is_trace(data: object) -> bool:

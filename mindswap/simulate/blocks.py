@@ -48,10 +48,8 @@ def cut_blocks(
 
     Args:
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite`.
-        operator_ns: time of an operator.
         label: what to call a forward operator.
         collectives: communication that belongs to a node, by its name.
-        collective_ns: time of one.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
         once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
             another only.

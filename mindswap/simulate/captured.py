@@ -22,25 +22,16 @@ NOT_CUT = WeightSharding()
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute.
+    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute."""
 
-    Attributes:
-        sample: layers that were compiled, and which of them stands for each layer of the model.
-        trees: tree of each compiled layer.
-        graph: the step; sizes are those of one rank.
-        tag: attribute of primitives that carries their path.
-        collectives: tensor parallel communication, by name of the node that it belongs to.
-        notes: where the step differs from the one that trains, in words.
-        has_all_tags: every primitive carries its path, so `graph` has some operators several times that the
-            compiler runs once.
-    """
-
-    sample: LayerSample
-    trees: tuple[CellNode, ...]
-    graph: Graph
-    tag: str
+    sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
+    trees: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # the step; sizes are those of one rank
+    tag: str  # attribute of primitives that carries their path
+    # tensor parallel communication, by name of the node that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
+    # every primitive carries its path, so `graph` has some operators several times that the compiler runs once
     has_all_tags: bool = False
 
     @property
@@ -55,17 +46,11 @@ class CapturedStep:
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """A weight on one rank, and where in the step it is read.
+    """A weight on one rank, and where in the step it is read."""
 
-    Attributes:
-        parameter: the part of it that the rank has.
-        layer_index: position of its layer among the compiled ones; None outside the layers.
-        is_behind: outside the layers and read behind them (final norm, head).
-    """
-
-    parameter: Parameter
-    layer_index: int | None
-    is_behind: bool
+    parameter: Parameter  # the part of it that the rank has
+    layer_index: int | None  # position of its layer among the compiled ones; None outside the layers
+    is_behind: bool  # outside the layers and read behind them (final norm, head)
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
@@ -73,7 +58,6 @@ def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[P
 
     Args:
         graph: a step in which weights are whole.
-        sharding: which of them the parallel optimizer cuts.
     """
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False

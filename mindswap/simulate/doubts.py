@@ -14,7 +14,6 @@ def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tup
     Args:
         captured: the step with whole weights.
         gathered: the same with weights cut and gathered.
-        settings: of the step.
     """
     doubts = []
     if settings.pipeline.num_stages > 1:

@@ -15,7 +15,6 @@ def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     assumed: what never comes back is free with its device memory; no operator has it on the host.
 
     Args:
-        timeline: a simulated step.
         copies: which copies count: positions, or a mask of shape (num_copies,).
     """
     size_bytes, in_ns = timeline.program.copies.size_bytes[copies], timeline.program.copies.in_ns[copies]
@@ -33,8 +32,6 @@ def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_car
 
     Args:
         stage_host_bytes: peak of one card, per stage.
-        num_cards: in total.
-        num_cards_per_node: that share the memory.
     """
     cards_per_stage = max(1, num_cards // len(stage_host_bytes))
     per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]

@@ -19,21 +19,13 @@ OPERATOR_NS = 1000
 
 @dataclass(frozen=True)
 class InstantCurve:
-    """One micro-batch on one stage.
+    """One micro-batch on one stage."""
 
-    Attributes:
-        ops: primitive of each operator in the order in which they run.
-        is_again: it is a forward operator that backward runs again.
-        labels: what the simulator calls it.
-        num_forward: operators of forward.
-        live_bytes: activation memory while each operator runs, without gradients of weights.
-    """
-
-    ops: tuple[str, ...]
-    is_again: tuple[bool, ...]
-    labels: tuple[str, ...]
-    num_forward: int
-    live_bytes: tuple[int, ...]
+    ops: tuple[str, ...]  # primitive of each operator in the order in which they run
+    is_again: tuple[bool, ...]  # it is a forward operator that backward runs again
+    labels: tuple[str, ...]  # what the simulator calls it
+    num_forward: int  # operators of forward
+    live_bytes: tuple[int, ...]  # activation memory while each operator runs, without gradients of weights
 
 
 def simulate_instant(blocks: Sequence[Block]) -> InstantCurve:

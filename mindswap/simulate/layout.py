@@ -11,23 +11,17 @@ __all__ = ["StageLayout", "lay_out_stages", "require_schedule"]
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Which sections of the model are where.
+    """Which sections of the model are where."""
 
-    Attributes:
-        chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
-            list of blocks (0 is what is before the layers, the last what is behind them).
-        num_micro_batches: micro-batches of one step.
-        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
-            that are there by then; none if empty.
-        scheduler: a name of `schedules.SCHEDULES`.
-        num_sequences: pieces that each sequence is cut into.
-    """
-
+    # for each stage, for each of its virtual chunks, the sections in forward order: positions in the list of blocks (0
+    # is what is before the layers, the last what is behind them)
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
+    # for each stage, gradients that are made for the optimizer when backward has ended, beside those that are there by
+    # then; none if empty
     closing_bytes: tuple[int, ...] = ()
-    scheduler: str = "1f1b"
-    num_sequences: int = 1
+    scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
+    num_sequences: int = 1  # pieces that each sequence is cut into
 
     @property
     def num_stages(self) -> int:
@@ -72,12 +66,6 @@ class StageLayout:
 def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
     """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
 
-    Args:
-        pipeline: pipeline settings of the configuration.
-        num_layers: layers of the model.
-        num_micro_batches: micro-batches of one step.
-        num_sequences: pieces that each sequence is cut into.
-
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
     """
@@ -110,9 +98,6 @@ def require_schedule(
     """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
 
     Args:
-        pipeline: pipeline settings of the configuration.
-        num_micro_batches: micro-batches of one step.
-        num_sequences: pieces that each sequence is cut into.
         place: where the schedule is set, for the message.
         known: names that may be asked for; by default those that a configuration may have.
 

@@ -29,18 +29,12 @@ Columns = TypeVar("Columns", Copies, Intervals)
 
 @dataclass(frozen=True)
 class TransferCosts:
-    """Time of moving bytes.
+    """Time of moving bytes."""
 
-    Attributes:
-        copy_out_ns, copy_in_ns: to the host and back, alone on the link.
-        send_ns: to the next pipeline stage.
-        contended_permille: as in `Program`.
-    """
-
-    copy_out_ns: Callable[[int], int]
-    copy_in_ns: Callable[[int], int]
-    send_ns: Callable[[int], int] = lambda size_bytes: 0
-    contended_permille: int = 1000
+    copy_out_ns: Callable[[int], int]  # to the host, alone on the link
+    copy_in_ns: Callable[[int], int]  # and back
+    send_ns: Callable[[int], int] = lambda size_bytes: 0  # to the next pipeline stage
+    contended_permille: int = 1000  # as in `Program`
 
 
 def place_memory(
@@ -52,8 +46,6 @@ def place_memory(
         tensors: columns of `turns.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
         first, end: the operators of this stage.
-        stage: number of the stage.
-        costs: time of copies.
         num_before: copies of the stages before it: intervals name copies by their position among all.
     """
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)

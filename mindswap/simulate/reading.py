@@ -30,38 +30,22 @@ class Place(NamedTuple):
 
 @dataclass
 class StepTensor:
-    """A tensor while the graph is read.
+    """A tensor while the graph is read."""
 
-    Attributes:
-        label: who makes it.
-        type: shape and bytes.
-        place, made_at: where it is made.
-        is_again: by an operator that runs again.
-        is_cast: by a cast.
-        uses: by section, what `Uses` says.
-        last_once: last use by an operator that runs once.
-        is_read: by any operator.
-        collective: position of the collective that makes it what its readers want.
-        prefetch: `backward_prefetch` of each of its copies to the host.
-        has_keeper: backward holds it under a name that is not copied.
-        is_gradient: backward hands it out.
-        is_one_way: its copy never comes back.
-    """
-
-    label: Label
-    type: TensorType
-    place: Place
-    made_at: int
-    is_again: bool
-    is_cast: bool
-    uses: dict[int, dict[str, int]] = field(default_factory=dict)
-    last_once: int = NO_OP
-    is_read: bool = False
-    collective: int = NO_OP
-    prefetch: list[int] = field(default_factory=list)
-    has_keeper: bool = False
-    is_gradient: bool = False
-    is_one_way: bool = False
+    label: Label  # who makes it
+    type: TensorType  # shape and bytes
+    place: Place  # where it is made
+    made_at: int  # position there
+    is_again: bool  # by an operator that runs again
+    is_cast: bool  # by a cast
+    uses: dict[int, dict[str, int]] = field(default_factory=dict)  # by section, what `Uses` says
+    last_once: int = NO_OP  # last use by an operator that runs once
+    is_read: bool = False  # by any operator
+    collective: int = NO_OP  # position of the collective that makes it what its readers want
+    prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
+    has_keeper: bool = False  # backward holds it under a name that is not copied
+    is_gradient: bool = False  # backward hands it out
+    is_one_way: bool = False  # its copy never comes back
 
     @property
     def section(self) -> int:
@@ -91,15 +75,6 @@ class StepTensor:
 
 class StepReader:
     """Reads forward, then backward, and books every operator and every use on a section of the step.
-
-    Args:
-        graph: a step with lazy_inline on.
-        operator_ns: time of an operator.
-        label: what to call a forward operator.
-        collectives: communication that belongs to a node, by its name.
-        collective_ns: time of one.
-        once: names of forward operators that run once in a step.
-        is_fused: element-wise operators that follow each other are one kernel.
 
     Attributes:
         num_layers: compiled layers.

@@ -137,9 +137,7 @@ def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequenc
     """Tensors that are made once and read by all micro-batches.
 
     Args:
-        model: the sections.
         begins: where each section of a chunk that makes some begins with them.
-        turns: all micro-batches.
     """
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]

@@ -24,7 +24,7 @@ from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.compiled_layers import HELD, CompiledLayers, signature
 from mindswap.simulate.doubts import list_doubts
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.exchange import backward_by_section_ns, exposed_exchange_ns
+from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -39,19 +39,12 @@ PLAIN = Policy(is_swap_enabled=True)
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step under one policy.
+    """A step under one policy."""
 
-    Attributes:
-        timeline: operators and copies of all stages.
-        terms: what comes behind them.
-        activation_bytes: peak of each stage.
-        static: static memory of each stage.
-    """
-
-    timeline: Timeline
-    terms: tuple[StepTerm, ...]
-    activation_bytes: tuple[int, ...]
-    static: tuple[StaticMemory, ...]
+    timeline: Timeline  # operators and copies of all stages
+    terms: tuple[StepTerm, ...]  # what comes behind them
+    activation_bytes: tuple[int, ...]  # peak of each stage
+    static: tuple[StaticMemory, ...]  # static memory of each stage
 
     @property
     def step_time_ns(self) -> int:
@@ -131,7 +124,7 @@ class StepModel:
 
     def simulate(self, policy: Policy) -> SimulatedStep:
         """One step under a policy."""
-        timeline = simulate(self.program(policy), check=False)
+        timeline = simulate(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
@@ -231,8 +224,11 @@ class StepModel:
 
     def exposed_exchange_ns(self, timeline: Timeline) -> int:
         """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        times = self.settings.num_exchanges
         return max(
-            exposed_exchange_ns(own, backward_by_section_ns(timeline, stage, len(own)))
+            repeated_exchange_ns(
+                own, backward_by_section_ns(timeline, stage, len(own)), forward_ns(timeline, stage), times
+            )
             for stage, own in enumerate(self.weights.exchange_ns)
         )
 

@@ -29,19 +29,15 @@ class Turns:
     """Micro-batches of a virtual chunk that are laid down alike: their passes, and where they begin.
 
     Not frozen: what is laid down is added.
-
-    Attributes:
-        forward, backward: the passes; `backward` is the whole one, also where it is cut.
-        halves: of backward, where it is cut.
-        places: where the operators of the whole backward are in the halves; None where it is not cut.
-        begins: for each micro-batch, or piece of a sequence counted over all of them, where its forward,
-            its backward (the first half), and the half of its weight gradients begin.
     """
 
     forward: StagePass
-    backward: StagePass
-    halves: tuple[StagePass, StagePass] | None = None
+    backward: StagePass  # the whole one, also where it is cut
+    halves: tuple[StagePass, StagePass] | None = None  # of backward, where it is cut
+    # where the operators of the whole backward are in the halves; None where it is not cut
     places: np.ndarray | None = None
+    # for each micro-batch, or piece of a sequence counted over all of them, where its forward, its backward (the first
+    # half), and the half of its weight gradients begin
     begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:

@@ -18,16 +18,11 @@ EXCLUDE = "select_recompute_exclude"
 
 @dataclass(frozen=True)
 class NamedCell:
-    """A cell that `select_recompute_exclude` names.
-
-    Attributes:
-        cell: its path below the layer.
-        has_operators: the same pattern names operators, too.
-    """
+    """A cell that `select_recompute_exclude` names."""
 
     statement: Statement
-    cell: str
-    has_operators: bool
+    cell: str  # its path below the layer
+    has_operators: bool  # the same pattern names operators, too
 
     @property
     def location(self) -> Location:

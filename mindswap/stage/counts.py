@@ -20,19 +20,13 @@ ALLOWED = (
 
 @dataclass(frozen=True)
 class Counts:
-    """Layers per chunk and position, counted from the first layer of each.
+    """Layers per chunk and position, counted from the first layer of each."""
 
-    Attributes:
-        rows: one row per chunk, in order of execution (as `Layout.sizes`).
-        text: as MindFormers logs it.
-        warnings: what it accepts without doing it, in words.
-        is_rewritten: MindFormers puts NumPy numbers into the user's own list, for True and for what is
-            too large, and refuses that list when it reads it for a second operator.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-    text: str
-    warnings: tuple[str, ...] = ()
+    rows: tuple[tuple[int, ...], ...]  # one row per chunk, in order of execution (as `Layout.sizes`)
+    text: str  # as MindFormers logs it
+    warnings: tuple[str, ...] = ()  # what it accepts without doing it, in words
+    # MindFormers puts NumPy numbers into the user's own list, for True and for what is too large, and refuses that list
+    # when it reads it for a second operator
     is_rewritten: bool = False
 
 

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
+from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline import Pipeline
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts

@@ -28,7 +28,6 @@ def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
     """Work of every operator of forward if backward held nothing of it: what is not handed on is not written.
 
     Args:
-        graph: a compiled step.
         works: of forward, not fused.
     """
     return _fuse(graph.forward, works, set())

@@ -20,15 +20,10 @@ MARK = ":arrived"
 
 @dataclass(frozen=True)
 class GatheredGradient:
-    """The gradient of a sum that was scattered.
+    """The gradient of a sum that was scattered."""
 
-    Attributes:
-        value: name in backward of the part that a rank has.
-        type: of what the gradients of the operator read on one rank.
-    """
-
-    value: str
-    type: TensorType
+    value: str  # name in backward of the part that a rank has
+    type: TensorType  # of what the gradients of the operator read on one rank
 
 
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:

@@ -36,19 +36,12 @@ class RingKernel:
 
 @dataclass(frozen=True)
 class Round:
-    """One of the attentions.
+    """One of the attentions."""
 
-    Attributes:
-        before: kernels before the exchange: what came is taken apart, what goes is put together.
-        num_exchanges: exchanges that go on meanwhile.
-        flops: of attention.
-        after: kernels that join the result with that of the rounds before.
-    """
-
-    before: tuple[RingKernel, ...]
-    num_exchanges: int
-    flops: int
-    after: tuple[RingKernel, ...]
+    before: tuple[RingKernel, ...]  # kernels before the exchange: what came is taken apart, what goes is put together
+    num_exchanges: int  # exchanges that go on meanwhile
+    flops: int  # of attention
+    after: tuple[RingKernel, ...]  # kernels that join the result with that of the rounds before
 
 
 def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:

@@ -77,6 +77,7 @@ class Facts:
         num_micro_batches: of the step; pieces of sequences count each.
         terms_ns: what comes behind backward.
         gradients_ns: part of it that a longer backward would hide.
+        num_exchanges: backward passes that would hide it.
     """
 
     flows: tuple[Flow, ...]
@@ -85,6 +86,7 @@ class Facts:
     num_micro_batches: int = 1
     terms_ns: int = 0
     gradients_ns: int = 0
+    num_exchanges: int = 1
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -108,6 +110,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        num_exchanges=model.settings.num_exchanges,
     )
 
 
@@ -181,7 +184,7 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
-    timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)

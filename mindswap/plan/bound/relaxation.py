@@ -172,7 +172,7 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
     stage = facts.stages[position]
     earlier = range(position)
     hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
-    rows.limit({hidden_ns: 1, again_ns[position]: -1})
+    rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
     first_wait_ns = rows.variable()

@@ -53,8 +53,6 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
     """The order that all schedules of this family have.
 
     Args:
-        stage: pipeline stage, from 0.
-        shape: what is arranged.
         rounds: micro-batches of each round.
         forwards_per_stage: by how many forwards the warm-up of a stage is longer than that of the next one.
     """
