@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all
 
+from mindswap.graph.work import measure_work
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
 from mindswap.plan.bound.flow import Flow, Window, handed_ns
-from mindswap.graph.work import measure_work
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, PlanProblem
