@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Names
-from mindswap.graph.ops import UNNAMED_OPS
+from mindswap.graph.ops import LAYER_PASSING_OPS, NO_WORK_OPS, UNNAMED_OPS
 from mindswap.policy.cell_tree import CellNode
 
 
@@ -85,3 +85,25 @@ def _producers(
             yield producer
         elif passed is None or producer.op in passed:
             pending.extend(producer.inputs)
+
+
+def find_handed_on(graph: Graph) -> frozenset[str]:
+    """Names of the operators of layers with which operators of another layer, or of none, compute.
+
+    To make one again in backward takes what the layer before hands on, and so on down to the first layer.
+    """
+    nodes = graph.forward_nodes
+    found: set[str] = set()
+    for reader in graph.forward:
+        if reader.op in NO_WORK_OPS:  # the compiler ties what backward needs in tuples of no layer
+            continue
+        stack = list(reader.inputs)
+        while stack:
+            source = nodes.get(stack.pop())
+            if source is None or source.name in found:
+                continue
+            if source.op in LAYER_PASSING_OPS:
+                stack += source.inputs
+            if source.layer_index not in (None, reader.layer_index):
+                found.add(source.name)
+    return frozenset(found)

@@ -17,11 +17,11 @@ from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.ranks.gather import gather_weights
-from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
+from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.captured import CapturedStep

@@ -22,9 +22,8 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.block import Block
 from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.captured import CapturedStep, list_doubts
 from mindswap.simulate.compiled_layers import CompiledLayers, signature
-from mindswap.simulate.doubts import list_doubts
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages

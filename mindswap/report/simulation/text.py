@@ -11,7 +11,7 @@ from mindswap.report.simulation.words import (
     headline,
 )
 from mindswap.report.tables import format_indices, format_table
-from mindswap.simulate.summary_layers import group_layer_rows
+from mindswap.simulate.summary import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
 
