@@ -31,32 +31,22 @@ HELD = ("",)
 
 
 class CompiledLayers:
-    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model.
-
-    Args:
-        source: the step as captured.
-        settings: which weights are cut, and which casts are shared.
-
-    Attributes:
-        graph: the step before equal operators are merged.
-        plain: the step without any policy: equal operators merged.
-        labels: what to call an operator: its path, or several where `plain` has one operator for them.
-        gathers: communication that makes weights whole, by name of the node that it belongs to.
-        once: operators that run once in a step, for all micro-batches.
-        reads_caches: operators of forward that pieces of a sequence cannot run again.
-    """
+    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model."""
 
     def __init__(self, source: CapturedStep, settings: StepSettings):
         self.source = source
         gathered = gather_weights(settle_layers(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
+        # The step before equal operators are merged; communication that makes weights whole, by name of the node that it
+        # belongs to; operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
-        self.reads_caches = cache_readers(self.graph)
+        self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
+        # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
             self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
-        self.labels = self.plain.names()
+        self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
         self._paths = source.names()  # of operators that are not merged
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
