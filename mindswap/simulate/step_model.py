@@ -71,7 +71,7 @@ class StepModel:
         self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
         self.names = self.layers.labels  # what to call its operators
         self.doubts = list_doubts(captured.graph, self.layers.graph, settings)
-        # What runs without any policy: weights gathered, what all layers share outside the layers, equal operators merged.
+        # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
         self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
