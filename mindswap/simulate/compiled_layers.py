@@ -38,8 +38,8 @@ class CompiledLayers:
         gathered = gather_weights(settle_layers(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
-        # The step before equal operators are merged; communication that makes weights whole, by name of its node; operators
-        # that run once in a step, for all micro-batches.
+        # The step before equal operators are merged; communication that makes weights whole, by name of its node;
+        # operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
         self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
         # The step without any policy: equal operators merged.
