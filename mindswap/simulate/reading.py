@@ -37,7 +37,6 @@ class StepTensor:
         type: shape and bytes.
         place, made_at: where it is made.
         is_again: by an operator that runs again.
-        is_cast: by a cast.
         uses: by section, what `Uses` says.
         last_once: last use by an operator that runs once.
         is_read: by any operator.
@@ -53,7 +52,6 @@ class StepTensor:
     place: Place
     made_at: int
     is_again: bool
-    is_cast: bool
     uses: dict[int, dict[str, int]] = field(default_factory=dict)
     last_once: int = NO_OP
     is_read: bool = False
@@ -222,7 +220,7 @@ class StepReader:
 
         ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False, False)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
         self.tensors.append(buffers)
         for tensor in (buffers, *self._tensors_of(node.inputs)):
             tensor.note_use(place, begin + len(ops) - 1, False)
@@ -231,7 +229,7 @@ class StepReader:
     def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
+            StepTensor(label, known, place, position, is_again) if known.size_bytes else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
