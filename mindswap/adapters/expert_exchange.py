@@ -23,8 +23,6 @@ from mindswap.adapters.replaced import replaced
 from mindswap.graph.ops import line_of
 from mindswap.graph.ranks.experts import EXCHANGE, NAME_MARK, num_copies
 
-__all__ = ["compiled_experts", "set_exchange", "use_known_sizes"]
-
 # The compiler looks a module up by its name.
 OPS_NAME = "mindswap_ops_of_known_sizes"
 

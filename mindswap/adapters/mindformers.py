@@ -13,7 +13,6 @@ from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.expert_exchange import compiled_experts
 from mindswap.adapters.interleave import place_in_model
 from mindswap.adapters.mindspore import (
-    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
@@ -35,11 +34,6 @@ from mindswap.graph.sample import LayerSample, sample_layers
 from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
-
-__all__ = [
-    "PATH_TAG", "Capture", "capture", "choose_layers", "compile_network", "read_layer_trees", "set_policy",
-    "trees_of_network",
-]  # fmt: skip
 
 
 def set_policy(

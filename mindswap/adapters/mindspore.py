@@ -24,11 +24,6 @@ from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
-__all__ = [
-    "PATH_TAG", "compile_training_graph", "compile_training_model", "enable_lazy_inline", "find_layers",
-    "find_lazy_inline_cell", "has_lazy_inline", "is_pynative", "mark_lazy_inline", "tag_primitives",
-]  # fmt: skip
-
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # Attribute that carries the path of a primitive into the compiled graph.
 PATH_TAG = "mindswap_path"

@@ -18,8 +18,6 @@ from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["capture_network", "resolve_layers"]
-
 # Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
 POLICY_ATTRIBUTES = ("offload", "recompute")
 

@@ -9,8 +9,6 @@ from mindswap.document.parse import parse_document
 from mindswap.document.source import BASE_CONFIG
 from mindswap.errors import LaunchError
 
-__all__ = ["attempt_folder", "prepare_attempt"]
-
 
 def attempt_folder(run_dir: Path, number: int) -> Path:
     """Where an attempt keeps its files and logs."""

@@ -11,11 +11,6 @@ from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-__all__ = [
-    "FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints",
-    "without_options",
-]  # fmt: skip
-
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
 # What a restart sets in the YAML; on the command line it would go before that.

@@ -11,8 +11,6 @@ from mindswap.adaptive.correct import correct
 from mindswap.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["decide"]
-
 # Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
 # one request that failed, not all that would have followed.
 TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4

@@ -4,11 +4,6 @@ from dataclasses import dataclass
 
 from mindswap.adaptive.model import NothingFits, TrainingPlan
 
-__all__ = [
-    "Action", "End", "Event", "Failed", "Finished", "Interrupted", "Killed", "Measured", "NewCheckpoint", "Opened",
-    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "StopWorkers", "Stopped", "Wait",
-]  # fmt: skip
-
 # Events.
 
 

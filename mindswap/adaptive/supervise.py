@@ -25,8 +25,6 @@ from mindswap.launch.processes import adopt_orphans, marked_processes, raise_pro
 from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
 from mindswap.launch.signals import StoppedBySignal, signals_raise
 
-__all__ = ["MARKER", "AdaptiveRun", "supervise"]
-
 # Set to the run directory for every process of a run.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"
 

@@ -13,8 +13,6 @@ from mindswap.launch.lifeline import tie_to_parent
 from mindswap.launch.logs import failure_report, worker_log
 from mindswap.launch.processes import stop_descendants, worker_ranks
 
-__all__ = ["Workers"]
-
 # Signals with which somebody ends a process; others are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # The last lines of the other workers arrive while msrun already ends them.

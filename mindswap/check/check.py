@@ -24,9 +24,6 @@ from mindswap.policy.read import find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
 from mindswap.stage.expand import RULE as STAGE_RULE
 
-__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
-           "load_policy", "missing_model", "model_section", "policy_of_document", "require_num_layers"]  # fmt: skip
-
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
 # What these rules find by the table of a model family may not hold for the real network.

@@ -35,8 +35,6 @@ from mindswap.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
 
-__all__ = ["find_planner", "run_adaptive", "split_words"]
-
 # What MindFormers lets MindSpore take of a card where `context.max_device_memory` does not say.
 DEFAULT_DEVICE_MEMORY = "58GiB"
 # Share of the free memory of a machine without cards that its workers may take.

@@ -23,8 +23,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.session.trees import has_mindformers, read_real_trees
 
-__all__ = ["FAMILIES", "Result", "convert_megatron"]
-
 # Models whose operator names can be used without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},

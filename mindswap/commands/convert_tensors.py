@@ -14,8 +14,6 @@ from mindswap.pynative.trace import Trace
 from mindswap.session.recorded import read_trace
 from mindswap.units import format_bytes
 
-__all__ = ["Tensors", "read_tensors"]
-
 
 @dataclass(frozen=True, eq=False)
 class Tensors:

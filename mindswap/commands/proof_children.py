@@ -17,8 +17,6 @@ from mindswap.launch.network import free_port
 from mindswap.launch.processes import stop_descendants
 from mindswap.logs.tail import find_last_step, read_tail
 
-__all__ = ["Answer", "ask", "train"]
-
 POLL_S = 0.3
 SAY_EVERY_S = 15.0
 # Other workers have so long to say what went wrong.

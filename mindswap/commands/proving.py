@@ -24,8 +24,6 @@ from mindswap.prove.model import Proof, Simulated, Variant
 from mindswap.session.step import policy_of
 from mindswap.units import format_bytes
 
-__all__ = ["Bench", "prepare", "simulate"]
-
 MAX_DEFAULT_WORKERS = 8
 # Without --memory: of what the step needs with everything kept, so that the plan has something to move.
 DEFAULT_BUDGET_PERCENT = 80

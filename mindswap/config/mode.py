@@ -2,8 +2,6 @@
 
 from mindswap.document.nodes import Document
 
-__all__ = ["GRAPH", "PYNATIVE", "is_on_cpu", "is_pynative"]
-
 # What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
 GRAPH = (0, "GRAPH_MODE")
 PYNATIVE = (1, "PYNATIVE_MODE")

@@ -5,8 +5,6 @@ from pathlib import Path
 from mindswap.datasets.tokenizing import TextTokenizer
 from mindswap.errors import DataError
 
-__all__ = ["load_tokenizer"]
-
 # What models call the token that ends a document, most telling first.
 EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]", "[SEP]")
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from mindswap.datasets.text_files import TextSource, read_blocks
 from mindswap.datasets.tokenizing import Tokenizer
 
-__all__ = ["LEGACY_COLUMNS", "NEWER_COLUMNS", "SampleCounts", "four_columns", "read_samples"]
-
 # What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
 LEGACY_COLUMNS = ("input_ids",)
 NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")

@@ -11,8 +11,6 @@ from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 from mindswap.stage.expand import RULE as STAGE_RULE
 
-__all__ = ["DEFAULT_NUM_WORKERS", "gather_job", "layer_activation_bytes"]
-
 DEFAULT_NUM_WORKERS = 8
 _CHECKPOINTS = (".ckpt", ".safetensors")
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Level", "Location", "Problem", "sort_problems"]
-
 
 class Level(Enum):
     """How bad a problem is: an ERROR stops a run, a WARNING does not."""

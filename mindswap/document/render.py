@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 import yaml
 
-__all__ = ["block_lines", "inline_text", "is_inline", "key_text"]
-
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 

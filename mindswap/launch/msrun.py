@@ -13,11 +13,6 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
-__all__ = [
-    "count_cards", "find_msrun", "find_python", "has_cards", "log_folder", "msrun_arguments", "plain_name",
-    "worker_environment",
-]  # fmt: skip
-
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
     """The arguments of msrun.

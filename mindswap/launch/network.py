@@ -6,8 +6,6 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 
-__all__ = ["check_port", "free_port"]
-
 
 def check_port(address: str, port: int, fix: str = "") -> None:
     """Raise if the master runs here and its port is taken; a port of another machine is not checked.

@@ -9,11 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = [
-    "adopt_orphans", "descendants", "marked_processes", "raise_process_limit", "stop_descendants", "stop_processes",
-    "worker_ranks",
-]  # fmt: skip
-
 _PR_SET_CHILD_SUBREAPER = 36
 
 

@@ -11,8 +11,6 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.words import format_layers
 
-__all__ = ["MegatronPolicy", "policy_of_megatron"]
-
 
 @dataclass(frozen=True)
 class MegatronPolicy:

@@ -12,8 +12,6 @@ from mindswap.mindformers_2x.rule_context import Context2x
 from mindswap.mindformers_2x.rules import find_rules
 from mindswap.mindformers_2x.tables import Model, load_model
 
-__all__ = ["PynativeCheck", "check_pynative"]
-
 
 @dataclass(frozen=True, eq=False)
 class PynativeCheck:

@@ -15,8 +15,6 @@ from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, pattern
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.words import index_runs
 
-__all__ = ["ConvertedSettings", "Swapped", "to_1_9", "to_2x"]
-
 
 @dataclass(frozen=True)
 class Swapped:

@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Interval", "Overlap", "measure_overlap"]
-
 # (start, end) in ns.
 Interval = tuple[int, int]
 

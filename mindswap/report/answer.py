@@ -12,8 +12,6 @@ from typing import Any
 from mindswap.document.problem import Problem
 from mindswap.report.problems import problems_to_data
 
-__all__ = ["VERSION", "answer_text", "error_text"]
-
 # Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.
 VERSION = 1
 

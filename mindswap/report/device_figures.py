@@ -5,8 +5,6 @@ from mindswap.cost.hardware import Device
 from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
-__all__ = ["device_figures", "format_figure"]
-
 
 def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
     """Every figure with its source; those that decide most are marked for captions.

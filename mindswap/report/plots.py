@@ -13,8 +13,6 @@ from mindswap.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_memory"]
-
 MAX_BARS = 24
 # Right of the longest bar, for its number.
 ROOM = 1.12

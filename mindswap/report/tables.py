@@ -5,8 +5,6 @@ from typing import TypeVar
 
 from mindswap.policy import words
 
-__all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
-
 T = TypeVar("T")
 
 

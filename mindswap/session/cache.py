@@ -14,8 +14,6 @@ from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 
-__all__ = ["GRAPH_CLASSES", "POLICY_SECTIONS", "asks_for_stand_ins", "cached_result"]
-
 T = TypeVar("T")
 # What a compiled network is made of.
 GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)

@@ -6,8 +6,6 @@ from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
 from mindswap.mindformers_2x.form import Form, find_form
 
-__all__ = ["require_compilable"]
-
 
 def require_compilable(document: Document, takes_trace: bool = True) -> None:
     """Refuse, before anything is built, what no compiled graph can tell about.

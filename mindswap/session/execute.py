@@ -33,8 +33,6 @@ from mindswap.simulate.instant import simulate_instant
 if TYPE_CHECKING:
     from mindswap.adapters.execute import Runnable
 
-__all__ = ["execute_config"]
-
 
 def execute_config(config_path: str, document: Document, policy: Policy, use_cache: bool = True) -> Execution:
     """Run the step of a configuration under a policy on CPU.

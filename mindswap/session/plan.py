@@ -29,17 +29,6 @@ from mindswap.session.step import Step
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.units import format_bytes, parse_bytes
 
-__all__ = [
-    "StepPlan",
-    "budget_doubt",
-    "budget_of",
-    "compact",
-    "make_plan",
-    "planned_text",
-    "problem_of",
-    "refuse_unwritable",
-]
-
 
 @dataclass(frozen=True, eq=False)
 class StepPlan:

@@ -24,8 +24,6 @@ from mindswap.session.step import Step
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["is_2x", "load_step_2x", "planned_text_2x", "refuse_mismatched", "sections_2x"]
-
 # Sizes of `model` that a trace and a file must share: the key in 2.x and those in `model.model_config` of 1.9.
 SIZES = {
     "hidden_size": ("hidden_size",),

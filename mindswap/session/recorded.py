@@ -16,8 +16,6 @@ from mindswap.graph.sample import LayerSample
 from mindswap.pynative.trace_file import RecordedStep, load_trace
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["capture_of", "is_trace_path", "read_trace", "record_step"]
-
 
 def record_step(config: str) -> RecordedStep:
     """Record one step of a configuration on this machine.

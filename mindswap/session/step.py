@@ -32,8 +32,6 @@ from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["Step", "capture_step", "load_step", "policy_of"]
-
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
 

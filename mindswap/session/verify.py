@@ -40,8 +40,6 @@ from mindswap.units import format_bytes
 if TYPE_CHECKING:
     from mindswap.adapters.mindformers import Capture
 
-__all__ = ["Verification", "verify", "verify_policy", "verify_recompute"]
-
 NOTHING_ASKED = "swap is off: nothing to verify in the graph"
 
 

@@ -20,8 +20,6 @@ from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
 
-__all__ = ["Recorder", "record", "recording"]
-
 
 class _Dispatch(ms.MsDispatchMode):
     """Hands every operator to a recorder."""

@@ -8,8 +8,6 @@ from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import BarKind
 from mindswap.simulate.timeline import MemoryProfile, Timeline
 
-__all__ = ["fit_bars", "join_bars", "sample_memory"]
-
 WAITS = tuple(kind for kind in BarKind if kind.is_wait)
 LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution
 

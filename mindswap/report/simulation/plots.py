@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_simulation"]
-
 PIXELS = 2500  # of the step; what is narrower cannot be seen
 MAX_POINTS = 4000
 MIN_EDGED_PIXELS = 8  # edges would hide narrower bars

@@ -15,15 +15,6 @@ from mindswap.simulate.summary_layers import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
 
-__all__ = [
-    "LAYER_HEADER",
-    "STAGE_HEADER",
-    "format_simulation",
-    "layer_rows",
-    "simulation_to_json",
-    "stage_rows",
-]
-
 NUM_CAUSES = 8
 NUM_HOLDERS = 8
 STAGE_HEADER = ("pipeline stage", "peak", "static", "activations", "compute", "of which recompute", "bubble",
