@@ -50,6 +50,11 @@ class Problem:
     subject: str = field(default="", compare=False)
 
 
+def find_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Those that stop a run."""
+    return tuple(problem for problem in problems if problem.level is Level.ERROR)
+
+
 def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """The problems in file order, duplicates dropped."""
     return tuple(sorted(dict.fromkeys(problems), key=lambda p: (p.location, p.rule, p.message)))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Problem, find_errors, sort_problems
 from mindswap.megatron.modules import find_operators, known_modules, possible_modules
 from mindswap.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.megatron.placement import block_layers, group_ends, place_layers
@@ -39,17 +39,13 @@ def policy_of_megatron(
         num_prefetch_ops: prefetch distance of what is offloaded; Megatron has no such number.
     """
     problems = find_problems(options, known_modules())
-    if not _has_errors(problems):
+    if not find_errors(problems):
         translation = _Translation(options, use_legacy, trees)
         policy = translation.policy(num_prefetch_ops)
         problems += tuple(translation.problems)
-        if not _has_errors(problems):
+        if not find_errors(problems):
             return MegatronPolicy(policy, sort_problems(problems), tuple(translation.summary))
     return MegatronPolicy(None, sort_problems(problems))
-
-
-def _has_errors(problems: tuple[Problem, ...]) -> bool:
-    return any(problem.level is Level.ERROR for problem in problems)
 
 
 class _Translation:

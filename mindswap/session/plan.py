@@ -10,7 +10,6 @@ from mindswap.convert.swap_on import rewrite_for_swap, with_swap_enabled
 from mindswap.cost.hardware import SET_BY_USER
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level
 from mindswap.errors import PlanError, PolicyError
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
@@ -225,7 +224,6 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
-    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
-    if errors or checked.policy != plan.policy:
-        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")
+    if checked.policy != plan.policy:  # None with errors
+        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text
