@@ -43,11 +43,7 @@ def set_policy(
 
     MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
     around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
-
-    Args:
-        network, policy: what is set on what.
-        logger: gets one line for each thing set.
-        indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
+    `indices` are the layers of the model that those of the network stand for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
     if indices is None:

@@ -132,12 +132,10 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them.
+    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`.
 
-    Args:
-        network, inputs: as of `compile_training_model`.
-        layer_list: name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the layer
-            of an operator from its scope.
+    `layer_list` is the name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the
+    layer of an operator from its scope.
 
     Raises:
         GraphError: if the compiler refuses the network.
@@ -146,11 +144,9 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
-    """Forward and backward of `network` as the frontend leaves them, in MindSpore's own form.
+    """Forward and backward of `network`, which returns its loss, as the frontend leaves them, in MindSpore's own form.
 
-    Args:
-        network: a network that returns its loss; lazy_inline stays as it is.
-        inputs: tensors of the right shape and dtype; their values do not matter.
+    lazy_inline stays as it is. `inputs` are of the right shape and dtype; their values do not matter.
 
     Raises:
         GraphError: if the compiler refuses the network; the text is the compiler's own.

@@ -23,12 +23,9 @@ POLICY_ATTRIBUTES = ("offload", "recompute")
 
 
 def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str | None = None) -> CapturedStep:
-    """Compile a network without swap and recompute; it is left as it was.
+    """Compile a network that gives a loss without swap and recompute; it is left as it was.
 
-    Args:
-        network: gives a loss.
-        inputs: tensors of the right shape and dtype; their values do not matter.
-        layers: as for `resolve_layers`.
+    `inputs` are of the right shape and dtype, their values do not matter; `layers` as for `resolve_layers`.
 
     Raises:
         ApplyError: if there is no such list.

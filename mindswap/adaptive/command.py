@@ -40,13 +40,9 @@ class TrainingCommand:
     master_port: int = 8118
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
-        """The command of an attempt.
+        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
 
-        Args:
-            config_path: its configuration, absolute.
-            log_dir: its folder; msrun gives this name to a shell, so it must be plain.
-            port: of the scheduler.
-            is_resumed: it starts from a checkpoint that the configuration names.
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
         worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]

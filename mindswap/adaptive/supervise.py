@@ -61,12 +61,7 @@ class AdaptiveRun:
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
-    """Train until it is done, given up or interrupted.
-
-    Args:
-        run: what.
-        planner: asked for plans.
-        say: takes one message for the user.
+    """Train until it is done, given up or interrupted; `say` takes one message for the user.
 
     Returns:
         0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.

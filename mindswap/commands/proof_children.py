@@ -68,16 +68,9 @@ def ask(words: Sequence[str]) -> Answer:
 
 
 def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
-    """Run the workers to their end, and say how far they are.
+    """Run the workers to their end, and say how far they are; gives the exit code of the launcher.
 
-    Args:
-        config: what they read.
-        folder: where they run, and leave all that they write; their logs are in `logs`.
-        num_workers: 1 runs without msrun.
-        say: takes a line for the user.
-
-    Returns:
-        The exit code of the launcher.
+    They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
     """
     place = folder.absolute()
     logs = place / "logs"

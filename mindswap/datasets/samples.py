@@ -38,13 +38,8 @@ def read_samples(
 ) -> Iterator["array[int]"]:
     """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.
 
-    Holds one block of text, and one sample, at a time.
-
-    Args:
-        sources, tokenizer: the documents, and what makes tokens of them.
-        sample_length: tokens per sample.
-        counts: kept up to date.
-        on_bytes: called with the size of every block read.
+    Holds one block of text, and one sample, at a time. `counts` are kept up to date; `on_bytes` is called with the size
+    of every block read.
 
     Yields:
         Whole samples, one or several in one array of type code 'i', shape (n * sample_length,).

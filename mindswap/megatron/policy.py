@@ -30,13 +30,10 @@ class MegatronPolicy:
 def policy_of_megatron(
     options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None, num_prefetch_ops: int
 ) -> MegatronPolicy:
-    """The policy of Megatron-LM's options for a model of MindFormers.
+    """The policy of Megatron-LM's options, `num_layers` among them, for a model of MindFormers.
 
-    Args:
-        options: what is given; `num_layers` too.
-        use_legacy: the model belongs to the legacy family.
-        trees: its layers; None if they are not known, which only module names need.
-        num_prefetch_ops: prefetch distance of what is offloaded; Megatron has no such number.
+    `trees` are its layers; None if they are not known, which only module names need. Megatron has no prefetch distance of
+    what is offloaded: `num_prefetch_ops`.
     """
     problems = find_problems(options, known_modules())
     if not find_errors(problems):

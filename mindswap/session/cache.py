@@ -43,12 +43,10 @@ def cached_result(
     """The answer to a question about a configuration.
 
     Args:
-        document: the configuration; every value of it counts, but those of `without`.
-        policy: what it asks for.
+        document, policy: the configuration and what it asks for; every value counts, but top-level keys in `without`.
         classes: dataclasses that the answer is made of.
         make: finds the answer.
         use_cache: False asks anew and keeps nothing.
-        without: top-level keys that do not matter to the answer.
         question: what is asked, JSON values.
     """
     data = document.data()

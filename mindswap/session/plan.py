@@ -202,15 +202,10 @@ def compact(step: Step, plan: Plan) -> Plan:
 
 
 def planned_text(step: Step, plan: Plan, target: str) -> str:
-    """The configuration of a step with a plan, after it has been read back.
+    """The configuration of a step with a plan that `compact` has seen, after it has been read back.
 
-    Args:
-        step: without a file, the text is that of the policy alone.
-        plan: with a policy that `compact` has seen.
-        target: what messages call the result.
-
-    Returns:
-        The text; bytes that are no UTF-8 as surrogates.
+    Without a file, the text is that of the policy alone; bytes that are no UTF-8 are surrogates. `target` is what
+    messages call it.
 
     Raises:
         PlanError: what is read back is another policy, or has errors.

@@ -231,14 +231,8 @@ def verify_recompute(
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
-    Args:
-        config_path: MindFormers YAML with swap off.
-        policy: from `policy.stage_recompute`.
-        placement: as this rank has it; default is one rank that has the whole model.
-        use_cache: False compiles without recompute again and keeps nothing.
-
-    Returns:
-        One effect per layer of the model, and the compiled network.
+    With swap off in the YAML, and `policy` from `stage.expand`. Gives one effect per layer of the model, and the
+    compiled network.
     """
     compiled, plain = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
