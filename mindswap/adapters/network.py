@@ -7,13 +7,7 @@ import mindspore as ms
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
-from mindswap.adapters.mindspore import (
-    PATH_TAG,
-    compile_training_graph,
-    find_layers,
-    mark_lazy_inline,
-    tag_primitives,
-)
+from mindswap.adapters.mindspore import PATH_TAG, compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep

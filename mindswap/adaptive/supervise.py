@@ -71,12 +71,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     """
     require_room(run.run_dir)
     # The guardian is forked first: it must not hold the pipe on which the workers hang.
-    with (
-        locked(run.run_dir),
-        guardian(MARKER, str(run.run_dir)),
-        lifeline() as line,
-        signals_raise(only_first=True),
-    ):
+    with locked(run.run_dir), guardian(MARKER, str(run.run_dir)), lifeline() as line, signals_raise(only_first=True):
         adopt_orphans()
         raise_process_limit()
         run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})

@@ -8,13 +8,7 @@ from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
-from mindswap.commands.options import (
-    MOST_LAYERS,
-    add_common,
-    add_target_arguments,
-    number_from,
-    refuse_lone_overwrite,
-)
+from mindswap.commands.options import MOST_LAYERS, add_common, add_target_arguments, number_from, refuse_lone_overwrite
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data

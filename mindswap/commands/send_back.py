@@ -43,12 +43,7 @@ def _npu_smi() -> str:
         return "no Ascend cards: npu-smi is not installed"
     try:
         done = subprocess.run(
-            ["npu-smi", "info"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
+            ["npu-smi", "info"], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
         )
         return done.stdout.strip() or done.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:

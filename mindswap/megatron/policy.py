@@ -32,8 +32,8 @@ def policy_of_megatron(
 ) -> MegatronPolicy:
     """The policy of Megatron-LM's options, `num_layers` among them, for a model of MindFormers.
 
-    `trees` are its layers; None if they are not known, which only module names need. Megatron has no prefetch distance of
-    what is offloaded: `num_prefetch_ops`.
+    `trees` are its layers; None if they are not known, which only module names need. Megatron has no distance like
+    `num_prefetch_ops`, at which what is offloaded comes back.
     """
     problems = find_problems(options, known_modules())
     if not find_errors(problems):

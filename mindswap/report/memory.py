@@ -88,11 +88,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
 
     return {
         "layers": [
-            {
-                "layer": layer.layer_index,
-                **sums(layer),
-                "operators": [vars(operator) for operator in layer.operators],
-            }
+            {"layer": layer.layer_index, **sums(layer), "operators": [vars(operator) for operator in layer.operators]}
             for layer in report.layers
         ],
         "total": sums(report.total),

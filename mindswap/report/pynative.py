@@ -12,12 +12,7 @@ from mindswap.report.problems import escape
 from mindswap.report.tables import format_layers, group_equal
 
 # How `explain` calls an option.
-_NAMES = {
-    "op_swap": "op_swap",
-    "select_module": "select_module",
-    "exclude_op": "exclude_op",
-    "comm": "recompute_comm",
-}
+_NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
 
 def format_effect(effect: SettingsEffect, has_errors: bool = False) -> str:

@@ -128,10 +128,7 @@ def make_plan(
 
 
 def problem_of(
-    step: Step,
-    memory: str | int | None = None,
-    allow: Allow = DEFAULT_ALLOW,
-    objective: Objective = Objective.TIME,
+    step: Step, memory: str | int | None = None, allow: Allow = DEFAULT_ALLOW, objective: Objective = Objective.TIME
 ) -> PlanProblem:
     """What a planner is asked; arguments as of `make_plan`."""
     device = step.device

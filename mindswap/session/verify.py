@@ -21,12 +21,7 @@ from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.effect import (
-    effect_to_json,
-    format_effect,
-    format_recompute_effect,
-    recompute_effect_to_json,
-)
+from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
@@ -136,15 +131,7 @@ def _verify_graph(
         make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
     else:
         make = partial(_answer_recompute, config_path, policy, placement, use_cache)
-    return cached_result(
-        document,
-        policy,
-        (Verification,),
-        make,
-        use_cache,
-        ask="verify",
-        rank=rank,
-    )
+    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank)
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:
