@@ -31,14 +31,14 @@ from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.split_table import Unresolved
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
-from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
 
 
 def set_policy(
     network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
-) -> tuple[LayerActions, ...]:
+) -> tuple[LayerDecisions, ...]:
     """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
 
     MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
@@ -127,10 +127,10 @@ def _survey(
         return _of_model(sample_layers(as_set), indices), own
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
         return LayerSample(indices, tuple(range(len(indices)))), None
-    asked = [
-        (trees[index], places[index], replace(plan_layer(policy, index, trees[index]), layer_index=0))
-        for index in indices
-    ]
+    decided = {index: resolve_layer(policy, index, trees[index]) for index in indices}
+    # What has no effect tells no layers apart.
+    acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
+    asked = [(own.layer, places[index], own) for index, own in acting.items()]
     return _of_model(sample_layers(asked), indices), None
 
 

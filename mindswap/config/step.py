@@ -25,7 +25,8 @@ class StepSettings:
         pipeline: stages and chunks.
         optimizer: `optimizer.type`.
         sharding: how the parallel optimizer cuts weights and states.
-        is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
+        is_accumulator_sharded: sums of gradients over micro-batches are cut as well: every micro-batch hands its
+            gradients to the ranks, not the last one only.
         is_state_offloaded: optimizer states are in host memory.
         compute_dtype: of the layers, in lower case.
         is_fused: jit_level O1 fuses element-wise operators.
@@ -61,6 +62,12 @@ class StepSettings:
     def num_turns(self) -> int:
         """Forward and backward passes per step."""
         return self.num_micro_batches * self.num_sequences
+
+    @property
+    def num_exchanges(self) -> int:
+        """How often in a step gradients are handed to the other ranks: once for sums that are whole."""
+        is_repeated = self.is_accumulating and self.is_accumulator_sharded and self.num_optimizer_shards > 1
+        return self.num_turns if is_repeated else 1
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -105,6 +112,9 @@ def read_step_settings(document: Document) -> StepSettings:
     if optimizer in ("AdamW", "PmaAdamW") and document.value("optimizer", "use_fused") is True:
         optimizer = f"Fused{optimizer}"
     level = document.value(*OPTIMIZER_CONFIG, "optimizer_level")
+    # level2 switches it on whatever it says (parallel/_auto_parallel_context.py, set_parallel_optimizer_config). level3
+    # switches it off there, but the sums are cut all the same: parameter_manager.cc (SliceParameterObj,
+    # SetClonedTensorShapeForOptimizer) asks for it or zero3. tests/adapters/test_gathered_weights.py shows it in 2.9.0.
     shard_sum = document.value(*OPTIMIZER_CONFIG, "gradient_accumulation_shard")
     dtype = document.value("model", "model_config", "compute_dtype")
     is_clipping = document.value("runner_wrapper", "use_clip_grad")

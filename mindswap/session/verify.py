@@ -17,8 +17,8 @@ from mindswap.effect.swap import LayerEffect, compare_effect
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.logs.compare import compare_logs
 from mindswap.logs.read import read_worker_logs
-from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json
@@ -187,7 +187,7 @@ def _expected_lines(
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:
         layers = read_real_trees(config_path, num_layers).layers
-    return tuple(format_log_lines(plan_layer(policy, index, layer)) for index, layer in enumerate(layers))
+    return tuple(format_log_lines(resolve_layer(policy, index, layer)) for index, layer in enumerate(layers))
 
 
 def verify_policy(

@@ -60,3 +60,13 @@ def test_with_lazy_inline_all_calls_share_an_allgather_outside_the_function(comp
     # is with several micro-batches; what backward holds has the same size.
     casts = [rows for op, _, inputs, rows, _ in forward if op == "Cast" and by_name(forward)[inputs[0]][0] == "Load"]
     assert casts == [NUM_RANKS, NUM_RANKS]
+
+
+def test_sums_of_gradients_are_cut_with_level2_and_level3(compiled):
+    # Of 2048 rows. States are cut in any case. That level3 has `grad_accumulation_shard` off makes no difference.
+    rows = [
+        {name.partition(".")[0]: rows for name, rows in parameters.items()} for parameters in compiled["parameters"]
+    ]
+    whole, cut = {"network": 1, "adam_m": 1, "accu_grads": NUM_RANKS}, {"network": 1, "adam_m": 1, "accu_grads": 1}
+    # level1, level2, level3, shard, no shard, level2 without shard
+    assert rows == [whole, cut, cut, cut, whole, cut]

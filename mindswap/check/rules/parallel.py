@@ -56,6 +56,9 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     if chosen is not None and shard is not None and chosen.value in ("level1", "level3"):
         message = f"{path}.gradient_accumulation_shard: MindSpore takes it with optimizer_level: level2 only"
         yield Finding(shard.location, message, fix="delete it; level2 means True, level1 False", level=level)
+    if chosen is not None and shard is not None and chosen.value == "level2" and shard.value is False:
+        message = f"{path}.gradient_accumulation_shard: False has no effect, optimizer_level: level2 sets it to True"
+        yield Finding(shard.location, message, fix="delete it, or optimizer_level: level1", level=Level.WARNING)
     # MindSpore cuts weights over all ranks that share them where the size does not divide their number.
     size, used = section.get("optimizer_weight_shard_size"), read_weight_sharding(context.document).num_ranks
     if size is not None and used > 1 and is_whole_number(size.value) and size.value >= 1 and size.value != used:
