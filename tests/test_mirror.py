@@ -162,7 +162,7 @@ ELSEWHERE = {
     "simulate/doubts": ["simulate/test_step_model.py"],
     "simulate/host": ["simulate/test_summary.py"],
     "simulate/links": ["simulate/test_stage_pass.py"],
-    "simulate/program": ["simulate/test_check.py"],
+    "simulate/program": ["benchmarks/reference/test_program_check.py"],
     "simulate/reading": ["simulate/test_blocks.py"],
     "simulate/schedules/*": ["simulate/schedules/test_orders.py", "simulate/schedules/test_formulas.py"],
     "simulate/stage_tensors": ["simulate/test_placing.py"],

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from mindswap.cost.profile import ProfiledCopy, Transfer
 from mindswap.units import NS_PER_S
 
-__all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention", "fit_link", "fit_share"]
-
 MIN_COPIES = 3
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20
@@ -22,25 +20,16 @@ CONTENDED_PERMILLE = 900
 
 @dataclass(frozen=True)
 class LinkFit:
-    """One direction of the link to the host.
+    """One direction of the link to the host."""
 
-    Attributes:
-        bandwidth_bytes_per_s: b.
-        latency_ns: a, not below 0.
-        num_copies: copies that were fitted: those that had the link to themselves.
-        num_large: those of them that tell of the bandwidth: of `LARGE_BYTES` or more.
-        middle_error_permille, largest_error_permille: how far fitted times are from measured ones.
-    """
-
-    bandwidth_bytes_per_s: int
-    latency_ns: int
-    num_copies: int
-    num_large: int
-    middle_error_permille: int
+    bandwidth_bytes_per_s: int  # b
+    latency_ns: int  # a, not below 0
+    num_copies: int  # copies that were fitted: those that had the link to themselves
+    num_large: int  # those of them that tell of the bandwidth: of `LARGE_BYTES` or more
+    middle_error_permille: int  # how far fitted times are from measured ones
     largest_error_permille: int
 
     def duration_ns(self, size_bytes: int) -> int:
-        """Fitted time of a copy."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
@@ -52,7 +41,6 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
 
     Args:
         copies: of both directions.
-        is_out: the direction to fit.
 
     Returns:
         None with fewer than three copies, or where larger copies were not slower.
@@ -91,17 +79,11 @@ def _middles(copies: Iterable[ProfiledCopy]) -> list[tuple[int, float, int]]:
 
 @dataclass(frozen=True)
 class ShareFit:
-    """What one kind of link between cards reaches.
+    """What one kind of link between cards reaches."""
 
-    Attributes:
-        permille: of the bandwidth of one link.
-        num_transfers: collectives that were compared.
-        middle_error_permille: how far times by the fit are from measured ones.
-    """
-
-    permille: int
-    num_transfers: int
-    middle_error_permille: int
+    permille: int  # of the bandwidth of one link
+    num_transfers: int  # collectives that were compared
+    middle_error_permille: int  # how far times by the fit are from measured ones
 
 
 def fit_share(
@@ -114,10 +96,8 @@ def fit_share(
     even the quickest waited, and says nothing.
 
     Args:
-        transfers: of a profile.
         link: the kind of link, as in `Transfer.link`.
         bandwidth_bytes_per_s: of one link of this kind.
-        latency_ns: fixed cost of a collective.
 
     Returns:
         None without large transfers that say something.

@@ -11,8 +11,6 @@ from mindswap.graph.model import Node, TensorType
 from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
 
-__all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
-
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))
 CAUSAL = 2
@@ -22,23 +20,15 @@ MAX_SEQUENCE = 2**22
 
 @dataclass(frozen=True)
 class Sample:
-    """An operator that was measured, as the model sees it.
+    """An operator that was measured, as the model sees it."""
 
-    Attributes:
-        measurement: its durations.
-        kind: its class.
-        node: the operator.
-        work: what it computes and moves.
-    """
-
-    measurement: Measurement
+    measurement: Measurement  # its durations
     kind: OpClass
     node: Node
     work: Work
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the matrix units run it."""
         return self.kind.unit is ComputeUnit.MATRIX
 
 

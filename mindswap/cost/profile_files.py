@@ -18,8 +18,6 @@ from mindswap.cost.profile_tables import Progress, Table, read_kernels, read_pea
 from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
 
-__all__ = ["find_profiles", "load_profile", "read_bytes"]
-
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
 RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
@@ -69,15 +67,10 @@ JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communicati
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank.
+    """The files of one rank."""
 
-    Attributes:
-        folder: where they are.
-        files: by what they hold.
-    """
-
-    folder: Path
-    files: dict[Table | Text, tuple[Path, ...]]
+    folder: Path  # where they are
+    files: dict[Table | Text, tuple[Path, ...]]  # by what they hold
 
     def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
         """Those of the first kind that there is."""
@@ -119,11 +112,7 @@ def read_bytes(ranks: Iterable[RankFiles]) -> int:
 
 
 def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
-    """Read the profiles of all ranks below a folder as one.
-
-    Args:
-        path: see `find_profiles`.
-        progress: given the bytes of all traces and kernels, gives what is to be told of those read.
+    """Read the profiles of all ranks below a folder as one; `progress`, given the bytes to read, is told of those read.
 
     Raises:
         CostError: if there is none, or a file is not what a profiler writes.

@@ -16,8 +16,6 @@ from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.graph.uses import depending
 
-__all__ = ["find_repeats", "find_shared", "follow", "has_kernel", "weight_reads"]
-
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute", "mindswap_path")
 FAR = 256  # operators among which `follow` looks for the one that comes next

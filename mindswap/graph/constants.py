@@ -8,8 +8,6 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.sequences import is_cache
 
-__all__ = ["STAND_IN_NAME", "constant_bytes", "restore_constants"]
-
 # A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
 STAND_IN_NAME = "lower_triangle_mask"
 

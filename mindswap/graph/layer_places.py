@@ -8,8 +8,6 @@ from mindswap.graph.model import Node, Saved, first_source
 from mindswap.graph.ops import MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
 
-__all__ = ["MTP_CELL", "place_forward", "place_gradients"]
-
 # Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
 WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
 # Layers of multi-token prediction are behind those of the model, with the head.

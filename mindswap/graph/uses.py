@@ -8,8 +8,6 @@ from mindswap.graph.names import Names
 from mindswap.graph.ops import UNNAMED_OPS
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["depending", "graph_uses", "merged_readers", "operator_uses"]
-
 
 def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
     """The names of some values, and of all operators (in order of execution) that depend on one of them."""

@@ -13,8 +13,6 @@ from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClas
 from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
-__all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
-
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
@@ -27,25 +25,17 @@ NUM_TRANSPOSES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What one run of an operator takes.
+    """What one run of an operator takes."""
 
-    Attributes:
-        flops: floating point operations. A multiply-add of a matrix product counts as two, any other operator
-            as one for each element. Attention counts the pairs of positions that its mask leaves: kernels skip the
-            rest.
-        read_bytes, written_bytes: of the inputs, each once, and of the outputs.
-        inputs: types of the tensors it reads, members of tuples one by one.
-        is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
-        is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
-        piece_flops: of attention of cut sequences, `flops` of each piece, whose mean `flops` is then.
-    """
-
+    # floating point operations. A multiply-add of a matrix product counts as two, any other operator as one for each
+    # element. Attention counts the pairs of positions that its mask leaves: kernels skip the rest
     flops: int
-    read_bytes: int
-    written_bytes: int
-    inputs: tuple[TensorType, ...] = ()
-    is_fused: bool = False
-    is_weight_gradient: bool = False
+    read_bytes: int  # of the inputs, each once
+    written_bytes: int  # of the outputs
+    inputs: tuple[TensorType, ...] = ()  # types of the tensors it reads, members of tuples one by one
+    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.fusion`)
+    is_weight_gradient: bool = False  # a product with a transposed first operand, as gradients of weights are
+    # of attention of cut sequences, `flops` of each piece, whose mean `flops` is then
     piece_flops: tuple[int, ...] = ()
 
 
@@ -95,11 +85,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
-    """Work of one operator with these types.
-
-    Args:
-        attention: for attention, its last five inputs; without them every pair of positions counts.
-    """
+    """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
     read_bytes = sum(known.size_bytes for known in inputs)

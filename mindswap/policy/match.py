@@ -14,11 +14,6 @@ import regex
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = [
-    "MAX_PATTERN_CHARS", "SEPARATOR", "Match", "PatternError", "compile_part", "exact_pattern", "is_match",
-    "match_pattern", "split_pattern",
-]  # fmt: skip
-
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
 # One part against one attribute name takes microseconds; a pattern that needs longer is
@@ -41,18 +36,13 @@ class PatternError(MindswapError):
 
 @dataclass(frozen=True)
 class Match:
-    """One cell or primitive that a pattern names.
+    """One cell or primitive that a pattern names."""
 
-    Attributes:
-        path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # attribute names from the layer down, e.g. `("attention", "flash_attention")`
     node: CellNode
 
     @property
     def name(self) -> str:
-        """The path joined by dots."""
         return ".".join(self.path)
 
 

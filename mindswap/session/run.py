@@ -18,8 +18,6 @@ from mindswap.simulate.summary_layers import measure_layers
 from mindswap.simulate.summary_model import SimulationReport
 from mindswap.units import format_bytes, format_count
 
-__all__ = ["Run", "outside_line"]
-
 
 @dataclass(frozen=True, eq=False)
 class Run:

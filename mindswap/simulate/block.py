@@ -9,8 +9,6 @@ from mindswap.graph.names import Label
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read, Uses
 from mindswap.simulate.program import MemoryKind
 
-__all__ = ["Block", "PassArrays", "TensorArrays", "make_arrays", "tensor_arrays", "use_rows"]
-
 
 @dataclass(frozen=True, eq=False)
 class PassArrays:
@@ -56,44 +54,31 @@ class TensorArrays:
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
-    """All of a block but what it reads.
+    """All of a block but what it reads."""
 
-    Attributes:
-        forward, backward, once: its operators.
-        own: tensors that only the block itself reads.
-        shared: of these, what is made once for all micro-batches.
-        handed: tensors that others read too.
-        labels: names that the label arrays point to.
-    """
-
-    forward: PassArrays
-    backward: PassArrays
-    once: PassArrays
-    own: TensorArrays
-    shared: TensorArrays
-    handed: tuple[BlockTensor, ...]
-    labels: tuple[Label, ...]
+    forward: PassArrays  # run for each micro-batch
+    backward: PassArrays  # likewise
+    once: PassArrays  # run before forward of the first micro-batch
+    own: TensorArrays  # tensors that only the block itself reads
+    shared: TensorArrays  # of these, what is made once for all micro-batches
+    handed: tuple[BlockTensor, ...]  # tensors that others read too
+    labels: tuple[Label, ...]  # names that the label arrays point to
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads.
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
 
-    Attributes:
-        forward, backward: run for each micro-batch.
-        tensors, reads: as above.
-        once: operators that run before forward of the first micro-batch, once in a step: what depends on weights
-            only and is shared by all micro-batches.
-        known_arrays: the arrays, where the caller has them; they must say the same as the rest.
-        arrays: derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond.
-    """
-
-    forward: tuple[BlockOp, ...]
-    backward: tuple[BlockOp, ...]
+    forward: tuple[BlockOp, ...]  # run for each micro-batch
+    backward: tuple[BlockOp, ...]  # likewise
     tensors: tuple[BlockTensor, ...]
     reads: tuple[Read, ...]
+    # operators that run before forward of the first micro-batch, once in a step: what depends on weights only and is
+    # shared by all micro-batches
     once: tuple[BlockOp, ...] = ()
+    # the arrays, where the caller has them; they must say the same as the rest
     known_arrays: InitVar[BlockArrays | None] = None
+    # derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond
     arrays: BlockArrays = field(init=False, repr=False)
 
     def __post_init__(self, known_arrays: BlockArrays | None) -> None:

@@ -26,8 +26,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["HELD", "CompiledLayers"]
-
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
 
@@ -95,9 +93,8 @@ class CompiledLayers:
     def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
-        Returns:
-            Label of a tensor -> for each of its names the operator paths that stand for it; `HELD` is a name that no
-            swap takes away.
+        By label of the tensor, for each of its names the operator paths that stand for it; `HELD` is a name that no
+        swap takes away.
         """
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]

@@ -5,17 +5,9 @@ from mindswap.graph.model import Graph
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.simulate.captured import find_tied_parameters
 
-__all__ = ["list_doubts"]
-
 
 def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
-    """What is left out of a step.
-
-    Args:
-        captured: the step with whole weights.
-        gathered: the same with weights cut and gathered.
-        settings: of the step.
-    """
+    """What is left out of a step: `captured` has whole weights, in `gathered` they are cut and gathered."""
     doubts = []
     if settings.pipeline.num_stages > 1:
         doubts = [

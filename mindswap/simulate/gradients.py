@@ -16,35 +16,23 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
 from mindswap.units import ceil_div
 
-__all__ = ["GradientRule"]
-
 FLOAT32_BYTES = 4
 WHOLE = WeightSharding()
 
 
 @dataclass(frozen=True)
 class GradientRule:
-    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight.
+    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
 
-    Attributes:
-        is_summed: added up over micro-batches.
-        sharding: what the parallel optimizer cuts.
-    """
-
-    is_summed: bool = False
-    sharding: WeightSharding = WHOLE
+    is_summed: bool = False  # added up over micro-batches
+    sharding: WeightSharding = WHOLE  # what the parallel optimizer cuts
 
     def is_cut(self, known: TensorType) -> bool:
         """Whether the weight of a gradient is cut: they have one shape and type. Names are not known here."""
         return self.sharding.cuts("", known.shape, known.size_bytes)
 
     def passing_bytes(self, size_bytes: int, is_cut: bool) -> int:
-        """What is there only until the next operator: the whole gradient, if something else takes its place.
-
-        Args:
-            size_bytes: of the gradient.
-            is_cut: its weight is.
-        """
+        """What is there only until the next operator: the whole gradient, if something else takes its place."""
         return size_bytes if self.is_summed or is_cut else 0
 
     def kept_bytes(self, size_bytes: int, is_cut: bool) -> int:

@@ -9,32 +9,18 @@ from mindswap.simulate.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulate.block_parts import Uses
 from mindswap.simulate.stage_pass import neighbour_reads
 
-__all__ = ["TensorLink", "links_of"]
-
 
 class TensorLink(NamedTuple):
-    """Tensors that a block makes in one pass and its neighbour, or another stage, reads.
+    """Tensors that a block makes in one pass and its neighbour, or another stage, reads."""
 
-    Attributes:
-        made: as the block has them.
-        reads: uses by the neighbour, positions from where it begins: as `TensorArrays.uses`.
-        is_sent: no neighbour is here: another stage may read it; shape (num_tensors,).
-    """
-
-    made: TensorArrays
-    reads: np.ndarray
-    is_sent: np.ndarray
+    made: TensorArrays  # as the block has them
+    reads: np.ndarray  # uses by the neighbour, positions from where it begins: as `TensorArrays.uses`
+    is_sent: np.ndarray  # no neighbour is here: another stage may read it; shape (num_tensors,)
 
 
 @lru_cache(maxsize=2**14)
 def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
-    """What a block hands on in one pass.
-
-    Args:
-        block: makes the tensors.
-        other: the block that the pass goes on with; None where it ends here.
-        is_forward: which pass.
-    """
+    """What a block hands on in one pass, which goes on with the other block; None where it ends here."""
     arrays = block.arrays
     labels = {label: position for position, label in enumerate(arrays.labels)}
     reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}

@@ -15,8 +15,6 @@ from mindswap.simulate.program import NO_OP, MemoryKind
 from mindswap.simulate.stage_pass import ModelSections, neighbour_reads, shift
 from mindswap.simulate.turns import Turns
 
-__all__ = ["TensorTable", "once_columns"]
-
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
 # What the passes of a chunk do not change.
@@ -134,13 +132,7 @@ class TensorTable:
 
 
 def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
-    """Tensors that are made once and read by all micro-batches.
-
-    Args:
-        model: the sections.
-        begins: where each section of a chunk that makes some begins with them.
-        turns: all micro-batches.
-    """
+    """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
     sizes = [len(own.label) for own in tables]

@@ -12,8 +12,6 @@ from mindswap.simulate.summary_model import Cause, Holder, Moment, StageReport
 from mindswap.simulate.timeline import MemoryProfile, StallCause, Timeline
 from mindswap.simulate.waits import find_waits
 
-__all__ = ["find_causes", "measure_stages"]
-
 COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
 
 

@@ -11,22 +11,14 @@ from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.summary_model import LayerRow
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["EqualLayers", "group_layer_rows", "measure_layers"]
-
 
 @dataclass(frozen=True)
 class EqualLayers:
-    """Layers with equal bytes and copies.
+    """Layers with equal bytes and copies."""
 
-    Attributes:
-        name: in words: `layers 0-30`.
-        first: one of them.
-        exposed_ns: of all of them.
-    """
-
-    name: str
-    first: LayerRow
-    exposed_ns: int
+    name: str  # in words: `layers 0-30`
+    first: LayerRow  # one of them
+    exposed_ns: int  # of all of them
 
 
 def group_layer_rows(rows: Sequence[LayerRow]) -> list[EqualLayers]:

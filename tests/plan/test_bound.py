@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all
 
+from mindswap.graph.work import measure_work
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
-from mindswap.plan.bound.flow import Flow, Window
+from mindswap.plan.bound.flow import Flow, Window, handed_ns
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.rows import to_policy
 from mindswap.policy.model import Policy
 from mindswap.simulate.placing import TransferCosts
+from tests.graph.builders import KIB, graph, node
 from tests.plan.builders import ToySpace, random_space
 from tests.plan.loading import capture_apart
 from tests.strength import examples
@@ -129,6 +131,43 @@ def test_what_two_read_is_not_handed_on_in_registers():
     three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
     three = Flow(**{**vars(three), "apart_ns": (5, 0, 0)})
     assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
+
+
+def handed(*backward):
+    """What a reader of `silu` and `cast` saves if it gets `silu` in registers; 10 ns per KiB, 1 ns in the cache."""
+    forward = [node("start", "MatMul", "x w"), node("silu", "SiLU", "start"), node("cast", "Cast", "start")]
+    step = graph(forward, list(backward), "silu cast start")
+
+    def operator_ns(_, work):
+        moved = (work.read_bytes + work.written_bytes) // KIB
+        return moved * (1 if moved <= 2 else 10) + (0 if work.is_fused else 100)
+
+    return handed_ns(step, measure_work(step)[1], operator_ns).tolist()
+
+
+def test_a_reader_saves_what_it_need_not_read():
+    """It reads 3 KiB and writes 1: 40 ns and 100 ns to start, or 30 ns. A matrix product saves nothing."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b start_b dy")) == [0, 140 - 30, 0]
+    assert handed(node("g", "MatMul", "silu_b start_b")) == [0, 0, 0]
+    assert handed(node("g", "Mul", "silu_b start_b"), node("h", "Neg", "silu_b")) == [0, 0, 0]
+
+
+def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
+    """Alone 140 - 30 as above. If `cast` comes in registers, too: 30 ns for 3 KiB, then 2 ns in the cache."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
+
+
+def test_the_first_forward_waits_for_its_weights_or_for_copies():
+    """Of 2 micro-batches of 1000 ns the first waits 30 ns in any case; waits for copies may take its place."""
+    known = facts(window_ns=0, num_micro_batches=2)
+    stage = replace(known.stages[0], gather_wait_ns=30)
+    known = replace(known, stages=(stage,))
+    assert bound(known, 300) == 2030
+    # 20 bytes are over the budget: 20 ns of waiting for copies in each, or 2 ns of the cheapest recompute.
+    assert bound(known, 280, Allow(recompute=False)) == 2000 + 30 + 20
+    assert bound(known, 280, Allow(swap=False)) == 2030 + 2 * 2
 
 
 def test_what_runs_again_apart_hides_behind_communication_too():

@@ -5,12 +5,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
 from mindswap.graph.model import Graph, TensorType
 from mindswap.policy.model import ALL_LAYERS, Policy
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.memory import interval_times, profile_memory

@@ -12,8 +12,6 @@ from mindswap.graph.model import Graph, Node, Saved
 from mindswap.graph.names import Names
 from mindswap.graph.ops import RANDOM_OPS
 
-__all__ = ["merge_equal"]
-
 
 def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
     """Merge the operators of forward that differ in their tag only.

@@ -19,25 +19,18 @@ from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.graph.uses import merged_readers
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["NodeSettings", "rewrite_graph", "settings_of_policy"]
-
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What is set on forward operators.
+    """What is set on forward operators."""
 
-    Attributes:
-        recomputed: names of nodes that run again in backward if backward needs them.
-        prefetch: for the nodes whose outputs are swapped, the prefetch distance in operators.
-        read_again: of these, the ones whose reader is recomputed though the graph does not have it.
-    """
-
-    recomputed: Set[str] = frozenset()
+    recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
+    # for the nodes whose outputs are swapped, the prefetch distance in operators
     prefetch: Mapping[str, int] = field(default_factory=dict)
+    # of these, the ones whose reader is recomputed though the graph does not have it
     read_again: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
-        """What is set on one operator."""
         return node.name in self.recomputed, self.prefetch.get(node.name)
 
 

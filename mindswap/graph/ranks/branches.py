@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from mindswap.graph.model import Node
 from mindswap.graph.ops import UNJOINING_OPS
 
-__all__ = ["Branches"]
-
 # The cell that cuts a half out of a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
 CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
 JOINING_OP = "Concat"
@@ -41,7 +39,6 @@ class Branches:
 
     @property
     def are_there(self) -> bool:
-        """Whether any layer has halves."""
         return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:

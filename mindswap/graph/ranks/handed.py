@@ -3,8 +3,6 @@
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import LAYER_PASSING_OPS, NO_WORK_OPS
 
-__all__ = ["find_handed_on"]
-
 
 def find_handed_on(graph: Graph) -> frozenset[str]:
     """Names of the operators of layers with which operators of another layer, or of none, compute.

@@ -48,6 +48,9 @@ class Stage:
         backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
         is_past_forward: forward of all layers has ended by that moment.
         floor_bytes: device memory at some moment of forward that is there with every policy.
+        gather_wait_ns: time that the first forward waits for weights made whole, where no other stage has a part in
+            it. No policy waits less: what is not written shortens the longest way through operators and
+            communication by no more than the operators themselves. Waits for copies may take its place.
     """
 
     peak_bytes: int
@@ -60,6 +63,7 @@ class Stage:
     num_chunks: int = 1
     is_past_forward: bool = False
     floor_bytes: int = 0
+    gather_wait_ns: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +143,9 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: 
     # What the first backward waits for its own communication is in its work.
     own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
     # Waits for weights can go behind waits for copies; what is left is no time that every policy waits.
-    own_stall_ns = max(own_stall_ns, _communication_stall_ns(timeline, begin, first_backward + 1))
+    stall_ns = _communication_stall_ns(timeline, begin, first_backward + 1)
+    gather_wait_ns = max(0, stall_ns - own_stall_ns) if model.layout.num_stages == 1 else 0
+    own_stall_ns = max(own_stall_ns, stall_ns)
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
     # Communication of layers waits for them, and holds up the gathering of weights behind it.
     floor_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
@@ -159,6 +165,7 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: 
         backward_ns=alone.backward_ns,
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
         floor_bytes=floor_bytes + model.static[stage].total_bytes,
+        gather_wait_ns=gather_wait_ns,
     )
 
 
@@ -177,7 +184,7 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
-    timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)

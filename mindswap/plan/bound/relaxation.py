@@ -175,7 +175,11 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
     rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
-    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    first_wait_ns = rows.variable()
+    rows.limit({wait_ns: 1, first_wait_ns: -1})
+    rows.limit({first_wait_ns: -1}, -stage.gather_wait_ns)
+    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, hidden_ns: -1}
+    row |= {first_wait_ns: 1, wait_ns: num_waits - 1}
     fixed_ns = stage.idle_ns + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
     if stage.num_chunks == 1:
         row |= {again_ns[other]: 1 for other in earlier}
