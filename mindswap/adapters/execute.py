@@ -17,8 +17,6 @@ from mindswap.graph.load_code import StepCode, load_code
 from mindswap.graph.model import Graph
 from mindswap.policy.model import Policy
 
-__all__ = ["Runnable", "compile_runnable", "make_values", "run_by_mindspore"]
-
 SEED = 20260101
 
 

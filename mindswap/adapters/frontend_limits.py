@@ -21,8 +21,6 @@ from mindswap.adapters.replaced import replaced
 from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.ranks.experts import NAME_MARK
 
-__all__ = ["masks_without_values", "use_broadcast_products", "use_rope_slices"]
-
 # Masks of a sequence up to this are written out, 4 Mi elements.
 MAX_WRITTEN_SEQ_LENGTH = 2048
 # Elements of a mask that the cell itself makes while the model is built; its own mask has its true shape.

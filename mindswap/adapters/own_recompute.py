@@ -15,8 +15,6 @@ from mindswap.adapters.apply import iterate_primitives, read_tree
 from mindswap.adapters.replaced import replaced
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["OwnRecompute", "read_own_recompute", "recompute_as_in_model", "set_on_layer"]
-
 # What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).
 ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
 SCOPE = "recompute_"

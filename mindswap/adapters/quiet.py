@@ -16,8 +16,6 @@ from pathlib import Path
 
 from mindswap.errors import MindswapError
 
-__all__ = ["quiet", "tell"]
-
 # While stderr is redirected, a descriptor of where it went before; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # To the start of the line, and delete it.

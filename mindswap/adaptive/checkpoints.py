@@ -10,8 +10,6 @@ from pathlib import Path
 
 from mindswap.adaptive.saved_steps import SavedStep, read_saved_step
 
-__all__ = ["Checkpoint", "CheckpointFolder", "link_checkpoint"]
-
 # `small_rank_0-1_10.safetensors`; after a restart `small_rank_0_1-1_5.safetensors`.
 _NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
 

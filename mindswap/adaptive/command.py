@@ -11,11 +11,6 @@ from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-__all__ = [
-    "FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints",
-    "without_options",
-]  # fmt: skip
-
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
 # What a restart sets in the YAML; on the command line it would go before that.
@@ -45,13 +40,9 @@ class TrainingCommand:
     master_port: int = 8118
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
-        """The command of an attempt.
+        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
 
-        Args:
-            config_path: its configuration, absolute.
-            log_dir: its folder; msrun gives this name to a shell, so it must be plain.
-            port: of the scheduler.
-            is_resumed: it starts from a checkpoint that the configuration names.
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
         worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]

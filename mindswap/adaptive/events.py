@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.adaptive.model import NothingFits, TrainingPlan
-
-__all__ = [
-    "Action", "End", "Event", "Failed", "Finished", "Interrupted", "Killed", "Measured", "NewCheckpoint", "Opened",
-    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "StopWorkers", "Stopped", "Wait",
-]  # fmt: skip
+from mindswap.adaptive.model import NothingFits, Outcome, TrainingPlan
 
 # Events.
 
@@ -82,40 +77,24 @@ class OutOfMemory:
 
 
 @dataclass(frozen=True)
-class Killed:
-    """A process was ended by a signal, without a word about memory."""
+class Ended:
+    """The workers ended, and not for want of memory.
 
+    Attributes:
+        outcome: FINISHED; KILLED: a process was ended by a signal; FAILED: nothing that less memory would mend;
+            INTERRUPTED: the user stopped them.
+        step: last step that was seen.
+        text: what it said.
+        exit_code: of the training that failed.
+    """
+
+    outcome: Outcome
     step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The training failed by itself: nothing that less memory would mend."""
-
-    step: int
-    text: str
+    text: str = ""
     exit_code: int = 1
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The training ended well."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """The user stopped it."""
-
-    step: int
-
-
-Event = (
-    Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Killed | Failed | Finished
-    | Interrupted
-)  # fmt: skip
+Event = Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Ended
 
 
 # Actions; `reason` is for the user, "" says nothing.

@@ -6,18 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CLASSES",
-    "Attempt",
-    "Corrections",
-    "NothingFits",
-    "Outcome",
-    "TrainingPlan",
-    "Planner",
-    "Settings",
-    "State",
-]
-
 
 @dataclass(frozen=True)
 class Corrections:

@@ -13,7 +13,7 @@ from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import Planner, Settings, State, TrainingPlan
+from mindswap.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
 from mindswap.adaptive.state import StateFile, StateProblem, locked
 from mindswap.adaptive.watch import Seen
 from mindswap.adaptive.workers import Workers
@@ -24,8 +24,6 @@ from mindswap.launch.network import check_port, free_port
 from mindswap.launch.processes import adopt_orphans, marked_processes, raise_process_limit, stop_processes
 from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
 from mindswap.launch.signals import StoppedBySignal, signals_raise
-
-__all__ = ["MARKER", "AdaptiveRun", "supervise"]
 
 # Set to the run directory for every process of a run.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"
@@ -63,12 +61,7 @@ class AdaptiveRun:
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
-    """Train until it is done, given up or interrupted.
-
-    Args:
-        run: what.
-        planner: asked for plans.
-        say: takes one message for the user.
+    """Train until it is done, given up or interrupted; `say` takes one message for the user.
 
     Returns:
         0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.
@@ -78,12 +71,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     """
     require_room(run.run_dir)
     # The guardian is forked first: it must not hold the pipe on which the workers hang.
-    with (
-        locked(run.run_dir),
-        guardian(MARKER, str(run.run_dir)),
-        lifeline() as line,
-        signals_raise(only_first=True),
-    ):
+    with locked(run.run_dir), guardian(MARKER, str(run.run_dir)), lifeline() as line, signals_raise(only_first=True):
         adopt_orphans()
         raise_process_limit()
         run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})
@@ -139,7 +127,7 @@ class _Supervisor:
         """Stop everything, and keep that the user asked for it."""
         self.say("stopping all workers")
         self.workers.stop_all()
-        self._take(events.Interrupted(self._last_step()))
+        self._take(events.Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
 
     def fail(self, reason: str) -> None:
         """Keep the reason for which the run cannot go on."""
@@ -222,10 +210,11 @@ class _Supervisor:
             seen = self.workers.look()
             if is_over:
                 event = self.workers.explain()
-                if isinstance(event, events.Finished) and seen.num_timed_steps and not self.is_measured:
+                outcome = event.outcome if isinstance(event, events.Ended) else Outcome.OUT_OF_MEMORY
+                if outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
                     return self._measure(seen)  # a short training, that ended between two looks
                 self.workers.stop_all()
-                return self._with_full_disks(event) if isinstance(event, events.Failed) else event
+                return self._with_full_disks(event) if outcome is Outcome.FAILED else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := checkpoints.newest()) and (not before or newest.saved > before.saved):
@@ -236,7 +225,7 @@ class _Supervisor:
         self.is_measured = True
         return self.workers.measured(seen, self.run.saves_checkpoints)
 
-    def _with_full_disks(self, event: events.Failed) -> events.Failed:
+    def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
         newest = self._checkpoints().newest()
         size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES

@@ -12,8 +12,6 @@ from mindswap.logs.model import OomEvent, WorkerLog
 from mindswap.logs.scan import LogScanner
 from mindswap.logs.steps import StepScanner
 
-__all__ = ["LogFollower", "RunWatch", "Seen", "read_worker_exits"]
-
 BLOCK_BYTES = 1 << 18
 # Of one log in one poll, so that a flood in one log does not hide the others.
 MAX_POLL_BYTES = 64 << 20

@@ -14,8 +14,6 @@ from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import PolicySettings, Statement
 
-__all__ = ["Context", "Meeting", "shared_layers"]
-
 
 @dataclass(frozen=True)
 class Meeting:

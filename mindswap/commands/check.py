@@ -12,7 +12,7 @@ from mindswap.commands.options import MOST_LAYERS, add_common, number_from
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Problem, find_errors, sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.mindformers_2x.check import check_pynative
@@ -102,7 +102,7 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     is_2x = find_form(document) is Form.PYNATIVE
     found = _check_2x(args, document) if is_2x else _check_1_9(args, document, path)
-    has_errors = any(problem.level is Level.ERROR for problem in found.problems)
+    has_errors = bool(find_errors(found.problems))
     if args.json:
         shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
         print(answer_text("check", {"form": "2.x" if is_2x else "1.9", **shared, **found.data}, not has_errors))

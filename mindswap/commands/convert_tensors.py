@@ -14,8 +14,6 @@ from mindswap.pynative.trace import Trace
 from mindswap.session.recorded import read_trace
 from mindswap.units import format_bytes
 
-__all__ = ["Tensors", "read_tensors"]
-
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
@@ -74,11 +72,7 @@ class Tensors:
 
 
 def read_tensors(file: str, num_layers: int) -> Tensors:
-    """The tensors of a trace.
-
-    Args:
-        file: made by `mindswap trace`.
-        num_layers: of the model whose settings are converted.
+    """The tensors of a trace that `mindswap trace` made of a model with so many layers.
 
     Raises:
         DataError: the file cannot be read.

@@ -15,8 +15,6 @@ from mindswap.policy.read_parts import is_empty
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.applied import EXCLUDE
 
-__all__ = ["Request", "Rewritten", "known_trees", "num_layers_of", "table_trees", "target_of"]
-
 
 @dataclass(frozen=True)
 class Request:

@@ -61,10 +61,9 @@ def run(args: argparse.Namespace) -> int:
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
         return _print_paths(args, list_paths(_find_trees(args.config, checked)))
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     if checked.is_swap_enabled:
-        explanation = explain(checked.policy, checked.num_layers, checked.trees)
+        explanation = explain(policy, checked.num_layers, checked.trees)
     else:
         if any(problem.rule == FOLDER_RULE for problem in document.problems):
             require_num_layers(document, checked.num_layers)

@@ -10,10 +10,11 @@ from mindswap.commands.proof_children import Answer, ask
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
 from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
+from mindswap.config.mode import device_target
 from mindswap.config.step import read_step_settings
 from mindswap.convert.sections import policy_sections
 from mindswap.cost.settings import read_cost_settings
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
@@ -23,8 +24,6 @@ from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, 
 from mindswap.prove.model import Proof, Simulated, Variant
 from mindswap.session.step import policy_of
 from mindswap.units import format_bytes
-
-__all__ = ["Bench", "prepare", "simulate"]
 
 MAX_DEFAULT_WORKERS = 8
 # Without --memory: of what the step needs with everything kept, so that the plan has something to move.
@@ -100,10 +99,9 @@ def prepare(bench: Bench, document: Document) -> Proof:
     header = f"Made by mindswap prove from {bench.config}; changed there:\n" + "\n".join(changes)
     write_new(bench.file("yaml"), format_config(config, header))
     write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
-    target = document.get("context", "device_target")
     proof = Proof(
         config=str(bench.config),
-        target=str(target.value) if target is not None else "Ascend",
+        target=device_target(document),
         device="",
         num_workers=wanted.num_workers,
         num_steps=wanted.num_steps,
@@ -119,9 +117,7 @@ def prepare(bench: Bench, document: Document) -> Proof:
 
 def _own_data(document: Document) -> dict[str, Any]:
     """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
-    assert document.root is not None
-    data = to_data(document.root)
-    assert isinstance(data, dict)
+    data = document.data()
     asked = read_cost_settings(document)
     if asked.device is not None and Path(asked.device).suffix:
         key = "calibration" if asked.is_calibration else "device"
@@ -130,8 +126,7 @@ def _own_data(document: Document) -> dict[str, Any]:
 
 
 def _make_data(bench: Bench, document: Document) -> SyntheticData:
-    vocabulary = document.get("model", "model_config", "vocab_size")
-    size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
+    size = document.count("model", "model_config", "vocab_size")
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)

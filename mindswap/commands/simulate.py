@@ -3,13 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import (
-    CONFIG_OR_STEP,
-    add_common,
-    add_device_arguments,
-    device_overrides,
-    optional_path,
-)
+from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folders
 from mindswap.report.answer import answer_text

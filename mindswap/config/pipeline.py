@@ -13,19 +13,6 @@ from typing import Any
 from mindswap.document.nodes import Document, DocumentNode
 from mindswap.errors import MindswapError
 
-__all__ = [
-    "SCHEDULERS",
-    "SCHEDULER_PATH",
-    "Cell",
-    "Layout",
-    "LayoutError",
-    "Pipeline",
-    "is_interleaved",
-    "is_stage_counts",
-    "read_num_chunks",
-    "read_pipeline",
-]
-
 # What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
 SCHEDULERS = ("1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
 SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")

@@ -6,8 +6,6 @@ from mindswap.config.pipeline import read_pipeline
 from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
 
-__all__ = ["STRATEGY_MODES", "RankPlacement", "place_rank"]
-
 # `parallel.parallel_mode`, as MindFormers reads it: in these the strategies of the model are in force.
 STRATEGY_MODES = (1, 2, "semi_auto_parallel", "auto_parallel")
 

@@ -7,8 +7,6 @@ from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
-__all__ = ["DEFAULT_OPTIMIZER", "DEFAULT_SEQ_LENGTHS", "StepSettings", "read_seq_length", "read_step_settings"]
-
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
 # and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).

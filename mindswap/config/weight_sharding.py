@@ -10,9 +10,6 @@ from typing import TypeGuard
 from mindswap.config.rank import STRATEGY_MODES
 from mindswap.document.nodes import Document
 
-__all__ = ["OPTIMIZER_CONFIG", "OPTIMIZER_LEVELS", "WeightSharding", "is_expert_weight", "is_whole_number",
-           "num_expert_copies", "num_sharing_ranks", "read_weight_sharding"]  # fmt: skip
-
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).

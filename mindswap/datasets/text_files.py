@@ -11,8 +11,6 @@ from typing import NoReturn
 
 from mindswap.errors import DataError
 
-__all__ = ["TEXT_SUFFIXES", "TextSource", "find_text_sources", "read_blocks"]
-
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".tokens")
 BLOCK_BYTES = 1 << 20
 

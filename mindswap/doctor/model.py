@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 
 from mindswap.document.problem import Level
 
-__all__ = ["MachineFacts", "Diagnosis", "CheckedJob", "Machine", "Package", "Software", "error", "warning"]
-
 
 @dataclass(frozen=True)
 class Diagnosis:

@@ -11,11 +11,6 @@ from typing import Any, TypeVar
 from mindswap.document.problem import Location, Problem
 from mindswap.document.spans import Span
 
-__all__ = [
-    "Document", "DocumentNode", "DuplicateKey", "MappingEntry", "children_first", "expanded_size", "is_huge",
-    "key_text", "show", "to_data",
-]  # fmt: skip
-
 MAX_SHOWN_CHARS = 60
 T = TypeVar("T")
 

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Level", "Location", "Problem", "sort_problems"]
-
 
 class Level(Enum):
     """How bad a problem is: an ERROR stops a run, a WARNING does not."""
@@ -50,6 +48,11 @@ class Problem:
     allowed: str = ""
     fix: str = ""
     subject: str = field(default="", compare=False)
+
+
+def find_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Those that stop a run."""
+    return tuple(problem for problem in problems if problem.level is Level.ERROR)
 
 
 def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:

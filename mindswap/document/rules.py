@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["Finding", "Rule", "load_rules", "rule"]
-
 C = TypeVar("C")
 Find = Callable[[C], "Iterator[Finding | Problem]"]
 

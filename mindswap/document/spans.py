@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 
 import yaml
 
-__all__ = ["Span", "span_of"]
-
 
 @dataclass(eq=False)
 class Span:

@@ -7,8 +7,6 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 
-__all__ = ["USAGE", "Job", "parse_arguments"]
-
 USAGE = """\
 usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mindswap.errors import LaunchError
 
-__all__ = ["VARIABLE", "hold_lifeline", "lifeline", "tie_to_parent"]
-
 # Names the pipe in the environment of the workers.
 VARIABLE = "MINDSWAP_LIFELINE"
 _PR_SET_PDEATHSIG = 1

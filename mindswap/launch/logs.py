@@ -6,8 +6,6 @@ from pathlib import Path
 from mindswap.logs.tail import find_last_error, read_tail
 from mindswap.report.tables import format_indices
 
-__all__ = ["put_old_logs_aside", "worker_log", "failure_report"]
-
 
 def worker_log(folder: Path, rank: int) -> Path:
     """Where msrun writes what a worker prints."""

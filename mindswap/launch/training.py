@@ -7,8 +7,6 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 
-__all__ = ["ADAPTIVE_FLAG", "Training", "find_option", "parse_training"]
-
 ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 

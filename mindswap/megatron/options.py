@@ -7,8 +7,6 @@ from typing import Any
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["OPTIONS", "RULE", "OptionKind", "MegatronOptions", "Option", "option_name", "read_options", "read_tokens"]
-
 RULE = "megatron-options"
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from mindswap.errors import MindswapError
 from mindswap.megatron.options import OPTIONS, OptionKind, read_tokens
 
-__all__ = ["ScriptError", "find_command", "line_of"]
-
 MAX_VALUE_CHARS = 100_000
 MAX_NESTED = 8
 

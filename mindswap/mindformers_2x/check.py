@@ -5,14 +5,12 @@ from dataclasses import dataclass
 
 from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level, Problem
+from mindswap.document.problem import Problem, find_errors
 from mindswap.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.mindformers_2x.read import read_pynative
 from mindswap.mindformers_2x.rule_context import Context2x
 from mindswap.mindformers_2x.rules import find_rules
 from mindswap.mindformers_2x.tables import Model, load_model
-
-__all__ = ["PynativeCheck", "check_pynative"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -32,7 +30,7 @@ class PynativeCheck:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems that have to be mended."""
-        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+        return find_errors(self.problems)
 
 
 def check_pynative(

@@ -12,8 +12,6 @@ from mindswap.mindformers_2x.settings import Settings2x, Target
 from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.match import PatternError
 
-__all__ = ["Drop", "SettingsEffect", "LayerOutcome", "Maps", "compute_effect"]
-
 
 @dataclass(frozen=True)
 class Drop:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from mindswap.policy.match import PART_TIMEOUT_S, PatternError, compile_part
 
-__all__ = ["LayerPaths", "is_below", "match_paths"]
-
 
 @dataclass(frozen=True)
 class LayerPaths:

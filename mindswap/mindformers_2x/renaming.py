@@ -10,8 +10,6 @@ from mindswap.mindformers_2x.match import is_below
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import PatternError, match_pattern
 
-__all__ = ["LayerNames", "pattern_to_1_9", "patterns_to_2x", "to_2x_path"]
-
 # Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
 LEGACY_CELLS = {
     "attention.flash_attention": "self_attention.core_attention",

@@ -8,8 +8,6 @@ from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.effect import SettingsEffect
 from mindswap.mindformers_2x.settings import Settings2x
 
-__all__ = ["Context2x", "rule"]
-
 rule = functools.partial(rules.rule, prefix="pynative-")
 
 

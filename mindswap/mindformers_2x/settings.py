@@ -8,8 +8,6 @@ from mindswap.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["SECTION_KEYS", "Expect2x", "Settings2x", "Target"]
-
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
 SECTION_KEYS = {
     "swap": ("enable", "default_prefetch", "layer_swap", "op_swap"),

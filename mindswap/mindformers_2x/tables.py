@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.match import LayerPaths
 
-__all__ = ["Model", "dense_layer", "load_model", "paths_from_outline"]
-
 
 @dataclass(frozen=True)
 class Model:

@@ -9,8 +9,6 @@ from mindswap.document.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["SyntheticData", "Wanted", "derive", "format_config", "switched_off"]
-
 # A profile of this level has sizes and directions of copies; Level1 has neither.
 PROFILER_LEVEL = 2
 

@@ -7,20 +7,6 @@ from dataclasses import dataclass, field
 from mindswap.logs.step_report import ReportedStep
 from mindswap.prove.overlap import Overlap
 
-__all__ = [
-    "Check",
-    "VerifiedEffect",
-    "Fit",
-    "MeasuredRun",
-    "Proof",
-    "Simulated",
-    "Variant",
-    "Verdict",
-    "Worker",
-    "peak_bytes",
-    "typical_ns",
-]
-
 
 class Verdict(enum.Enum):
     """What came out of a check."""

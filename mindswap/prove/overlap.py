@@ -3,8 +3,6 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Interval", "Overlap", "measure_overlap"]
-
 # (start, end) in ns.
 Interval = tuple[int, int]
 
@@ -48,11 +46,7 @@ def measure_overlap(
 ) -> Overlap:
     """Lay the copies over what else the device did.
 
-    Args:
-        copies: one interval per copy; two that run at once count both.
-        compute: kernels; they may overlap each other.
-        communication: collectives; they may overlap each other and the kernels.
-        size_bytes: of all copies.
+    Two copies that run at once count both; kernels (`compute`) and collectives may overlap each other.
     """
     computing = _union(compute)
     busy = _union([*computing, *communication])

@@ -17,16 +17,6 @@ from mindswap.report.tables import format_indices, format_table
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import StageRecompute
 
-__all__ = [
-    "Explanation",
-    "explain",
-    "explanation_to_json",
-    "format_explanation",
-    "format_paths",
-    "list_paths",
-    "list_paths_2x",
-]
-
 
 @dataclass(frozen=True)
 class Explanation:

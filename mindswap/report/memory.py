@@ -10,8 +10,6 @@ from mindswap.graph.model import Graph
 from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["LayerMemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
-
 WHATS = ("kept", "swapped", "recomputed")
 COLUMNS = (*WHATS, "op_swap alone frees")
 
@@ -90,11 +88,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
 
     return {
         "layers": [
-            {
-                "layer": layer.layer_index,
-                **sums(layer),
-                "operators": [vars(operator) for operator in layer.operators],
-            }
+            {"layer": layer.layer_index, **sums(layer), "operators": [vars(operator) for operator in layer.operators]}
             for layer in report.layers
         ],
         "total": sums(report.total),

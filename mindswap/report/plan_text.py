@@ -9,8 +9,6 @@ from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time
 
-__all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
-
 HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
 NUM_HOLDERS = 6
 

@@ -22,8 +22,6 @@ from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
 from mindswap.units import format_count
 
-__all__ = ["StepKind", "AlikeLayers", "PartAction", "format_policy", "format_steps", "group_layers"]
-
 # Stands for any layer that no entry names: only entries for every layer hold for it.
 _UNNAMED_LAYER = -1
 

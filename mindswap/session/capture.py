@@ -12,8 +12,6 @@ from mindswap.policy.model import Policy
 from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["STEP_CLASSES", "capture_config", "read_skew"]
-
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, *GRAPH_CLASSES)
 # Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
@@ -63,10 +61,7 @@ def capture_config(
 
 
 def read_skew(text: str | None) -> int:
-    """How uneven tokens go to the ranks of experts, in thousandths.
-
-    Args:
-        text: such as `"1.5"`; None is balanced.
+    """How uneven tokens go to the ranks of experts, in thousandths, of a text such as `"1.5"`; None is balanced.
 
     Raises:
         GraphError: if it is no number from 1 on.

@@ -17,8 +17,6 @@ from mindswap.simulate.summary import find_causes, measure_layers, measure_stage
 from mindswap.simulate.summary_model import SimulationReport
 from mindswap.units import format_bytes, format_count
 
-__all__ = ["Run", "outside_line"]
-
 
 @dataclass(frozen=True, eq=False)
 class Run:

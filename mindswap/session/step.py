@@ -16,7 +16,7 @@ from mindswap.cost.hardware import Device
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError, SimulationError
+from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
@@ -31,8 +31,6 @@ from mindswap.simulate.layout import require_schedule
 from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
-
-__all__ = ["Step", "capture_step", "load_step", "policy_of"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -229,9 +227,6 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     Raises:
         PolicyError: if it is wrong.
     """
-    if checked.policy is None or checked.errors:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     num_layers = require_num_layers(document, checked.num_layers)
-    if checked.policy.is_swap_enabled:
-        return checked.policy
-    return expand_stage_recompute(document, num_layers).policy
+    return policy if policy.is_swap_enabled else expand_stage_recompute(document, num_layers).policy

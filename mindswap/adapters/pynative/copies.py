@@ -19,8 +19,6 @@ import numpy as np
 from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
 
-__all__ = ["CopyEngine", "PendingCopy", "StreamCopies", "ThreadCopies", "default_copies"]
-
 POISON = 0xFF  # NaN in every float type, a wild index in every integer type
 
 

@@ -17,8 +17,6 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Recording", "fill_inputs", "record_config"]
-
 MAX_TOKEN = 32  # every vocabulary has so many
 
 

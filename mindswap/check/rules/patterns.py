@@ -30,11 +30,8 @@ def bad_regex(context: Context) -> Iterator[Finding]:
 
     The name is split at `\\.`, and each part is a regular expression of its own.
 
-    PASS:
-        op_name: '.*\\.flash_attention'
-
-    FAIL (nothing stands before the star):
-        op_name: '*\\.flash_attention'
+    PASS: op_name: '.*\\.flash_attention'
+    FAIL (nothing stands before the star): op_name: '*\\.flash_attention'
     """
     errors: dict[str, PatternError | None] = {}
     for statement in context.settings.statements:
@@ -71,11 +68,8 @@ def plain_dot(context: Context) -> Iterator[Finding]:
 
     An error; a warning where the pattern matches something as it stands.
 
-    PASS:
-        op_name: 'attention\\.flash_attention'
-
-    FAIL:
-        op_name: 'attention.flash_attention'
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL: op_name: 'attention.flash_attention'
     """
     for statement in context.settings.statements:
         meant = _with_levels(statement.pattern or "")
@@ -103,11 +97,8 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
     Of the patterns that stand for a default (flash attention of the default strategy, the operators of
     `select_recompute: True`), one has to match: no model has all of them.
 
-    PASS:
-        op_name: 'attention\\.flash_attention'
-
-    FAIL (a level is missing):
-        op_name: 'flash_attention'
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL (a level is missing): op_name: 'flash_attention'
     """
     coverage = context.coverage
     if coverage is None:

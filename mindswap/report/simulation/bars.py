@@ -12,8 +12,6 @@ from mindswap.simulate.summary_model import SimulationReport
 from mindswap.simulate.timeline import StallCause, Timeline
 from mindswap.simulate.waits import find_waits
 
-__all__ = ["Bars", "find_kinds", "list_bars"]
-
 Column = np.ndarray | int
 
 _OF_OP = {
