@@ -24,6 +24,7 @@ from mindswap.graph.storage import classify_saved
 from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.policy.schema import SELECT_OPTIONS
 from mindswap.simulate.captured import CapturedStep
 
 # In place of the operator paths that stand for a name: no swap takes it away.
@@ -117,14 +118,9 @@ class CompiledLayers:
 
 def signature(policy: Policy, layer_index: int) -> Hashable:
     """All that decides what a policy sets on a layer."""
-    recompute = (
-        layer_index in policy.layer_recompute,
-        layer_index in policy.output_recompute,
-        tuple(entry.pattern for entry in policy.select_recompute if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_recompute_exclude if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_comm_recompute if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_comm_recompute_exclude if layer_index in entry.layers),
-    )
+    selects = (getattr(policy, option) for option in SELECT_OPTIONS)
+    selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
+    recompute = (layer_index in policy.layer_recompute, layer_index in policy.output_recompute, *selected)
     layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
     swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
     return recompute, layer_swap, swaps
@@ -135,7 +131,7 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
 
     Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more (`graph.rewrite`).
     """
-    forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+    forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
     found: dict[str, set[str]] = {}
     for node in graph.backward:
