@@ -93,13 +93,10 @@ class Block:
         object.__setattr__(self, "arrays", arrays)
 
     def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
-        """The block with some of its tensors swapped; its operators stay as they are.
+        """The block, which has no swap of its own, with some of its tensors swapped; its operators stay as they are.
 
-        A planner asks for thousands of them, so the arrays are changed and not made again.
-
-        Args:
-            copies: label of a tensor -> `prefetch`, `num_copies` and `is_held` as `BlockTensor` has them. The block
-                itself has no swap of its own.
+        A planner asks for thousands of them, so the arrays are changed and not made again. `copies` has `prefetch`,
+        `num_copies` and `is_held` (see `BlockTensor`) by label of the tensor.
         """
         arrays = self.arrays
         by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
