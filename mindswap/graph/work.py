@@ -71,7 +71,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     is_attention = classify(node.op) is OpClass.ATTENTION
-    work = count_work(node.op, inputs, node.outputs, constants if is_attention else ())
+    work = count_work(node.op, inputs, node.outputs, tuple(constants) if is_attention else ())
     num_ranks, _ = ring_axes(graph, node) if is_attention else (1, 1)
     if num_ranks > 1:
         layout = constants[LAYOUT]
@@ -84,6 +84,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     return work
 
 
+@functools.lru_cache(maxsize=4096)  # steps are measured under many policies, and layers are alike
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
