@@ -15,17 +15,11 @@ from mindswap.mindformers_2x.tables import Model, load_model
 
 @dataclass(frozen=True, eq=False)
 class PynativeCheck:
-    """What came out of checking a configuration.
+    """What came out of checking a configuration."""
 
-    Attributes:
-        effect: what upstream makes of it, also where there are problems.
-        problems: all of them, in file order.
-        ignored: warnings that the configuration or the caller does not want to hear.
-    """
-
-    effect: SettingsEffect
-    problems: tuple[Problem, ...]
-    ignored: tuple[Problem, ...] = ()
+    effect: SettingsEffect  # what upstream makes of it, also where there are problems
+    problems: tuple[Problem, ...]  # all of them, in file order
+    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
 
     @property
     def errors(self) -> tuple[Problem, ...]:

@@ -32,30 +32,22 @@ _OF_STALL = {
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64.
+    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64."""
 
-    Attributes:
-        lane: `Lane`.
-        kind: `BarKind`.
-        start_ns, end_ns: from the start of the step.
-        busy_ns: of that, how long something runs or waits.
-        label: index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1
-            where the kind says it all.
-        layer, micro_batch: -1 outside the layers, or where several were joined.
-        count: how many operators, copies or waits were joined.
-        size_bytes: of copies.
-    """
-
-    lane: np.ndarray
-    kind: np.ndarray
+    lane: np.ndarray  # `Lane`
+    kind: np.ndarray  # `BarKind`
+    # start_ns, end_ns: from the start of the step
     start_ns: np.ndarray
     end_ns: np.ndarray
-    busy_ns: np.ndarray
+    busy_ns: np.ndarray  # of that, how long something runs or waits
+    # index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1 where the kind
+    # says it all
     label: np.ndarray
+    # layer, micro_batch: -1 outside the layers, or where several were joined
     layer: np.ndarray
     micro_batch: np.ndarray
-    count: np.ndarray
-    size_bytes: np.ndarray
+    count: np.ndarray  # how many operators, copies or waits were joined
+    size_bytes: np.ndarray  # of copies
 
     def __len__(self) -> int:
         return len(self.start_ns)
