@@ -71,10 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check each file.
-
-    Returns:
-        0, or 1 if there is an error in any of them.
+    """Check each file; 1 if there is an error in any of them.
 
     Raises:
         LaunchError: `--json` with several files: it is one object.

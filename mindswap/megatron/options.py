@@ -130,8 +130,7 @@ def read_options(
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
     """Options from their values as text, by the names of the options, and where each stands.
 
-    Returns:
-        The options that could be read, and why the others could not.
+    Gives those that could be read, and why the others could not.
     """
     values: dict[str, object] = {}
     problems = []

@@ -31,7 +31,6 @@ def check_pynative(
     document: Document,
     num_layers: int | None = None,
     model: Model | None = None,
-    ignore: Collection[str] = (),
     silence: Collection[str] = (),
 ) -> PynativeCheck:
     """Check a configuration of MindFormers 2.x with every rule.
@@ -40,7 +39,6 @@ def check_pynative(
         document: the configuration.
         num_layers: layers of the model without those for multi-token prediction; None takes what it states.
         model: names of the layers; None takes the table of the model, if there is one.
-        ignore: rules whose problems are left out.
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
     """
     settings = read_pynative(document, num_layers)
@@ -50,4 +48,4 @@ def check_pynative(
     rules, context = find_rules(), Context2x(document, settings, effect)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
-    return PynativeCheck(effect, *split_ignored(document, found, ignore, silence))
+    return PynativeCheck(effect, *split_ignored(document, found, (), silence))

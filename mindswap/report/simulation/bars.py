@@ -61,37 +61,18 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     moved = np.flatnonzero(program.copies_stage == stage)
     lane, kind = _translate(_OF_OP, ops.kind[own])
     is_communication = ops.kind[own] >= OpKind.COLLECTIVE
+    run = ops.label[own], ops.layer[own], ops.micro_batch[own] // program.num_sequences
+    copied = (
+        copies.label[moved],
+        copies.layer[moved],
+        copies.micro_batch[moved] // program.num_sequences,
+        copies.size_bytes[moved],
+    )
     parts = (
-        _part(
-            lane,
-            kind,
-            timeline.op_start_ns[own],
-            timeline.op_end_ns[own],
-            ops.label[own],
-            ops.layer[own],
-            ops.micro_batch[own] // program.num_sequences,
-        ),
+        _part(lane, kind, timeline.op_start_ns[own], timeline.op_end_ns[own], *run),
         _stalls(timeline, stage),
-        _part(
-            Lane.COPY_OUT,
-            BarKind.COPY_OUT,
-            timeline.out_start_ns[moved],
-            timeline.out_end_ns[moved],
-            copies.label[moved],
-            copies.layer[moved],
-            copies.micro_batch[moved] // program.num_sequences,
-            copies.size_bytes[moved],
-        ),
-        _part(
-            Lane.COPY_IN,
-            BarKind.COPY_IN,
-            timeline.in_start_ns[moved],
-            timeline.in_end_ns[moved],
-            copies.label[moved],
-            copies.layer[moved],
-            copies.micro_batch[moved] // program.num_sequences,
-            copies.size_bytes[moved],
-        ),
+        _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
+        _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
         _idle_end(timeline, own[~is_communication]),
     )
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
