@@ -23,6 +23,8 @@ RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
 RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
 # Written by MindSpore before 2.4; has no shapes.
 OLD_KERNELS_PATTERN = "aicore_intermediate_"
+# `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone, all there is.
+DATABASE_PATTERN = re.compile(r"(ascend_\w+_profiler|msprof)\w*\.db")
 # Those of the frameworks go before those of msprof.
 KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
 MAX_DEPTH = 6
@@ -233,6 +235,12 @@ def _nothing_found(path: Path, names: list[str]) -> str:
         return (
             f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
             "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2"
+        )
+    if any(DATABASE_PATTERN.fullmatch(name) for name in names):
+        return (
+            f"{path}: this profile was exported as a database: it has no table of kernels\n"
+            "    fix:     profile with export_type=[ExportType.Text]; where PROF_* is below it,\n"
+            "             msprof --export=on --output=PATH makes tables of what is there"
         )
     if any(RAW_PATTERN.match(name) for name in names):
         return (

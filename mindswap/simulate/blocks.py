@@ -149,7 +149,7 @@ class _BlockMaker:
         else:
             taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
         rule, is_cut = self.rule, self.rule.is_cut(tensor.type)
-        passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
+        passing_bytes = rule.passing_bytes(size_bytes, is_cut)
         kept_bytes = rule.kept_bytes(size_bytes, is_cut)
         for size, uses, is_final in ((passing_bytes, taken, False), (kept_bytes, Uses(), True)):
             if size:

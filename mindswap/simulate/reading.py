@@ -35,7 +35,6 @@ class StepTensor:
     place: Place  # where it is made
     made_at: int  # position there
     is_again: bool  # by an operator that runs again
-    is_cast: bool  # by a cast
     uses: dict[int, dict[str, int]] = field(default_factory=dict)  # by section, what `Uses` says
     last_once: int = NO_OP  # last use by an operator that runs once
     is_read: bool = False  # by any operator
@@ -182,7 +181,7 @@ class StepReader:
 
         ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False, False)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
         self.tensors.append(buffers)
         for tensor in (buffers, *self._tensors_of(node.inputs)):
             tensor.note_use(place, begin + len(ops) - 1, False)
@@ -191,7 +190,7 @@ class StepReader:
     def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
+            StepTensor(label, known, place, position, is_again) if known.size_bytes else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
