@@ -15,8 +15,6 @@ from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
 from mindswap.policy.schema import SELECT_OPTIONS, default_operators
 
-__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree", "resolve_path"]
-
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
 

@@ -17,8 +17,6 @@ from mindswap.graph.load import (
 )
 from mindswap.graph.model import TensorType
 
-__all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
-
 MONAD = object()  # ties operators with side effects together; no value
 
 

@@ -13,8 +13,6 @@ from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClas
 from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
 
-__all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
-
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
 SEQUENCE_AXIS = {0: 1, 1: 2, 2: 0, 3: 1, 4: 0}  # BSH, BNSD, SBH, BSND, TND
@@ -88,11 +86,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
 def count_work(
     op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
 ) -> Work:
-    """Work of one operator with these types.
-
-    Args:
-        attention: for attention, its last five inputs; without them every pair of positions counts.
-    """
+    """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
     read_bytes = sum(known.size_bytes for known in inputs)

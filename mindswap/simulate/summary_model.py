@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
-__all__ = ["Cause", "DeviceFigure", "Holder", "LayerRow", "Moment", "SimulationReport", "StageReport"]
-
 
 @dataclass(frozen=True)
 class DeviceFigure:
@@ -93,7 +91,6 @@ class StageReport:
 
     @property
     def static_bytes(self) -> int:
-        """Memory that is taken all the time."""
         return sum(size_bytes for _, size_bytes in self.static_parts)
 
     @property
@@ -103,7 +100,6 @@ class StageReport:
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Time that compute waited for copies in either direction."""
         return self.copy_out_ns + self.copy_in_ns
 
 
@@ -131,7 +127,6 @@ class SimulationReport:
 
     @property
     def step_time_ns(self) -> int:
-        """One training step, end to end."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -147,7 +142,6 @@ class SimulationReport:
 
     @property
     def peak_stage(self) -> StageReport:
-        """The stage that needs the most device memory."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property
