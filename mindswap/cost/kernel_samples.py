@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindswap.cost.measured import MeasuredKey, Measurement, measured_key
+from mindswap.cost.measured import MeasuredKey, Measurement, measured_key, types_of
 from mindswap.cost.profile import Engine, ProfiledKernel
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
@@ -68,7 +68,7 @@ def samples_of(measurements: Iterable[Measurement]) -> tuple[Sample, ...]:
 
 
 def _sample(measurement: Measurement) -> Sample | None:
-    op, inputs, outputs = measurement.key.op, measurement.key.input_types(), measurement.key.output_types()
+    op, inputs, outputs = measurement.key.op, types_of(measurement.key.inputs), types_of(measurement.key.outputs)
     kind = classify(op)
     if not is_kernel(op) or kind is OpClass.COMMUNICATION or not inputs or not outputs:
         return None
@@ -78,12 +78,12 @@ def _sample(measurement: Measurement) -> Sample | None:
         return None
     if kind is OpClass.MATMUL and not _is_product(inputs, outputs):
         return None
-    attention: Sequence[int | None] = ()
+    attention: tuple[int | None, ...] = ()
     if kind is OpClass.ATTENTION:
         found = _attention_integers(op, inputs, outputs)
         if found is None:
             return None
-        attention = found
+        attention = tuple(found)
     node = Node(op, op, None, "", "", (), outputs, {})
     return Sample(measurement, kind, node, count_work(op, inputs, outputs, attention))
 

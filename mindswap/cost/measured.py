@@ -36,12 +36,6 @@ class MeasuredKey:
     inputs: Shapes
     outputs: Shapes
 
-    def input_types(self) -> tuple[TensorType, ...]:
-        return _types(self.inputs)
-
-    def output_types(self) -> tuple[TensorType, ...]:
-        return _types(self.outputs)
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -61,5 +55,6 @@ def _shapes(tensors: Iterable[TensorType]) -> Shapes:
     return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)
 
 
-def _types(shapes: Shapes) -> tuple[TensorType, ...]:
+def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
+    """Shapes and dtypes of a key as types, which have their bytes."""
     return tuple(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]) for shape, dtype in shapes)

@@ -79,15 +79,10 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
 
 
 def follow(nodes: Sequence[Node], wanted: Sequence[tuple[str, bool]]) -> tuple[list[Node], int]:
-    """The operators in an order that another source has for them, if both have the same operators.
+    """The operators in the order of another source, if both have the same operators; and how many of them were moved.
 
-    Args:
-        nodes: operators, each behind what it reads.
-        wanted: the other order: primitive of each operator, and whether it runs again in backward.
-
-    Returns:
-        The operators, and how many of them were moved. Nothing is moved where the other order has other operators, or
-        an operator before one that it reads.
+    Nothing is moved where that order (the primitive of each, and whether it runs again) has other
+    operators, or an operator before one that it reads.
     """
     if Counter((node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
         return list(nodes), 0

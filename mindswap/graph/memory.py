@@ -65,11 +65,8 @@ def path_from_root(node: Node) -> str:
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
-    Args:
-        layers: tree of each compiled layer.
-        tagged: a graph in which primitives that share cell and type carry their path.
-        tag: name of that attribute.
-        has_all_tags: every primitive carries its path; what has none is none of the model's.
+    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`, in the attribute
+    `tag`. With `has_all_tags` every primitive does; what has none is none of the model's.
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):

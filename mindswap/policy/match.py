@@ -22,15 +22,11 @@ PART_TIMEOUT_S = 0.2
 
 
 class PatternError(MindswapError):
-    """A pattern is not a regular expression, or matching it does not come to an end.
-
-    Attributes:
-        reason: what is wrong, in the words of the regex compiler.
-    """
+    """A pattern is not a regular expression, or matching it does not come to an end."""
 
     def __init__(self, pattern: str, reason: str):
         self.pattern = pattern
-        self.reason = reason
+        self.reason = reason  # in the words of the regex compiler
         super().__init__(f"'{pattern}': {reason}")
 
 

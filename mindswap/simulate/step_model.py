@@ -22,9 +22,8 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.block import Block
 from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep
+from mindswap.simulate.captured import CapturedStep, list_doubts
 from mindswap.simulate.compiled_layers import CompiledLayers, signature
-from mindswap.simulate.doubts import list_doubts
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
@@ -61,21 +60,6 @@ class StepModel:
 
     Layers on which a policy sets the same are the same block, made once.
 
-    Args:
-        captured: the step without swap and recompute.
-        costs: what operators and copies cost.
-        settings: micro-batches, parallel settings, optimizer.
-
-    Attributes:
-        captured: what runs without any policy: `captured` with weights gathered, what all layers share outside the
-            layers, equal operators merged.
-        names: what to call its operators.
-        layers: the graphs under a policy, and the step as it was captured.
-        layout: which sections are on which stage.
-        transfers: what copies and sending cost.
-        weights: weights and gradients of each stage.
-        doubts: what MindSpore does and is not in the step, in words.
-
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is not known.
@@ -84,9 +68,10 @@ class StepModel:
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
         self.costs = costs
         self.settings = settings
-        self.layers = CompiledLayers(captured, settings)
-        self.names = self.layers.labels
+        self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
+        self.names = self.layers.labels  # what to call its operators
         self.doubts = list_doubts(captured.graph, self.layers.graph, settings)
+        # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
         self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node

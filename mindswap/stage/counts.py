@@ -29,16 +29,11 @@ class Counts:
 
 
 class CountsError(MindswapError):
-    """MindFormers refuses these counts.
-
-    Attributes:
-        node: where the reason is.
-        fix: what to write; "" if that cannot be said.
-    """
+    """MindFormers refuses these counts."""
 
     def __init__(self, node: DocumentNode, message: str, fix: str = ""):
-        self.node = node
-        self.fix = fix
+        self.node = node  # where the reason is
+        self.fix = fix  # what to write; "" if that cannot be said
         super().__init__(message)
 
 

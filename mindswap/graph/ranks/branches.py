@@ -18,10 +18,7 @@ JOINING_OP = "Concat"
 class Branches:
     """The half that each value is computed for; None for what is of the whole.
 
-    Args:
-        forward: operators of forward, in execution order.
-        aliases: name in backward -> name in forward, of what forward hands over.
-        constants: values of integer constants, by name: which member of a tuple is taken.
+    `aliases` has the names in forward of what it hands over, `constants` which member of a tuple is taken.
     """
 
     def __init__(self, forward: Iterable[Node], aliases: Mapping[str, str], constants: Mapping[str, int]):

@@ -70,9 +70,7 @@ def warm_up_then_alternate(
 ) -> tuple[Pass, ...]:
     """Some forwards, then one forward and one backward in turn, then the backwards that are left.
 
-    Args:
-        forward, backward: (chunk, micro-batch) in the order of each.
-        num_warm_up: forwards before the first backward, less the one that it alternates with.
+    The warm-up has those before the first backward, less the one that it alternates with; all are (chunk, micro-batch).
     """
     total = len(forward)
     warm_up = min(num_warm_up, total)

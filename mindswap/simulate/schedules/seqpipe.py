@@ -47,11 +47,9 @@ def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
-    """The order that all schedules of this family have.
+    """The order that all schedules of this family have; `rounds` are their micro-batches.
 
-    Args:
-        rounds: micro-batches of each round.
-        forwards_per_stage: by how many forwards the warm-up of a stage is longer than that of the next one.
+    By `forwards_per_stage` the warm-up of a stage is longer than that of the next one.
     """
     forward = []
     begin = 0
