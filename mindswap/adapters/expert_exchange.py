@@ -29,17 +29,13 @@ OPS_NAME = "mindswap_ops_of_known_sizes"
 
 @dataclass
 class _Sizes:
-    """Of the network that is compiled; the class of a dispatcher -> what it exchanges.
+    """Of the network that is compiled; the class of a dispatcher -> what it exchanges."""
 
-    Attributes:
-        sent, received: rows that a rank sends and receives in an exchange of tokens.
-        rows: pairs of a token and an expert that the experts of the rank compute.
-        groups: name of a group of ranks -> how many, and from one to the next.
-    """
-
+    # sent, received: rows that a rank sends and receives in an exchange of tokens
     sent: int = 0
     received: int = 0
-    rows: int = 0
+    rows: int = 0  # pairs of a token and an expert that the experts of the rank compute
+    # name of a group of ranks -> how many, and from one to the next
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 

@@ -80,20 +80,13 @@ def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
 
 @dataclass(frozen=True)
 class Capture:
-    """A network under a policy, compiled.
+    """A network under a policy, compiled."""
 
-    Attributes:
-        sample: layers of the model that were compiled.
-        layers: tree of each compiled layer.
-        graph: forward and backward as the compiler leaves them; `layer_index` counts compiled layers.
-        notes: where the compiled network differs from the one that trains, in words.
-        collectives: tensor parallel communication, by name of the operator that it belongs to.
-    """
-
-    sample: LayerSample
-    layers: tuple[CellNode, ...]
-    graph: Graph
-    notes: tuple[str, ...]
+    sample: LayerSample  # layers of the model that were compiled
+    layers: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # forward and backward as the compiler leaves them; `layer_index` counts compiled layers
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains, in words
+    # tensor parallel communication, by name of the operator that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 

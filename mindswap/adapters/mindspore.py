@@ -77,13 +77,10 @@ def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
 
 
 def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
-    """Make lazy_inline the cell around all layers, and no other.
+    """Make lazy_inline the cell around all layers, and no other; gives how many of each class no longer are.
 
     Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
     of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
-
-    Returns:
-        How many cells of each class no longer are lazy_inline.
     """
     decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
     within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}

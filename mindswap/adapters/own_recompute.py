@@ -24,15 +24,10 @@ METHODS = ("set_recompute", "_format_recompute_list")
 
 @dataclass(frozen=True)
 class OwnRecompute:
-    """What MindFormers sets on the whole model.
+    """What MindFormers sets on the whole model."""
 
-    Attributes:
-        setting: the object that sets it, by the number of a layer; None where it cannot be asked for single layers.
-        trees: the layers.
-    """
-
-    setting: Any
-    trees: tuple[CellNode, ...]
+    setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
+    trees: tuple[CellNode, ...]  # the layers
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
         """Whether layers built alone are alike where those of the model of these numbers are, and differ where they do.

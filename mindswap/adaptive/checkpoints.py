@@ -16,19 +16,12 @@ _NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of one step, one per rank.
+    """Files of one step, one per rank."""
 
-    Attributes:
-        saved: when it was written.
-        files: by rank.
-        prefix: what the names begin with.
-        format: `safetensors` or `ckpt`.
-    """
-
-    saved: SavedStep
-    files: tuple[Path, ...]
-    prefix: str
-    format: str
+    saved: SavedStep  # when it was written
+    files: tuple[Path, ...]  # by rank
+    prefix: str  # what the names begin with
+    format: str  # `safetensors` or `ckpt`
 
 
 class CheckpointFolder:

@@ -19,25 +19,15 @@ _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """How the user starts the training.
+    """How the user starts the training."""
 
-    Attributes:
-        msrun_options: options of msrun as given; None for one process without msrun.
-        script: the training script; None for the package's own entry.
-        options: of the script, without `--config`.
-        config_path: the YAML, absolute.
-        num_workers: worker processes.
-        log_dir: folder of the logs as given: the run directory.
-        master_port: port of the scheduler.
-    """
-
-    msrun_options: tuple[str, ...] | None
-    script: Path | None
-    options: tuple[str, ...]
-    config_path: Path
-    num_workers: int = 1
-    log_dir: Path = Path(DEFAULT_LOG_DIR)
-    master_port: int = 8118
+    msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
+    script: Path | None  # the training script; None for the package's own entry
+    options: tuple[str, ...]  # of the script, without `--config`
+    config_path: Path  # the YAML, absolute
+    num_workers: int = 1  # worker processes
+    log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
+    master_port: int = 8118  # port of the scheduler
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
         """The command of an attempt; `is_resumed`: its configuration names a checkpoint.

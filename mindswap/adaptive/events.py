@@ -28,23 +28,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Measured:
-    """Enough steps to judge the plan.
+    """Enough steps to judge the plan."""
 
-    Attributes:
-        step: last step.
-        num_steps: of the whole training.
-        peak_bytes: highest use of any worker; None if none reported it.
-        step_time_ns: median over the slowest worker's steps, the first ones left out.
-        startup_ns: from the start to the first step.
-        has_checkpoints: a complete checkpoint exists, or the configuration saves them.
-    """
-
-    step: int
-    num_steps: int
-    peak_bytes: int | None
-    step_time_ns: int
-    startup_ns: int
-    has_checkpoints: bool
+    step: int  # last step
+    num_steps: int  # of the whole training
+    peak_bytes: int | None  # highest use of any worker; None if none reported it
+    step_time_ns: int  # median over the slowest worker's steps, the first ones left out
+    startup_ns: int  # from the start to the first step
+    has_checkpoints: bool  # a complete checkpoint exists, or the configuration saves them
 
 
 @dataclass(frozen=True)
@@ -61,37 +52,24 @@ class Stopped:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A worker died for want of memory.
+    """A worker died for want of memory."""
 
-    Attributes:
-        worker: its number.
-        step: last step that was seen; 0 for none.
-        missing_bytes: what was missing by the log; None if it does not say.
-        text: what it said.
-    """
-
-    worker: int
-    step: int
-    missing_bytes: int | None
-    text: str
+    worker: int  # its number
+    step: int  # last step that was seen; 0 for none
+    missing_bytes: int | None  # what was missing by the log; None if it does not say
+    text: str  # what it said
 
 
 @dataclass(frozen=True)
 class Ended:
-    """The workers ended, and not for want of memory.
+    """The workers ended, and not for want of memory."""
 
-    Attributes:
-        outcome: FINISHED; KILLED: a process was ended by a signal; FAILED: nothing that less memory would mend;
-            INTERRUPTED: the user stopped them.
-        step: last step that was seen.
-        text: what it said.
-        exit_code: of the training that failed.
-    """
-
+    # FINISHED; KILLED: a process was ended by a signal; FAILED: nothing that less memory would mend; INTERRUPTED: the
+    # user stopped them
     outcome: Outcome
-    step: int
-    text: str = ""
-    exit_code: int = 1
+    step: int  # last step that was seen
+    text: str = ""  # what it said
+    exit_code: int = 1  # of the training that failed
 
 
 Event = Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Ended

@@ -31,33 +31,19 @@ MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 @dataclass(frozen=True)
 class AdaptiveRun:
-    """What is to be run.
+    """What is to be run."""
 
-    Attributes:
-        command: the training command.
-        run_dir: run directory, absolute.
-        plain_dir: the same under a name without spaces.
-        key: of configuration, versions and device: what a saved state must have been saved under.
-        settings: of the user.
-        checkpoints: where the training saves them.
-        saves_checkpoints: the configuration says that it does.
-        is_parallel: MindFormers takes its processes for parts of one training.
-        environment: of the workers.
-        num_measured_steps: steps after which a plan is judged.
-        poll_s: pause between two looks at the logs.
-    """
-
-    command: TrainingCommand
-    run_dir: Path
-    plain_dir: Path
-    key: str
-    settings: Settings
-    checkpoints: Path
-    saves_checkpoints: bool
-    is_parallel: bool
-    environment: Mapping[str, str]
-    num_measured_steps: int = 10
-    poll_s: float = 1.0
+    command: TrainingCommand  # the training command
+    run_dir: Path  # run directory, absolute
+    plain_dir: Path  # the same under a name without spaces
+    key: str  # of configuration, versions and device: what a saved state must have been saved under
+    settings: Settings  # of the user
+    checkpoints: Path  # where the training saves them
+    saves_checkpoints: bool  # the configuration says that it does
+    is_parallel: bool  # MindFormers takes its processes for parts of one training
+    environment: Mapping[str, str]  # of the workers
+    num_measured_steps: int = 10  # steps after which a plan is judged
+    poll_s: float = 1.0  # pause between two looks at the logs
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:

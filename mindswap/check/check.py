@@ -36,23 +36,14 @@ SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """What came out of checking a configuration.
+    """What came out of checking a configuration."""
 
-    Attributes:
-        policy: the normalised policy; None if there is an error.
-        problems: every problem, in file order.
-        num_layers: layers of the model; None if not known.
-        trees: the layers that operator names were checked against; None if they were not.
-        settings: the statements with their places; None for a file of the other form.
-        ignored: warnings that the configuration or the caller does not want to hear.
-    """
-
-    policy: Policy | None
-    problems: tuple[Problem, ...]
-    num_layers: int | None
-    trees: LayerTrees | None
-    settings: PolicySettings | None = None
-    ignored: tuple[Problem, ...] = ()
+    policy: Policy | None  # the normalised policy; None if there is an error
+    problems: tuple[Problem, ...]  # every problem, in file order
+    num_layers: int | None  # layers of the model; None if not known
+    trees: LayerTrees | None  # the layers that operator names were checked against; None if they were not
+    settings: PolicySettings | None = None  # the statements with their places; None for a file of the other form
+    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
 
     @property
     def is_swap_enabled(self) -> bool:

@@ -36,22 +36,15 @@ STDIN = "standard input"
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What there is to say of a file, in either form.
+    """What there is to say of a file, in either form."""
 
-    Attributes:
-        form: of the file.
-        problems, ignored: found; and those that only count.
-        notes: what could not be looked at.
-        layers: what happens in each layer, as text; "" where that is not known.
-        data: what `--json` says besides.
-    """
-
-    form: Form
+    form: Form  # of the file
+    # problems, ignored: found; and those that only count
     problems: tuple[Problem, ...]
     ignored: tuple[Problem, ...]
-    notes: Sequence[str]
-    layers: str
-    data: Mapping[str, Any]
+    notes: Sequence[str]  # what could not be looked at
+    layers: str  # what happens in each layer, as text; "" where that is not known
+    data: Mapping[str, Any]  # what `--json` says besides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -78,10 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check each file.
-
-    Returns:
-        0, or 1 if there is an error in any of them.
+    """Check each file; 1 if there is an error in any of them.
 
     Raises:
         LaunchError: `--json` with several files: it is one object.

@@ -79,11 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert one configuration.
-
-    Returns:
-        0, or 1 if the result does not pass `mindswap check`; it is written all the same.
-    """
+    """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
     request = _read_request(args)
     require_folders(args.output)
     refuse_lone_overwrite(args)

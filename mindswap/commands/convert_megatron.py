@@ -33,19 +33,12 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Result:
-    """What is to be written.
+    """What is to be written."""
 
-    Attributes:
-        sections: the sections that change.
-        problems: warnings.
-        comments: what to put above a section.
-        num_layers: layers of the model.
-    """
-
-    sections: dict[str, dict[str, Any]]
-    problems: tuple[Problem, ...]
-    comments: dict[str, str]
-    num_layers: int
+    sections: dict[str, dict[str, Any]]  # the sections that change
+    problems: tuple[Problem, ...]  # warnings
+    comments: dict[str, str]  # what to put above a section
+    num_layers: int  # layers of the model
 
 
 def convert_megatron(args: argparse.Namespace, request: Request) -> Result:

@@ -17,19 +17,12 @@ from mindswap.units import format_bytes
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """The tensors of a recorded step.
+    """The tensors of a recorded step."""
 
-    Attributes:
-        file: the trace.
-        trace: what is in it.
-        layers: tree of each layer, with the names of 1.9.
-        model: what can be named in its layers in 2.x.
-    """
-
-    file: str
-    trace: Trace
-    layers: tuple[CellNode, ...]
-    model: Model
+    file: str  # the trace
+    trace: Trace  # what is in it
+    layers: tuple[CellNode, ...]  # tree of each layer, with the names of 1.9
+    model: Model  # what can be named in its layers in 2.x
 
     @property
     def num_layer_ops(self) -> int:

@@ -18,32 +18,20 @@ from mindswap.stage.applied import EXCLUDE
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be converted.
+    """What is to be converted."""
 
-    Attributes:
-        text: the file as it is; empty without CONFIG.
-        document: the same, read; without a root without CONFIG.
-        file: its name.
-    """
-
-    text: str
-    document: Document
-    file: str
+    text: str  # the file as it is; empty without CONFIG
+    document: Document  # the same, read; without a root without CONFIG
+    file: str  # its name
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        text: the whole configuration.
-        problems: of the conversion and of its result.
-        data: what `--json` says besides.
-    """
-
-    text: str
-    problems: Sequence[Problem]
-    data: Mapping[str, object]
+    text: str  # the whole configuration
+    problems: Sequence[Problem]  # of the conversion and of its result
+    data: Mapping[str, object]  # what `--json` says besides
 
 
 def target_of(args: argparse.Namespace) -> str | None:

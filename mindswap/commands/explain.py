@@ -50,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one configuration.
-
-    Returns:
-        0, or 1 if there is an error, which only a file of MindFormers 2.x is explained with.
-    """
+    """Explain one configuration; 1 if there is an error, which only a file of MindFormers 2.x is explained with."""
     document = load_document(args.config)
     if find_form(document) is Form.PYNATIVE:
         return _explain_2x(args, document)

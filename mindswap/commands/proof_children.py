@@ -28,17 +28,11 @@ PACKAGE_FOLDER = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said.
+    """What a command said."""
 
-    Attributes:
-        exit_code: 0 and 1 come with data, if the command has any.
-        data: its JSON; None where it printed none.
-        error: what it wrote to the standard error, last lines.
-    """
-
-    exit_code: int
-    data: Any
-    error: str
+    exit_code: int  # 0 and 1 come with data, if the command has any
+    data: Any  # its JSON; None where it printed none
+    error: str  # what it wrote to the standard error, last lines
 
     def require(self, what: str) -> Any:
         """The data.

@@ -37,27 +37,16 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What was asked for.
+    """What was asked for."""
 
-    Attributes:
-        folder: for all that a proof writes.
-        config: the user's file.
-        variants: runs to make.
-        wanted: what each is to be.
-        budget_bytes: for the plan; None takes a share of what the step needs.
-        wants_synthetic_data: also where the configuration has data.
-        device_words: options of the simulated device.
-        say: takes a line for the user.
-    """
-
-    folder: Path
-    config: Path
-    variants: tuple[str, ...]
-    wanted: Wanted
-    budget_bytes: int | None
-    wants_synthetic_data: bool
-    device_words: tuple[str, ...]
-    say: Callable[[str], None]
+    folder: Path  # for all that a proof writes
+    config: Path  # the user's file
+    variants: tuple[str, ...]  # runs to make
+    wanted: Wanted  # what each is to be
+    budget_bytes: int | None  # for the plan; None takes a share of what the step needs
+    wants_synthetic_data: bool  # also where the configuration has data
+    device_words: tuple[str, ...]  # options of the simulated device
+    say: Callable[[str], None]  # takes a line for the user
 
     def file(self, name: str) -> Path:
         """The configuration of a run."""

@@ -33,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one configuration.
-
-    Returns:
-        0, or 1 if it does not fit.
-    """
+    """Simulate one configuration; 1 if it does not fit."""
     require_folders(args.trace, args.plot, args.html)
     _refuse_recorded(args.trace)
     run = load_step(

@@ -16,15 +16,10 @@ _SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What MindSpore may take of each card.
+    """What MindSpore may take of each card."""
 
-    Attributes:
-        size_bytes: how much.
-        location: where that stands.
-    """
-
-    size_bytes: int
-    location: Location
+    size_bytes: int  # how much
+    location: Location  # where that stands
 
     @property
     def source(self) -> str:

@@ -14,19 +14,12 @@ NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 
 @dataclass
 class SampleCounts:
-    """What `read_samples` has read so far.
+    """What `read_samples` has read so far."""
 
-    Attributes:
-        num_documents: documents that hold any text; empty ones are passed over.
-        num_bytes: their bytes.
-        num_tokens: their tokens, one eos after each document included.
-        num_samples: samples handed out.
-    """
-
-    num_documents: int = 0
-    num_bytes: int = 0
-    num_tokens: int = 0
-    num_samples: int = 0
+    num_documents: int = 0  # documents that hold any text; empty ones are passed over
+    num_bytes: int = 0  # their bytes
+    num_tokens: int = 0  # their tokens, one eos after each document included
+    num_samples: int = 0  # samples handed out
 
 
 def read_samples(

@@ -23,8 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def lifeline() -> Iterator[str]:
     """While this lasts, processes that hold it live; to be entered after every fork that outlives this process.
 
-    Yields:
-        Its name, for `VARIABLE` in the environment of the workers.
+    Gives its name, for `VARIABLE` in the environment of the workers.
     """
     read_end, write_end = os.pipe()
     try:

@@ -12,17 +12,11 @@ ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 @dataclass(frozen=True)
 class Training:
-    """What follows `mindswap run`.
+    """What follows `mindswap run`."""
 
-    Attributes:
-        script: the training script; None for the package's own entry.
-        options: its options.
-        config_path: the YAML, where the script will look for it.
-    """
-
-    script: Path | None
-    options: list[str]
-    config_path: Path
+    script: Path | None  # the training script; None for the package's own entry
+    options: list[str]  # its options
+    config_path: Path  # the YAML, where the script will look for it
 
 
 def parse_training(words: list[str]) -> Training:

@@ -14,17 +14,11 @@ from mindswap.policy.words import format_layers
 
 @dataclass(frozen=True)
 class MegatronPolicy:
-    """What the options ask for.
+    """What the options ask for."""
 
-    Attributes:
-        policy: with swap enabled; None if there is an error.
-        problems: errors and warnings.
-        summary: one line for each part, in words.
-    """
-
-    policy: Policy | None
-    problems: tuple[Problem, ...]
-    summary: tuple[str, ...] = ()
+    policy: Policy | None  # with swap enabled; None if there is an error
+    problems: tuple[Problem, ...]  # errors and warnings
+    summary: tuple[str, ...] = ()  # one line for each part, in words
 
 
 def policy_of_megatron(

@@ -44,15 +44,10 @@ class ScriptError(MindswapError):
 
 @dataclass(frozen=True)
 class Command:
-    """What a script runs.
+    """What a script runs."""
 
-    Attributes:
-        words: of the command with Megatron's options, variables replaced.
-        unknown: words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`.
-    """
-
-    words: tuple[str, ...]
-    unknown: tuple[str, ...]
+    words: tuple[str, ...]  # of the command with Megatron's options, variables replaced
+    unknown: tuple[str, ...]  # words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`
 
 
 def find_command(text: str) -> Command:

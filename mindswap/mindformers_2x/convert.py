@@ -18,30 +18,19 @@ from mindswap.policy.words import index_runs
 
 @dataclass(frozen=True)
 class Swapped:
-    """What the other form shall swap.
+    """What the other form shall swap."""
 
-    Attributes:
-        whole: layers that are swapped as a whole.
-        paths: dotted path -> layers in which it is named.
-    """
-
-    whole: tuple[int, ...]
-    paths: Mapping[str, tuple[int, ...]]
+    whole: tuple[int, ...]  # layers that are swapped as a whole
+    paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named
 
 
 @dataclass(frozen=True)
 class ConvertedSettings:
-    """Settings in the other form.
+    """Settings in the other form."""
 
-    Attributes:
-        sections: top-level sections as plain data.
-        lost: what the other form cannot say, or says in another way, in words.
-        by: how it was found, in words.
-    """
-
-    sections: dict[str, dict[str, Any]]
-    lost: tuple[str, ...]
-    by: str = "by name"
+    sections: dict[str, dict[str, Any]]  # top-level sections as plain data
+    lost: tuple[str, ...]  # what the other form cannot say, or says in another way, in words
+    by: str = "by name"  # how it was found, in words
 
 
 def to_2x(

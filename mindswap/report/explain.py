@@ -20,21 +20,13 @@ from mindswap.stage.expand import StageRecompute
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happens in each layer.
+    """What happens in each layer."""
 
-    Attributes:
-        policy: of the configuration; with swap off what MindFormers does by itself.
-        groups: equal layers together, in order of their first.
-        num_layers: layers of the model; None if not known.
-        source: where the operators come from; None leaves names as the configuration has them.
-        stages: with swap off, what MindFormers logs and the layers of each stage and chunk.
-    """
-
-    policy: Policy
-    groups: tuple[AlikeLayers, ...]
-    num_layers: int | None
-    source: str | None
-    stages: StageRecompute | None = None
+    policy: Policy  # of the configuration; with swap off what MindFormers does by itself
+    groups: tuple[AlikeLayers, ...]  # equal layers together, in order of their first
+    num_layers: int | None  # layers of the model; None if not known
+    source: str | None  # where the operators come from; None leaves names as the configuration has them
+    stages: StageRecompute | None = None  # with swap off, what MindFormers logs and the layers of each stage and chunk
 
     def cells(self) -> tuple[Cell, ...]:
         """Layers of each stage and chunk; none with swap on, where stages play no role."""

@@ -16,17 +16,11 @@ COLUMNS = (*WHATS, "op_swap alone frees")
 
 @dataclass(frozen=True)
 class LayerMemoryReport:
-    """What `mindswap inspect` shows.
+    """What `mindswap inspect` shows."""
 
-    Attributes:
-        layers: every layer of the model, then what is outside the layers.
-        peak: highest activation memory of one micro-batch.
-        notes: where the compiled network differs from the one that trains.
-    """
-
-    layers: tuple[LayerMemory, ...]
-    peak: Peak
-    notes: tuple[str, ...]
+    layers: tuple[LayerMemory, ...]  # every layer of the model, then what is outside the layers
+    peak: Peak  # highest activation memory of one micro-batch
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains
 
     def only(self, indices: Collection[int]) -> "LayerMemoryReport":
         """The same with these layers alone, and what is outside the layers."""

@@ -38,21 +38,14 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class PartAction:
-    """One action on one part of a layer.
+    """One action on one part of a layer."""
 
-    Attributes:
-        action: what happens.
-        name: path of a cell or operator below the layer; "" for the whole layer; a pattern where the
-            model is not known.
-        num_operators: operators it concerns; None where the model is not known.
-        num_prefetch_ops: prefetch distance; None for recomputation.
-        reasons: which entry goes before which, where several name it; only where they were asked for.
-    """
-
-    action: StepKind
+    action: StepKind  # what happens
+    # path of a cell or operator below the layer; "" for the whole layer; a pattern where the model is not known
     name: str
-    num_operators: int | None = None
-    num_prefetch_ops: int | None = None
+    num_operators: int | None = None  # operators it concerns; None where the model is not known
+    num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation
+    # which entry goes before which, where several name it; only where they were asked for
     reasons: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:

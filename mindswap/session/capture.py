@@ -23,22 +23,17 @@ def capture_config(
     document: Document,
     settings: StepSettings,
     num_layers: int,
-    rank: int | None,
     skew_permille: int,
     use_cache: bool,
 ) -> CapturedStep:
-    """The step of a rank; arguments as of `load_step`.
+    """The step of a rank, which are all alike; arguments as of `load_step`.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
-        PolicyError: if there is no such rank.
     """
     path = str(Path(config).resolve())
-    placement = None
-    if rank is not None or settings.num_parts > 1:
-        placement = place_rank(document, rank or 0, num_layers, skew_permille)
-    if settings.num_parts == 1:
-        placement = None  # every rank of a stage is like one that has the whole model
+    # In one part, every rank of a stage is like one that has the whole model.
+    placement = place_rank(document, 0, num_layers, skew_permille) if settings.num_parts > 1 else None
 
     def make() -> CapturedStep:
         require_mindformers()

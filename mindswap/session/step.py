@@ -112,7 +112,6 @@ def load_step(
     use_cache: bool = True,
     *,
     memory: str | None = None,
-    rank: int | None = None,
     expert_skew: str | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
@@ -123,7 +122,6 @@ def load_step(
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
         memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
-        rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
         expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
 
     Raises:
@@ -144,7 +142,7 @@ def load_step(
         captured = capture_of(recorded)
     else:
         skew = read_skew(expert_skew)
-        captured = capture_config(config, document, settings, checked.num_layers, rank, skew, use_cache)
+        captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), known_layers, Path(config))
 

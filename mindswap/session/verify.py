@@ -195,9 +195,7 @@ def verify_policy(
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
-    Returns:
-        One effect per layer of the model (of the rank's stage, with `placement`), and the compiled
-        network under the policy.
+    Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
     """
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
     swapped, baseline = compile_pair(config_path, policy, without_swap, placement, use_cache)

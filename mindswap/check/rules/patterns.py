@@ -168,12 +168,12 @@ def _no_default(statement: Statement, coverage: Coverage) -> Finding:
     return Finding(statement.pattern_location, message, fix="name the operators", level=Level.WARNING)
 
 
-def _near_paths(pattern: str, coverage: Coverage, limit: int = 3) -> list[str]:
-    """Paths of the model that a pattern may be meant for: those that end with it first, then by edit distance."""
+def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
+    """Three paths of the model that a pattern may be meant for: those that end with it first, then by edit distance."""
     parts = split_pattern(pattern)
     ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
     others = [path for path in coverage.paths if path not in ends]
-    return [*ends[:limit], *closest_names(pattern, others, limit)][:limit]
+    return [*ends, *closest_names(pattern, others, 3)][:3]
 
 
 @rule(Level.WARNING)
