@@ -15,8 +15,6 @@ from mindswap.adapters.versions.executors import cell_graph_executor
 from mindswap.errors import GraphError
 from mindswap.graph.model import TensorType
 
-__all__ = ["CpuKernels", "eager"]
-
 # Attributes that are for the compiler: how to shard, to recompute, to offload.
 NOT_FOR_KERNELS = frozenset(
     {"offload", "backward_prefetch", "recompute", "duplicated", "in_strategy", "out_strategy", "in_layout",

@@ -23,8 +23,6 @@ from pathlib import Path
 from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.errors import DataError
 
-__all__ = ["INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
-
 INDEX_SUFFIX = ".db"
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
 MAX_SAMPLE_LENGTH = (1 << 20) + 1

@@ -36,8 +36,6 @@ from mindswap.report.problems import format_problems
 if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap
 
-__all__ = ["Session", "install"]
-
 
 def install(document: Document) -> "Session":
     """Put the hooks in place for this process. Problems point into the document, the user's YAML."""

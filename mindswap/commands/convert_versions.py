@@ -29,8 +29,6 @@ from mindswap.policy.read import find_num_layers
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape
 
-__all__ = ["VERSIONS", "convert_versions"]
-
 VERSIONS = {"2.x": Form.PYNATIVE, "1.9": Form.GRAPH}
 SECTIONS_1_9 = ("swap_config", "recompute_config")
 SECTIONS_2X = ("swap", "recompute", "recompute_comm")

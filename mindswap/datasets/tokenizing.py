@@ -10,8 +10,6 @@ import numpy as np
 
 from mindswap.errors import DataError
 
-__all__ = ["Tokenizer", "ByteTokenizer", "TextTokenizer"]
-
 # A long document is cut before a line that begins with text, else before a word, else anywhere, so
 # that a tokenizer meets whole words.
 _LAST_LINE = re.compile(r".*\n(?=\S)", re.DOTALL)

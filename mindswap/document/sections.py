@@ -13,8 +13,6 @@ from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
 
-__all__ = ["rewrite_section"]
-
 BYTE_ORDER_MARK = "\ufeff"
 
 

@@ -15,35 +15,22 @@ from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, pattern
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.words import index_runs
 
-__all__ = ["ConvertedSettings", "Swapped", "to_1_9", "to_2x"]
-
 
 @dataclass(frozen=True)
 class Swapped:
-    """What the other form shall swap.
+    """What the other form shall swap."""
 
-    Attributes:
-        whole: layers that are swapped as a whole.
-        paths: dotted path -> layers in which it is named.
-    """
-
-    whole: tuple[int, ...]
-    paths: Mapping[str, tuple[int, ...]]
+    whole: tuple[int, ...]  # layers that are swapped as a whole
+    paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named
 
 
 @dataclass(frozen=True)
 class ConvertedSettings:
-    """Settings in the other form.
+    """Settings in the other form."""
 
-    Attributes:
-        sections: top-level sections as plain data.
-        lost: what the other form cannot say, or says in another way, in words.
-        by: how it was found, in words.
-    """
-
-    sections: dict[str, dict[str, Any]]
-    lost: tuple[str, ...]
-    by: str = "by name"
+    sections: dict[str, dict[str, Any]]  # top-level sections as plain data
+    lost: tuple[str, ...]  # what the other form cannot say, or says in another way, in words
+    by: str = "by name"  # how it was found, in words
 
 
 def to_2x(
@@ -53,13 +40,10 @@ def to_2x(
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
-        policy: what 1.9 does.
-        num_layers: layers of the model.
-        num_stages: pipeline stages.
-        num_layer_ops: operators of a layer in backward, for the distance.
+        policy, num_layers, num_stages: what 1.9 does, with how many layers of the model and pipeline stages.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
         names: what is known of the layers of both versions.
         by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
-        source: where `num_layer_ops` is from, in words.
     """
     lost: list[str] = []
     told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
@@ -165,14 +149,13 @@ def to_1_9(
     by_tensor: Swapped | None = None,
     source: str = "assumed",
 ) -> ConvertedSettings:
-    """Settings of MindFormers 2.x in the sections of 1.9.
+    """Settings of MindFormers 2.x in the sections of 1.9; what 2.x drops is not converted.
 
     Args:
-        effect: what 2.x makes of them; what it drops is not converted.
-        num_layer_ops: operators of a layer in backward, for the distance.
+        effect: what 2.x makes of them.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
         use_legacy: names of the legacy models, such as `feed_forward`.
         by_tensor: what moves the tensors that 2.x moves.
-        source: where `num_layer_ops` is from, in words.
     """
     settings, lost = effect.settings, []
     prefetch = (settings.prefetch or 1) * num_layer_ops

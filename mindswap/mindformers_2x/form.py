@@ -6,8 +6,6 @@ from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
 
-__all__ = ["RULE", "Form", "find_form", "form_problem", "refuse_pynative"]
-
 RULE = "form-2x"
 
 

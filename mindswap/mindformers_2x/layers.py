@@ -9,8 +9,6 @@ from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.words import format_layers
 
-__all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec"]
-
 # `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
 # Longer numbers name no layer of any model.

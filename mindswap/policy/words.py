@@ -5,10 +5,6 @@ from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
 
-__all__ = [
-    "closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "index_runs", "last_key",
-]  # fmt: skip
-
 MAX_COMPARED_CHARS = 120
 
 
@@ -43,12 +39,7 @@ def format_names(names: Iterable[str], limit: int = 3) -> str:
 
 
 def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_distance: int | None = None) -> list[str]:
-    """The candidates that take the fewest edits to reach, closest first.
-
-    Args:
-        limit: how many to give.
-        max_distance: leave out what is further away; None keeps all.
-    """
+    """The candidates that take the fewest edits to reach, at most `max_distance`, closest first."""
     # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.
     letters = Counter(name.lower())
     bounds: list[tuple[int, int, str]] = []

@@ -16,8 +16,6 @@ from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
-__all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
-
 # A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
 RIM = 0.1
 INPUT = "the input of the layer"
@@ -103,8 +101,6 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
     """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
 
     Args:
-        trace: the step.
-        before, after: the sets.
         what: is done to those of `before`, e.g. "moves".
         where: what `after` is called, e.g. "2.x".
     """

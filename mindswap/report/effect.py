@@ -11,8 +11,6 @@ from mindswap.graph.model import Node
 from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["effect_to_json", "format_effect", "format_recompute_effect", "recompute_effect_to_json"]
-
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
 RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
 

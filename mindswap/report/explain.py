@@ -17,34 +17,16 @@ from mindswap.report.tables import format_indices, format_table
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import StageRecompute
 
-__all__ = [
-    "Explanation",
-    "explain",
-    "explanation_to_json",
-    "format_explanation",
-    "format_paths",
-    "list_paths",
-    "list_paths_2x",
-]
-
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happens in each layer.
+    """What happens in each layer."""
 
-    Attributes:
-        policy: of the configuration; with swap off what MindFormers does by itself.
-        groups: equal layers together, in order of their first.
-        num_layers: layers of the model; None if not known.
-        source: where the operators come from; None leaves names as the configuration has them.
-        stages: with swap off, what MindFormers logs and the layers of each stage and chunk.
-    """
-
-    policy: Policy
-    groups: tuple[AlikeLayers, ...]
-    num_layers: int | None
-    source: str | None
-    stages: StageRecompute | None = None
+    policy: Policy  # of the configuration; with swap off what MindFormers does by itself
+    groups: tuple[AlikeLayers, ...]  # equal layers together, in order of their first
+    num_layers: int | None  # layers of the model; None if not known
+    source: str | None  # where the operators come from; None leaves names as the configuration has them
+    stages: StageRecompute | None = None  # with swap off, what MindFormers logs and the layers of each stage and chunk
 
     def cells(self) -> tuple[Cell, ...]:
         """Layers of each stage and chunk; none with swap on, where stages play no role."""

@@ -7,8 +7,6 @@ from mindswap.logs.model import MemoryStatistics
 from mindswap.report.tables import format_indices, format_table, group_equal
 from mindswap.units import format_bytes, format_count
 
-__all__ = ["format_logs", "logs_to_json"]
-
 # Of the memory of a worker, as `MemoryStatistics` has them.
 FIGURES = ("device", "available", "used_peak", "actual_peak")
 

@@ -10,25 +10,17 @@ from mindswap.graph.model import Graph
 from mindswap.report.tables import format_layers, format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["LayerMemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
-
 WHATS = ("kept", "swapped", "recomputed")
 COLUMNS = (*WHATS, "op_swap alone frees")
 
 
 @dataclass(frozen=True)
 class LayerMemoryReport:
-    """What `mindswap inspect` shows.
+    """What `mindswap inspect` shows."""
 
-    Attributes:
-        layers: every layer of the model, then what is outside the layers.
-        peak: highest activation memory of one micro-batch.
-        notes: where the compiled network differs from the one that trains.
-    """
-
-    layers: tuple[LayerMemory, ...]
-    peak: Peak
-    notes: tuple[str, ...]
+    layers: tuple[LayerMemory, ...]  # every layer of the model, then what is outside the layers
+    peak: Peak  # highest activation memory of one micro-batch
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains
 
     def only(self, indices: Collection[int]) -> "LayerMemoryReport":
         """The same with these layers alone, and what is outside the layers."""
@@ -90,11 +82,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
 
     return {
         "layers": [
-            {
-                "layer": layer.layer_index,
-                **sums(layer),
-                "operators": [vars(operator) for operator in layer.operators],
-            }
+            {"layer": layer.layer_index, **sums(layer), "operators": [vars(operator) for operator in layer.operators]}
             for layer in report.layers
         ],
         "total": sums(report.total),

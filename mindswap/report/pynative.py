@@ -11,15 +11,8 @@ from mindswap.policy.words import format_indices
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_layers, group_equal
 
-__all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
-
 # How `explain` calls an option.
-_NAMES = {
-    "op_swap": "op_swap",
-    "select_module": "select_module",
-    "exclude_op": "exclude_op",
-    "comm": "recompute_comm",
-}
+_NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
 
 def format_effect(effect: SettingsEffect, has_errors: bool = False) -> str:

@@ -5,8 +5,6 @@ from typing import TypeVar
 
 from mindswap.policy import words
 
-__all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
-
 T = TypeVar("T")
 
 
@@ -24,10 +22,7 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:
     """Items with equal keys as one, in order of their first: the indices of all of them, and the first.
 
-    Args:
-        items: one for each index.
-        key: what must be equal; hashable.
-        indices: of layers, workers, ..., rising.
+    `indices` are one for each item, of layers, workers, ..., rising; what `key` gives must be hashable.
     """
     groups: dict[object, tuple[list[int], T]] = {}
     for index, item in zip(indices, items, strict=True):

@@ -20,8 +20,6 @@ from mindswap.session.compilable import require_compilable
 from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
 
-__all__ = ["Inspection", "inspect_config", "inspect_memory"]
-
 # What a report is made of, for the cache.
 REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
 
@@ -108,7 +106,7 @@ def inspect_config(
     """
     plain_policy = Policy(is_swap_enabled=True)
     compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
-    from mindswap.adapters.mindformers import PATH_TAG
+    from mindswap.adapters.mindspore import PATH_TAG
 
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)

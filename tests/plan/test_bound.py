@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from reference.exact import count_choices, enumerate_all
 
+from mindswap.graph.work import measure_work
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
-from mindswap.plan.bound.flow import Flow, Window
+from mindswap.plan.bound.flow import Flow, Window, handed_ns
 from mindswap.plan.bound.moments import Moment, Presence, presence_of, upper_hull
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
@@ -21,6 +22,7 @@ from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.timeline import Timeline
+from tests.graph.builders import KIB, graph, node
 from tests.plan.builders import ToySpace, random_space
 from tests.plan.loading import capture_apart
 from tests.strength import examples
@@ -133,6 +135,42 @@ def test_what_two_read_is_not_handed_on_in_registers():
     three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
     three = Flow(**{**vars(three), "apart_ns": (5, 0, 0)})
     assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
+
+
+def handed(*backward):
+    """What a reader of `silu` and `cast` saves if it gets `silu` in registers; 10 ns per KiB, 1 ns in the cache."""
+    forward = [node("start", "MatMul", "x w"), node("silu", "SiLU", "start"), node("cast", "Cast", "start")]
+    step = graph(forward, list(backward), "silu cast start")
+
+    def operator_ns(_, work):
+        moved = (work.read_bytes + work.written_bytes) // KIB
+        return moved * (1 if moved <= 2 else 10) + (0 if work.is_fused else 100)
+
+    return handed_ns(step, measure_work(step)[1], operator_ns).tolist()
+
+
+def test_a_reader_saves_what_it_need_not_read():
+    """It reads 3 KiB and writes 1: 40 ns and 100 ns to start, or 30 ns. A matrix product saves nothing."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b start_b dy")) == [0, 140 - 30, 0]
+    assert handed(node("g", "MatMul", "silu_b start_b")) == [0, 0, 0]
+    assert handed(node("g", "Mul", "silu_b start_b"), node("h", "Neg", "silu_b")) == [0, 0, 0]
+
+
+def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
+    """Alone 140 - 30 as above. If `cast` comes in registers, too: 30 ns for 3 KiB, then 2 ns in the cache."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
+
+
+def test_what_other_stages_need_not_write_comes_back_sooner():
+    """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
+    costs = facts().transfers
+    unwritten = Flow(**{**vars(FLOW), "unwritten_ns": 30})
+    first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
+    second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
+    assert bound(Facts((FLOW,), (first, second), costs), 150) == 500
+    assert bound(Facts((unwritten,), (first, second), costs), 150) == 500 - 2 * 30
 
 
 def test_what_runs_again_apart_hides_behind_communication_too():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from other_systems.saved import find_turns
 
+from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.weight_sharding import WeightSharding
 from mindswap.cost.table import CostTable
@@ -19,7 +20,6 @@ from mindswap.plan.candidates import find_items
 from mindswap.plan.problem import Allow
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import StepModel

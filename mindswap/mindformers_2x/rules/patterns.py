@@ -25,11 +25,8 @@ SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of 
 def bad_regex(context: Context2x) -> Iterator[Finding]:
     """A pattern is no regular expression (which stops upstream), or takes too long to match (then nothing matches).
 
-    PASS:
-        op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
-
-    FAIL (nothing stands before the star):
-        op_swap: [{op_name: '*linear_fc1', layers: [0]}]
+    PASS: op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
+    FAIL (nothing stands before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]
     """
     model = context.effect.model
     paths = model.layers[0].order if model is not None and model.layers else TYPICAL_PATHS
@@ -56,8 +53,7 @@ def crossing_pattern(context: Context2x) -> Iterator[Finding]:
     In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
     stands below another match of the same section is left out there.
 
-    PASS:
-        op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
+    PASS: op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
 
     FAIL (also `self_attention.linear_qkv` and everything else with this word in its path):
         op_swap: [{op_name: '.*linear.*', layers: [0]}]
@@ -84,11 +80,8 @@ def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
 
     Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
 
-    PASS:
-        op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
-
-    FAIL (the cell of MindFormers 2.x is `self_attention`):
-        op_swap: [{op_name: attention, layers: [0]}]
+    PASS: op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
+    FAIL (the cell of MindFormers 2.x is `self_attention`): op_swap: [{op_name: attention, layers: [0]}]
     """
     model = context.effect.model
     if model is None:
@@ -122,8 +115,7 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
 def covered(context: Context2x) -> Iterator[Finding]:
     """A pattern has no effect, since others cover it: its layers are taken whole, or its cells stand in named cells.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
+    PASS: swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
 
     FAIL (layer 0 is swapped whole):
         swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [0, 1]}]}
@@ -163,11 +155,8 @@ def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutco
 def comm_cell(context: Context2x) -> Iterator[Finding]:
     """`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
 
-    PASS:
-        recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
-
-    FAIL:
-        recompute_comm: {enable: True, select_module: {mlp: [0]}}
+    PASS: recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
+    FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
     """
     for target in context.settings.of("comm"):
         found = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]

@@ -43,7 +43,9 @@ class Stage:
         layers: how many there are of each kind.
         num_chunks: virtual chunks.
         window_ns: time from the first operator of the micro-batches that are in flight to that moment.
-        idle_ns: time that the compute stream waits for other stages before the first backward.
+        idle_ns: time that the compute stream waits before the first backward for other stages and for weights made
+            whole. No policy comes there sooner, but by what forward need not write: that shortens the longest way
+            through operators and communication by no more than the operators on it.
         work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
         once_ns: time of what the compute stream does once for all micro-batches.
         backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
@@ -76,6 +78,7 @@ class Facts:
         num_micro_batches: of the step; pieces of sequences count each.
         terms_ns: what comes behind backward.
         gradients_ns: part of it that a longer backward would hide.
+        num_exchanges: backward passes that would hide it.
     """
 
     flows: tuple[Flow, ...]
@@ -84,6 +87,7 @@ class Facts:
     num_micro_batches: int = 1
     terms_ns: int = 0
     gradients_ns: int = 0
+    num_exchanges: int = 1
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -110,6 +114,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
         gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        num_exchanges=model.settings.num_exchanges,
     )
 
 
@@ -184,7 +189,7 @@ def _run_alone(model: StepModel, stage: int) -> _Alone:
     layout = replace(model.layout, num_micro_batches=1)
     num_turns = layout.num_turns
     blocks = model.blocks_with_free_gathers()
-    timeline = simulate(build_program(blocks, model.transfers, layout, stage), check=False)
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
     kind = timeline.program.ops.kind
     stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
     busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)

@@ -70,8 +70,8 @@ class Presence:
             alike: layer of the stage -> what it is like.
         """
         begin, end = self.program.stage_starts[stage : stage + 2].tolist()
-        kind, layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end]
-        last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & (layer >= 0)).max(initial=-1))
+        kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
+        last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & is_layer).max(initial=-1))
         points = zip(self.waiting_bytes[begin:end].tolist(), self.fixed_bytes[begin:end].tolist(), strict=True)
         found = []
         for position in upper_hull(list(points)):

@@ -182,11 +182,18 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
     stage = facts.stages[position]
     earlier = range(position)
     hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
-    rows.limit({hidden_ns: 1, again_ns[position]: -1})
+    rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
     row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
-    fixed_ns = stage.idle_ns + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    # Forward of other stages, which this one waits for, may write less.
+    others = [
+        (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
+    ]
+    sooner_ns = sum(facts.flows[like.kind].unwritten_ns * like.in_flight * number for like, number in others)
+    fixed_ns = (
+        max(0, stage.idle_ns - sooner_ns) + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    )
     if stage.num_chunks == 1:
         row |= {again_ns[other]: 1 for other in earlier}
         fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)

@@ -4,25 +4,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mindswap.report.problems import escape
-from mindswap.report.simulation.words import (
-    describe_cause,
-    describe_holder,
-    format_share,
-    headline,
-)
+from mindswap.report.simulation.words import describe_cause, describe_holder, format_share, headline
 from mindswap.report.tables import format_indices, format_table
-from mindswap.simulate.summary_layers import group_layer_rows
+from mindswap.simulate.summary import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
-
-__all__ = [
-    "LAYER_HEADER",
-    "STAGE_HEADER",
-    "format_simulation",
-    "layer_rows",
-    "simulation_to_json",
-    "stage_rows",
-]
 
 NUM_CAUSES = 8
 NUM_HOLDERS = 8

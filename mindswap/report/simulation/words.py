@@ -9,18 +9,6 @@ from mindswap.simulate.summary_model import Cause, Holder, Moment, SimulationRep
 from mindswap.simulate.timeline import StallCause
 from mindswap.units import format_bytes, format_time
 
-__all__ = [
-    "Head",
-    "describe_budget",
-    "describe_cause",
-    "describe_holder",
-    "describe_moment",
-    "describe_place",
-    "device_line",
-    "format_share",
-    "headline",
-]
-
 MAX_PIECES = 4  # of a list of layers, in words
 
 
