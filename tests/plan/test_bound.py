@@ -12,7 +12,7 @@ from mindswap.graph.work import measure_work
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
 from mindswap.plan.bound.flow import Flow, Window, handed_ns
-from mindswap.plan.bound.moments import Moment, Presence, presence_of, upper_hull
+from mindswap.plan.bound.moments import BusyMoment, Presence, presence_of, upper_hull
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, PlanProblem
@@ -201,14 +201,14 @@ def test_another_moment_has_less_room_for_what_is_kept():
     of the layers wait, those that do may be the ones that keep nothing.
     """
     for num_waiting, step_ns in ((1, 1028), (0, 1010)):
-        moment = Moment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
+        moment = BusyMoment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
         known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
         assert bound(known, 200, Allow(swap=False)) == step_ns
 
 
 def test_what_is_swapped_late_is_away_at_another_moment():
     """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
-    moment = Moment(fixed_bytes=100, waiting={StageLayers(0): 1})
+    moment = BusyMoment(fixed_bytes=100, waiting={StageLayers(0): 1})
     known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
     assert bound(known, 300, Allow(recompute=False)) == 1000
     assert bound(known, 300, Allow(swap=False)) == 1010

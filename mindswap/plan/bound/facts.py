@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.plan.bound.flow import Flow, flows_of
-from mindswap.plan.bound.moments import Moment, Presence, presence_of
+from mindswap.plan.bound.moments import BusyMoment, Presence, presence_of
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
@@ -64,7 +64,7 @@ class Stage:
     num_chunks: int = 1
     is_past_forward: bool = False
     floor_bytes: int = 0
-    moments: tuple[Moment, ...] = ()
+    moments: tuple[BusyMoment, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,13 +22,13 @@ from mindswap.simulate.build import build_program
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Moment", "Presence", "presence_of", "upper_hull"]
+__all__ = ["BusyMoment", "Presence", "presence_of", "upper_hull"]
 
 NEVER = 2**62  # behind every operator
 
 
 @dataclass(frozen=True, eq=False)
-class Moment:
+class BusyMoment:
     """A moment of a stage.
 
     Attributes:
@@ -61,7 +61,7 @@ class Presence:
     waiting_bytes: np.ndarray
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
-    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[Moment, ...]:
+    def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[BusyMoment, ...]:
         """Moments of a stage at which what is there is most, however much of what waits is kept.
 
         Args:
@@ -80,7 +80,7 @@ class Presence:
             own: dict[Hashable, int] = {}
             for layer, like in alike.items():
                 own[like] = min(own.get(like, there[layer]), there[layer])
-            found.append(Moment(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
+            found.append(BusyMoment(int(self.fixed_bytes[op]) + static_bytes, own, position > last_forward))
         return tuple(found)
 
 
