@@ -56,11 +56,7 @@ class CheckResult:
         return find_errors(self.problems)
 
     def require_policy(self) -> Policy:
-        """The policy.
-
-        Raises:
-            PolicyError: with every problem, if there is an error.
-        """
+        """The policy. Raises PolicyError with every problem, if there is an error."""
         if self.policy is None:
             raise PolicyError(self.problems)
         return self.policy

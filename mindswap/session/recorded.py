@@ -47,11 +47,7 @@ def is_trace_path(path: str) -> bool:
 
 
 def read_trace(path: str) -> tuple[RecordedStep, Document]:
-    """A file of `mindswap trace`, and the configuration in it.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -61,11 +57,7 @@ def read_trace(path: str) -> tuple[RecordedStep, Document]:
 
 
 def capture_of(step: RecordedStep) -> CapturedStep:
-    """The step as simulations start from it.
-
-    Raises:
-        GraphError: if its operators were recorded without their tensors.
-    """
+    """The step as simulations start from it. Raises GraphError if its operators were recorded without their tensors."""
     if not any(operator.outputs for operator in step.trace.operators):
         raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
     graph = graph_of_trace(step.trace)
