@@ -13,6 +13,7 @@ from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
 from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.schema import RECOMPUTE_FLAGS
 from mindswap.policy.words import index_runs
 
 
@@ -122,11 +123,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list
         lost.append("select_comm_recompute_exclude: 2.x has nothing like it")
     if policy.output_recompute:
         lost.append("mindswap.output_recompute: 2.x has nothing like it")
-    for name, default in (
-        ("mp_comm_recompute", True),
-        ("parallel_optimizer_comm_recompute", False),
-        ("recompute_slice_activation", False),
-    ):
+    for name, default in RECOMPUTE_FLAGS.items():
         if getattr(policy, name) != default:
             lost.append(f"{name}: {getattr(policy, name)}: 2.x has nothing like it")
     return sections
