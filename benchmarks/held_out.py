@@ -39,7 +39,7 @@ def held_out() -> Iterator[HeldOut]:
         config["model"]["model_config"] = settings.pop("model_config")
         config["model"]["arch"]["type"] = settings.pop("arch", config["model"]["arch"]["type"])
         for key, value in settings.items():
-            config[key] = {**config[key], **value} if isinstance(value, dict) and key not in REPLACED else value
+            config[key] = {**config.get(key, {}), **value} if isinstance(value, dict) and key not in REPLACED else value
         yield HeldOut(name, run["tokens_per_s"], run["device"], config)
 
 

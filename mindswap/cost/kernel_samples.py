@@ -78,12 +78,12 @@ def _sample(measurement: Measurement) -> Sample | None:
         return None
     if kind is OpClass.MATMUL and not _is_product(inputs, outputs):
         return None
-    attention: Sequence[int | None] = ()
+    attention: tuple[int | None, ...] = ()
     if kind is OpClass.ATTENTION:
         found = _attention_integers(op, inputs, outputs)
         if found is None:
             return None
-        attention = found
+        attention = tuple(found)
     node = Node(op, op, None, "", "", (), outputs, {})
     return Sample(measurement, kind, node, count_work(op, inputs, outputs, attention))
 
