@@ -13,7 +13,6 @@ from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.expert_exchange import compiled_experts
 from mindswap.adapters.interleave import place_in_model
 from mindswap.adapters.mindspore import (
-    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
@@ -36,11 +35,6 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 
-__all__ = [
-    "PATH_TAG", "Capture", "capture", "choose_layers", "compile_network", "read_layer_trees", "set_policy",
-    "trees_of_network",
-]  # fmt: skip
-
 
 def set_policy(
     network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
@@ -49,11 +43,7 @@ def set_policy(
 
     MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
     around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
-
-    Args:
-        network, policy: what is set on what.
-        logger: gets one line for each thing set.
-        indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
+    `indices` are the layers of the model that those of the network stand for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
     if indices is None:
@@ -90,20 +80,13 @@ def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
 
 @dataclass(frozen=True)
 class Capture:
-    """A network under a policy, compiled.
+    """A network under a policy, compiled."""
 
-    Attributes:
-        sample: layers of the model that were compiled.
-        layers: tree of each compiled layer.
-        graph: forward and backward as the compiler leaves them; `layer_index` counts compiled layers.
-        notes: where the compiled network differs from the one that trains, in words.
-        collectives: tensor parallel communication, by name of the operator that it belongs to.
-    """
-
-    sample: LayerSample
-    layers: tuple[CellNode, ...]
-    graph: Graph
-    notes: tuple[str, ...]
+    sample: LayerSample  # layers of the model that were compiled
+    layers: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # forward and backward as the compiler leaves them; `layer_index` counts compiled layers
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains, in words
+    # tensor parallel communication, by name of the operator that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
@@ -145,11 +128,7 @@ def _survey(
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
-    """Refuse one of several pipeline stages.
-
-    Raises:
-        GraphError: these are not all layers of the model.
-    """
+    """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
     if len(indices) < len(trees):
         raise GraphError(
             f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"

@@ -50,21 +50,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one configuration.
-
-    Returns:
-        0, or 1 if there is an error, which only a file of MindFormers 2.x is explained with.
-    """
+    """Explain one configuration; 1 if there is an error, which only a file of MindFormers 2.x is explained with."""
     document = load_document(args.config)
     if find_form(document) is Form.PYNATIVE:
         return _explain_2x(args, document)
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
         return _print_paths(args, list_paths(_find_trees(args.config, checked)))
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     if checked.is_swap_enabled:
-        explanation = explain(checked.policy, checked.num_layers, checked.trees)
+        explanation = explain(policy, checked.num_layers, checked.trees)
     else:
         if any(problem.rule == FOLDER_RULE for problem in document.problems):
             require_num_layers(document, checked.num_layers)

@@ -9,18 +9,6 @@ from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import OPTIONS, UNITS_OF
 from mindswap.errors import DataError
 
-__all__ = [
-    "CONFIG_OR_STEP",
-    "MOST_LAYERS",
-    "add_common",
-    "add_device_arguments",
-    "add_target_arguments",
-    "device_overrides",
-    "number_from",
-    "optional_path",
-    "refuse_lone_overwrite",
-]
-
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 
 # Options of the device that `--help` lists; the others are there all the same.
@@ -72,11 +60,7 @@ def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> Non
 
 
 def refuse_lone_overwrite(args: argparse.Namespace) -> None:
-    """Refuse `--overwrite` without `-o`.
-
-    Raises:
-        DataError: it is there.
-    """
+    """Refuse `--overwrite` without `-o`. Raises DataError: it is there."""
     if args.overwrite and not args.output:
         raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
 

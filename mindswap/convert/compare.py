@@ -10,8 +10,6 @@ from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.stage.applied import recomputed_operators
 
-__all__ = ["change_layers", "first_difference", "resolve_policy"]
-
 MAX_SHOWN = 3
 
 

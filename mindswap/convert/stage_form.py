@@ -24,8 +24,6 @@ from mindswap.stage.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.stage.expand import RULE as STAGE_RULE
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["Converted", "to_index_form", "to_stage_form"]
-
 RULE = "convert"
 ONLY_OPERATORS = "MindFormers excludes operators only"
 DIFFERENCE = "recompute_config: the other form would not mean the same: "

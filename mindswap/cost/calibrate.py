@@ -12,8 +12,6 @@ from mindswap.cost.measured import Measurement
 from mindswap.cost.profile import Engine, Profile, ProfiledKernel
 from mindswap.units import format_bytes
 
-__all__ = ["Calibration", "calibrate"]
-
 # Kernels and the step times are from the same run: their sums agree but for what ran beside each other.
 FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 

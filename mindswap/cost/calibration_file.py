@@ -17,8 +17,6 @@ from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 
-__all__ = ["format_device_file", "load_measured"]
-
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.
 WRITTEN_UNITS = {
@@ -33,11 +31,7 @@ WRITTEN_UNITS = {
 def format_device_file(
     device: Device, header: Mapping[str, object], measurements: Iterable[Measurement], comment: str = ""
 ) -> str:
-    """A device file with its measured operators.
-
-    Args:
-        header: what stands under `calibration`: plain values.
-    """
+    """A device file with its measured operators; `header`, plain values, stands under `calibration`."""
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")
     for name, value in figure_values(device).items():

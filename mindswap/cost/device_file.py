@@ -13,8 +13,6 @@ from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
 from mindswap.units import format_bytes
 
-__all__ = ["DEFAULT_DEVICE", "find_device_file", "list_devices", "load_device"]
-
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"
 # What `mindswap calibrate` adds; read by `cost.measured`.

@@ -10,8 +10,6 @@ from mindswap.cost.measured import MeasuredKey, Measurement
 from mindswap.cost.profile import ProfiledKernel
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["WITHOUT_FIGURES", "ClassTime", "Explained", "OperatorTime", "explain"]
-
 # More wrong than right: times by the figures are off by more than this share of the time they are for.
 ABSURD_PERMILLE = 500
 WITHOUT_FIGURES = "without figures"
@@ -64,12 +62,7 @@ class Explained:
 
 
 def explain(kernels: Sequence[ProfiledKernel], samples: Sequence[Sample], device: Device) -> Explained:
-    """Compare each operator with what the device's figures say.
-
-    Args:
-        kernels: all compute kernels of the profile.
-        samples: those whose work is known.
-    """
+    """Compare with the figures of a device: all compute kernels of a profile, and those of them whose work is known."""
     by_class: dict[str, list[OperatorTime]] = {}
     for sample in samples:
         found = OperatorTime(sample.measurement, operator_ns(sample.node, sample.work, device))

@@ -6,8 +6,6 @@ from enum import Enum
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
-__all__ = ["FIGURES", "OPTIONS", "UNITS_OF", "Figure", "FigureKind", "parse_option", "unit_keys"]
-
 
 class FigureKind(Enum):
     """What a figure measures."""

@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from mindswap.cost.profile import ProfiledCopy, Transfer
 from mindswap.units import NS_PER_S
 
-__all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention", "fit_link", "fit_share"]
-
 MIN_COPIES = 3
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20
@@ -32,7 +30,6 @@ class LinkFit:
     largest_error_permille: int
 
     def duration_ns(self, size_bytes: int) -> int:
-        """Fitted time of a copy."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
@@ -40,13 +37,8 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     """Least squares over the copies of one direction that ran while none ran the other way.
 
     Copies of one size count with their middle time, as often as there are: one that was held up moves nothing. With
-    one size only, or where the line would begin below zero, the latency is 0.
-
-    Args:
-        copies: of both directions.
-
-    Returns:
-        None with fewer than three copies, or where larger copies were not slower.
+    one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
+    where larger copies were not slower.
     """
     overlaps = _overlaps(copies)
     alone = [c for c, overlap in zip(copies, overlaps, strict=True) if c.is_out is is_out and not overlap]
@@ -92,18 +84,11 @@ class ShareFit:
 def fit_share(
     transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
 ) -> ShareFit | None:
-    """Share of the bandwidth of its links that collectives reach, from their start to their end.
+    """Share of the bandwidth of one link of a kind (`Transfer.link`) that collectives reach, from start to end.
 
     Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
     side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
-    even the quickest waited, and says nothing.
-
-    Args:
-        link: the kind of link, as in `Transfer.link`.
-        bandwidth_bytes_per_s: of one link of this kind.
-
-    Returns:
-        None without large transfers that say something.
+    even the quickest waited, and says nothing. None without large transfers that say something.
     """
     groups: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in transfers:
@@ -124,15 +109,10 @@ def fit_share(
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
-    """How fast copies are while the other direction copies too.
+    """How fast copies are while the other direction copies too; `out` and `back` are what they take alone.
 
-    Args:
-        copies: of both directions.
-        out, back: what they take alone.
-
-    Returns:
-        The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with
-        fewer than three.
+    The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with fewer
+    than three.
     """
     rates = []
     for copy, overlap in zip(copies, _overlaps(copies), strict=True):

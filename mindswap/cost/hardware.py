@@ -6,8 +6,6 @@ from operator import attrgetter
 
 from mindswap.cost.figures import FIGURES
 
-__all__ = ["SET_BY_USER", "Device", "Link", "Network", "figure_values", "make_device", "with_figures"]
-
 # Source of a figure that an option or a configuration replaces.
 SET_BY_USER = "set by the user"
 DTYPES = ("float16", "bfloat16", "float32")

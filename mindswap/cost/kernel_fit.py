@@ -14,9 +14,6 @@ from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_samples import Sample
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["FigureFit", "fit_kernels"]
-
-
 # Figures that profiles show. The first are about the matrix units; the bandwidth of memory is fitted to vector kernels
 # only. An operator counts for the first that decides its time: a kernel that computes says nothing of the memory.
 MATRIX_FIGURES = ("weight_gradient_fraction", "compute_fraction", "attention_fraction", "attention_grad_fraction")
@@ -54,7 +51,6 @@ class FigureFit:
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the figure is replaced."""
         return self.fitted is not None and not self.objection
 
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["BYTES_PER_ELEMENT", "MeasuredKey", "Measurement", "measured_key"]
-
 # Kernels of CANN and the operators of MindSpore that they run.
 OP_OF_KERNEL = {
     "BatchMatMulV2": "BatchMatMul", "BatchMatMulV3": "BatchMatMul", "ConcatD": "Concat", "ConcatV2": "Concat",
@@ -38,14 +36,6 @@ class MeasuredKey:
     inputs: Shapes
     outputs: Shapes
 
-    def input_types(self) -> tuple[TensorType, ...]:
-        """The inputs as types."""
-        return _types(self.inputs)
-
-    def output_types(self) -> tuple[TensorType, ...]:
-        """The outputs as types."""
-        return _types(self.outputs)
-
 
 @dataclass(frozen=True)
 class Measurement:
@@ -65,5 +55,6 @@ def _shapes(tensors: Iterable[TensorType]) -> Shapes:
     return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)
 
 
-def _types(shapes: Shapes) -> tuple[TensorType, ...]:
+def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
+    """Shapes and dtypes of a key as types, which have their bytes."""
     return tuple(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]) for shape, dtype in shapes)

@@ -5,8 +5,6 @@ from enum import Enum
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["ENGINES", "ProfiledCopy", "Engine", "ProfiledKernel", "Profile", "Share", "Transfer"]
-
 
 class Engine(Enum):
     """Which part of the card ran a kernel."""
@@ -42,7 +40,6 @@ class ProfiledKernel:
 
     @property
     def engine(self) -> Engine:
-        """What ran it."""
         if self.type.lower().startswith("hcom"):
             return Engine.COMMUNICATION
         return ENGINES.get(self.core, Engine.OTHER)
@@ -80,7 +77,6 @@ class Share:
 
     @property
     def total_ns(self) -> int:
-        """Duration of the step."""
         return self.computing_ns + self.exposed_communication_ns + self.free_ns
 
 

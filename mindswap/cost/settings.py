@@ -14,8 +14,6 @@ from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
 from mindswap.policy.words import closest_names
 
-__all__ = ["CostSettings", "read_cost_settings"]
-
 SECTION = "mindswap"
 
 

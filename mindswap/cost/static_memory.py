@@ -12,16 +12,6 @@ from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
 from mindswap.units import ceil_div
 
-__all__ = [
-    "OPTIMIZERS",
-    "Optimizer",
-    "Parameter",
-    "StaticMemory",
-    "estimate_static_memory",
-    "find_optimizer",
-    "num_parameter_shards",
-]
-
 FLOAT32_BYTES = 4
 
 
@@ -72,7 +62,6 @@ class StaticMemory:
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return state_bytes + self.workspace_bytes + self.constant_bytes
 

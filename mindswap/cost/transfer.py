@@ -5,8 +5,6 @@ import math
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = ["COLLECTIVES", "collective_ns", "copy_in_ns", "copy_out_ns", "send_ns"]
-
 # Shares of the message that each card sends, in rounds of num_ranks - 1 parts: ring algorithms.
 COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1, "SendReceive": 2}
 

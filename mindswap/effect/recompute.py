@@ -11,8 +11,6 @@ from mindswap.graph.storage import classify_saved, kept_by_layer
 from mindswap.policy.match import Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Treatment, matches_of
 
-__all__ = ["RecomputeEffect", "compare_recompute", "idle_recompute", "is_marked", "runs_again", "to_names"]
-
 # The attribute that `select_comm_recompute` sets.
 COMM_ATTRIBUTE = "recompute_comm_op"
 

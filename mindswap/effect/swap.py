@@ -13,8 +13,6 @@ from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import Fate, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
-__all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
-
 
 class IdleReason(Enum):
     """Why an entry of the policy moves nothing in a layer."""

@@ -9,11 +9,6 @@ import numpy as np
 from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
-__all__ = [
-    "CurveCheck", "Execution", "Reference", "Witness", "compare_curves", "compare_runs", "make_reference",
-    "relative_difference",
-]  # fmt: skip
-
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
 
@@ -28,7 +23,6 @@ class CurveCheck:
 
     @property
     def is_equal(self) -> bool:
-        """Equal at every operator."""
         return not self.first_difference
 
 
@@ -89,18 +83,13 @@ class Execution:
 
     @property
     def is_ok(self) -> bool:
-        """All checks hold."""
         return self.are_gradients_equal and self.curve.is_equal and (self.witness is None or self.witness.is_ok)
 
 
 def compare_curves(
     timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
 ) -> CurveCheck:
-    """Executed live bytes at each operator that ran against those of the simulator.
-
-    Args:
-        ops, labels, live: primitive, name and live bytes of each operator of the simulator.
-    """
+    """Executed live bytes at each operator against the simulator's `live`, of operators `ops` with names `labels`."""
     first, num_different = "", 0
     for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
         node = operator.node

@@ -14,8 +14,6 @@ from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCod
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
-__all__ = ["Executed", "Kernels", "Misread", "dtype_of", "run_step"]
-
 # What numpy has of the types of the compiler.
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",

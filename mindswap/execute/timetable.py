@@ -23,8 +23,6 @@ from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
-__all__ = ["Fetch", "TimedOperator", "StepTimetable", "make_timetable"]
-
 DELAY_FACTOR = 3
 
 
@@ -68,9 +66,8 @@ def make_timetable(
 ) -> StepTimetable:
     """The timetable of a compiled step with lazy_inline on.
 
-    Args:
-        results: values of backward that the step returns: gradients of weights, which count with the weights.
-        wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
+    `results` are values of backward that the step returns: gradients, which count with the weights. `wanted_backward`
+    is the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """
     return _Planner(graph, frozenset(results)).plan(wanted_backward)
 

@@ -14,8 +14,6 @@ from mindswap.graph.ops import NO_MEMORY_OPS
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import StorageKind, classify_saved, kept_by_layer, resolve_storage
 
-__all__ = ["Peak", "find_peak"]
-
 
 @dataclass(frozen=True)
 class Peak:

@@ -17,8 +17,6 @@ from mindswap.graph.load import (
 )
 from mindswap.graph.model import TensorType
 
-__all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
-
 MONAD = object()  # ties operators with side effects together; no value
 
 
@@ -71,8 +69,8 @@ class StepCode:
     """All that it takes to run a compiled step."""
 
     main: Function  # calls forward, then backward
-    forward: Function  # one function of the lazy_inline cell
-    backward: Function  # the other
+    forward: Function  # of the lazy_inline cell
+    backward: Function  # likewise
     # name in `main` -> name of the parameter in the network, and its type
     weights: Mapping[str, tuple[str, TensorType]]
     constants: Mapping[str, object]  # by name: numbers, texts, tuples, None, `TensorValue`, `MONAD`, or `Unknown`

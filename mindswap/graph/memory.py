@@ -11,8 +11,6 @@ from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers", "path_from_root"]
-
 
 @dataclass(frozen=True)
 class OperatorMemory:
@@ -67,11 +65,8 @@ def path_from_root(node: Node) -> str:
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
-    Args:
-        layers: tree of each compiled layer.
-        tagged: a graph in which primitives that share cell and type carry their path.
-        tag: name of that attribute.
-        has_all_tags: every primitive carries its path; what has none is none of the model's.
+    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`, in the attribute
+    `tag`. With `has_all_tags` every primitive does; what has none is none of the model's.
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
@@ -86,7 +81,6 @@ class OperatorNames:
         return self.is_tagged(node) or node.place in self._by_place[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
-        """Whether an operator carries its path."""
         return node.scope.removeprefix("recompute_") in self._tags
 
     def __call__(self, node: Node) -> Names:
@@ -101,12 +95,7 @@ class OperatorNames:
 
 
 def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
-    """Activation memory of every layer of the model, what is outside the layers last.
-
-    Args:
-        graph: the network under its policy.
-        plain: the same layers without swap and recompute: what there is to save.
-    """
+    """Activation memory of every layer under its policy, what is outside them last; `plain`: what there is to save."""
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 
     def add(entry: SavedStorage, node: Node, **sizes: int) -> None:

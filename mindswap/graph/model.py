@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType", "first_source"]
-
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
 
@@ -101,7 +99,6 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
-        """Operators of forward by name."""
         return {node.name: node for node in self._forward}
 
     @functools.cached_property

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from typing import Any
 
-__all__ = [
-    "BOOKKEEPING_OPS", "COMMUNICATION_OPS", "COMM_PASSING_OPS", "COUNTED_OPS", "FIRST_INPUT_OPS", "FUSED_OPS",
-    "GRADIENT_PASSING_OPS", "KEEPING_OPS", "LAYER_PASSING_OPS", "MATMUL_OPS", "NO_MEMORY_OPS", "NO_WORK_OPS",
-    "PARTIAL_READ_OPS", "PRODUCT_OPS", "RANDOM_OPS", "REDISTRIBUTION_OPS", "RESHAPING_OPS", "SPLIT_PASSING_OPS",
-    "SUM_PASSING_OPS", "TABLE", "TUPLE_OPS", "TYING_OPS", "UNJOINING_OPS", "UNNAMED_OPS", "VALUE_PASSING_OPS",
-    "VIEW_OPS", "WEIGHT_OPS", "WRITING_OPS", "ComputeUnit", "Cut", "OpClass", "Operators", "Trait", "classify",
-    "is_kernel", "line_of",
-]  # fmt: skip
-
 
 class ComputeUnit(Enum):
     """Where an operator runs."""

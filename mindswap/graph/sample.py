@@ -9,8 +9,6 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LayerSample", "sample_layers"]
-
 
 @dataclass(frozen=True)
 class LayerSample:

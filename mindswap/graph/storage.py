@@ -12,8 +12,6 @@ from enum import Enum
 from mindswap.graph.model import Graph, Node, SwapPair, TensorType, first_source
 from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
-__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "kept_by_layer", "resolve_storage"]
-
 
 class StorageKind(Enum):
     """What a piece of memory is."""

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["LogFinding", "FindingLevel", "LogReport", "compare_logs"]
-
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
 _MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"
@@ -66,11 +64,7 @@ def compare_logs(
     logs: Sequence[WorkerLog],
     predicted_peak_bytes: int | None = None,
 ) -> LogReport:
-    """Compare what every worker logged with what it should have.
-
-    Args:
-        expected: the lines of each layer, from `mindswap.policy.log_lines.format_log_lines`.
-    """
+    """Compare what every worker logged with the lines of each layer that `policy.log_lines` gives."""
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers of which the same is said are one finding.

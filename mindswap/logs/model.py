@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["MemoryStatistics", "OomEvent", "SetLine", "WorkerLog"]
-
 
 @dataclass(frozen=True)
 class SetLine:

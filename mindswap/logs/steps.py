@@ -4,8 +4,6 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LoggedStep", "StepScanner"]
-
 # `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(
     rb"Epoch:\[ *(\d{1,9}) */ *(\d{1,9})\], step:\[ *(\d{1,12}) */ *(\d{1,12})\]"
@@ -33,7 +31,6 @@ class StepScanner:
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes of the log."""
         block = self._carry + block
         end = block.rfind(b"\n") + 1
         self._carry = block[end:][-MAX_CARRY_BYTES:]

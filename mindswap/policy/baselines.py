@@ -10,8 +10,6 @@ from mindswap.policy.match import match_pattern
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import default_operators
 
-__all__ = ["BASELINES", "KEEP_ALL", "Baseline", "baseline_policy"]
-
 
 @dataclass(frozen=True)
 class Baseline:

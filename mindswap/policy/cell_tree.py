@@ -7,8 +7,6 @@ An adapter makes the tree from a real network, or it is read from a table of the
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["CellNode", "LayerTrees"]
-
 
 @dataclass(frozen=True)
 class CellNode:

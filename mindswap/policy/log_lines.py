@@ -3,8 +3,6 @@
 from mindswap.policy.match import Match
 from mindswap.policy.resolve import LayerDecisions, matches_of
 
-__all__ = ["format_log_lines"]
-
 
 def format_log_lines(layer: LayerDecisions) -> tuple[str, ...]:
     """The lines MindFormers users look for, recompute before swap."""

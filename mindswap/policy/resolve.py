@@ -20,11 +20,6 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 
-__all__ = [
-    "Claim", "Decision", "Entry", "LayerDecisions", "Path", "Setting", "Treatment", "acting_entries", "matches_of",
-    "resolve_layer",
-]  # fmt: skip
-
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]
 
@@ -173,7 +168,6 @@ class LayerDecisions:
         return {path: self.of(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
-        """The decision for each primitive."""
         return {path: self.of(path) for path, node in self.layer.walk() if node.is_primitive}
 
 

@@ -11,8 +11,6 @@ from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["LayerRef", "PolicySettings", "StageCounts", "Statement"]
-
 
 @dataclass(frozen=True)
 class LayerRef:
@@ -71,9 +69,7 @@ class PolicySettings:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All statements."""
         return self.swap + self.recompute
 
     def of(self, option: str) -> tuple[Statement, ...]:
-        """The statements of one option."""
         return tuple(statement for statement in self.statements if statement.option == option)

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from mindswap.pynative.schedule import ActionKind, StepSchedule
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Ledger", "Totals", "predict"]
-
 
 @dataclass(frozen=True)
 class Totals:
@@ -56,12 +54,10 @@ class Ledger:
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def end_event(self) -> None:
-        """All actions of an event are booked."""
         self._over_time.append(self._device_bytes)
 
     @property
     def totals(self) -> Totals:
-        """What was booked so far."""
         return Totals(
             tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
             self.prefetched_bytes,

@@ -5,8 +5,6 @@ from typing import Any
 
 from mindswap.pynative.ledger import Totals
 
-__all__ = ["SwapReport"]
-
 SCHEMA, SCHEMA_VERSION = "mindswap-swap-report", 1
 
 
@@ -48,6 +46,5 @@ class SwapReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         header = {"schema": SCHEMA, "version": SCHEMA_VERSION}
         return {**header, **asdict(self), "is_as_predicted": self.is_as_predicted}

@@ -19,8 +19,6 @@ from enum import Enum
 
 from mindswap.pynative.trace import Event, EventKind, Trace, TracedStorage
 
-__all__ = ["StorageAction", "ActionKind", "Distance", "StepSchedule", "Unit", "make_schedule"]
-
 
 class Unit(Enum):
     """What a prefetch distance counts."""
@@ -72,13 +70,10 @@ class StepSchedule:
 
 
 def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> StepSchedule:
-    """Actions of one step.
+    """Actions of one step; `decisions` has the prefetch distance of each storage that moves.
 
-    A storage that may not leave the device, or would be fetched before it is released, stays.
-
-    Args:
-        decisions: storage -> its prefetch distance; others stay.
-        hooked_layers: layers to watch besides those that have something to move.
+    A storage that may not leave the device, or would be fetched before it is released, stays. `hooked_layers` are
+    watched besides those that have something to move.
     """
     wanted = {
         index: distance

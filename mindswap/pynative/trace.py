@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["Event", "EventKind", "Operator", "Save", "TracedStorage", "Trace", "Value"]
-
 
 class EventKind(Enum):
     """What an executor is told while a step runs."""

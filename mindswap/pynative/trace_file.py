@@ -8,8 +8,6 @@ from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
-__all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
-
 SCHEMA, SCHEMA_VERSION = "mindswap-trace", 2
 _ALLOWED = "    allowed: a file that `mindswap trace` wrote"
 

@@ -14,8 +14,6 @@ from mindswap.errors import ApplyError
 from mindswap.policy.resolve import Claim, LayerDecisions, Path
 from mindswap.pynative.schedule import Unit
 
-__all__ = ["UpstreamCalls", "upstream_calls"]
-
 
 @dataclass(frozen=True)
 class UpstreamCalls:

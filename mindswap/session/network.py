@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap
     from mindswap.adapters.pynative.upstream import HyperParallel
 
-__all__ = ["apply", "capture", "running_swap"]
-
 
 def apply(
     network: Any,

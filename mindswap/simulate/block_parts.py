@@ -7,8 +7,6 @@ from typing import NamedTuple
 from mindswap.graph.names import Label
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
-
 
 @dataclass(frozen=True)
 class Role:

@@ -4,18 +4,16 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.ranks.gather import WEIGHT_MARK, weight_name
+from mindswap.graph.ranks.gather import WEIGHT_MARK, is_gathering, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-
-__all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
-
 
 NOT_CUT = WeightSharding()
 
@@ -40,7 +38,6 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        """Paths of the operators."""
         return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
 
 
@@ -54,11 +51,7 @@ class PlacedParameter:
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
-    """The weights that forward reads, in order of their first read, each once.
-
-    Args:
-        graph: a step in which weights are whole.
-    """
+    """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
     for node in graph.forward:
@@ -87,3 +80,23 @@ def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
             read[position > last].update(sources[name] for name in node.inputs if name in sources)
     names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
     return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
+
+
+def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
+    """What MindSpore does and is not in a step, in words; weights are whole in `captured`, gathered in `gathered`."""
+    doubts = []
+    if settings.pipeline.num_stages > 1:
+        doubts = [
+            f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
+            "micro-batch, and its gradient back; the memory of that is counted, its time is not"
+            for parameter in find_tied_parameters(captured)
+        ]
+    elif settings.num_micro_batches == 1 and any(node.op == "Cast" and is_gathering(node) for node in gathered.forward):
+        # Seen in MindSpore's frontend with lazy_inline on.
+        doubts = [
+            "with one micro-batch and no pipeline MindSpore 2.9 gathers these weights in float32 and casts them "
+            "behind: while forward runs up to as much again as the gathered weights may be needed, which is not in the "
+            "peak; "
+            "param_init_type equal to compute_dtype, or gradient accumulation, avoids it"
+        ]
+    return tuple(doubts)

@@ -26,8 +26,6 @@ from mindswap.simulate.state import (
 )
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["simulate"]
-
 WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in thousandths stay integers
 CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
 

@@ -13,8 +13,6 @@ import numpy as np
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["backward_by_section_ns", "exposed_exchange_ns", "forward_ns", "repeated_exchange_ns"]
-
 
 def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) -> list[int]:
     """Compute time of backward of the last micro-batch on a stage, with what runs again, by section of the model."""

@@ -12,8 +12,6 @@ from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import MemoryKind, OpKind
 
-__all__ = ["InstantCurve", "simulate_instant"]
-
 OPERATOR_NS = 1000
 
 
@@ -29,11 +27,7 @@ class InstantCurve:
 
 
 def simulate_instant(blocks: Sequence[Block]) -> InstantCurve:
-    """The curve of blocks one after another: every operator takes the same time, copies and collectives none.
-
-    Args:
-        blocks: what is before the layers, every layer, what is behind them.
-    """
+    """The curve of blocks (as in `build_program`): operators take equally long, copies and collectives no time."""
     program = build_program(blocks, TransferCosts(lambda size: 0, lambda size: 0))
     is_compute = program.ops.kind <= OpKind.RECOMPUTE
     durations = np.where(is_compute, OPERATOR_NS, 0).astype(np.int64)

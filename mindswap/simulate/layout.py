@@ -6,8 +6,6 @@ from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
 
-__all__ = ["StageLayout", "lay_out_stages", "require_schedule"]
-
 
 @dataclass(frozen=True)
 class StageLayout:
@@ -25,7 +23,6 @@ class StageLayout:
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
         return len(self.chunks)
 
     @property
@@ -41,7 +38,6 @@ class StageLayout:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """The schedule that acts."""
         return find_schedule(self.scheduler, self.shape)
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
@@ -49,7 +45,6 @@ class StageLayout:
         return order_passes(self.scheduler, stage, self.shape)
 
     def stage_of(self, section: int) -> int:
-        """The stage that has a section."""
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:

@@ -18,8 +18,6 @@ import numpy as np
 
 from mindswap.simulate.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops
 
-__all__ = ["RELEASE_FACTOR", "TransferCosts", "join", "place_memory"]
-
 # kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
 # libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
 RELEASE_FACTOR = 3

@@ -12,8 +12,6 @@ import numpy as np
 
 from mindswap.graph.names import Label
 
-__all__ = ["NO_OP", "ONE_WAY", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
-
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back
 
@@ -140,5 +138,4 @@ class Program:
 
     @property
     def num_stages(self) -> int:
-        """Simulated pipeline stages."""
         return len(self.stage_starts) - 1

@@ -14,8 +14,6 @@ from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import is_kernel
 
-__all__ = ["backward_sections", "count_layers", "forward_sections"]
-
 
 def count_layers(graph: Graph) -> int:
     """Layers of a compiled step.

@@ -13,8 +13,6 @@ from mindswap.simulate.block import Block, PassArrays
 from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["WEIGHT_HALF", "ModelSections", "StagePass", "cut_backward", "neighbour_reads", "shift"]
-
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.
 WEIGHT_HALF = 2**40
 
@@ -82,9 +80,7 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
 class ModelSections:
     """The sections of a model: numbers for all of their labels, and their operators one behind the other.
 
-    Args:
-        blocks: of each section.
-        send_ns: time of handing bytes to another section: (section, other, bytes) -> ns.
+    `send_ns` is the time of handing bytes on: (section, other section, bytes) -> ns.
     """
 
     def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
@@ -97,7 +93,6 @@ class ModelSections:
         }
 
     def label(self, name: Label) -> int:
-        """Number of a label."""
         return self.labels.setdefault(name, len(self.labels))
 
     def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
@@ -105,7 +100,6 @@ class ModelSections:
         return self._numbers[id(self.blocks[section])][numbers]
 
     def layer_of(self, section: int) -> int:
-        """The layer of the model that a section is."""
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:

@@ -26,8 +26,6 @@ from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import StageLayout
 
-__all__ = ["StageWeights", "update_terms", "weigh_stages"]
-
 
 @dataclass(frozen=True, eq=False)
 class StageWeights:

@@ -11,8 +11,6 @@ from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, OpKind, Program
 from mindswap.simulate.timeline import StallCause
 
-__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "RECEIVING", "EngineState", "initial_state"]
-
 NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
 COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
 NUM_OP_STREAMS = 3

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import MemoryProfile, StallCause, StepTerm, Timeline
 
-__all__ = ["Cause", "DeviceFigure", "Holder", "LayerRow", "Moment", "SimulationReport", "StageReport"]
-
 
 @dataclass(frozen=True)
 class DeviceFigure:
@@ -83,17 +81,16 @@ class StageReport:
     compute_ns: int  # busy time of the compute stream
     recompute_ns: int  # the part of it that is recompute
     bubble_ns: int  # nothing to do: other stages had not sent yet, or were not done yet
-    copy_out_ns: int  # exposed: compute waited for it
-    copy_in_ns: int  # likewise
+    copy_out_ns: int  # exposed: compute waited for a copy to the host
+    copy_in_ns: int  # exposed: compute waited for a copy back
     communication_ns: int  # exposed: compute waited for a collective
     swapped_bytes: int  # copied out in the step, and in again
-    offload_busy_ns: int  # that this direction of the link is in use
-    prefetch_busy_ns: int  # and this one
+    offload_busy_ns: int  # the link to the host is in use
+    prefetch_busy_ns: int  # the link back is in use
     host_bytes: int  # most pinned host memory at a time
 
     @property
     def static_bytes(self) -> int:
-        """Memory that is taken all the time."""
         return sum(size_bytes for _, size_bytes in self.static_parts)
 
     @property
@@ -103,7 +100,6 @@ class StageReport:
 
     @property
     def exposed_copy_ns(self) -> int:
-        """Time that compute waited for copies in either direction."""
         return self.copy_out_ns + self.copy_in_ns
 
 
@@ -131,7 +127,6 @@ class SimulationReport:
 
     @property
     def step_time_ns(self) -> int:
-        """One training step, end to end."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -147,7 +142,6 @@ class SimulationReport:
 
     @property
     def peak_stage(self) -> StageReport:
-        """The stage that needs the most device memory."""
         return max(self.stages, key=lambda stage: stage.peak_bytes)
 
     @property

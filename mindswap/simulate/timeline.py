@@ -10,8 +10,6 @@ import numpy as np
 
 from mindswap.simulate.program import OpKind, Program
 
-__all__ = ["MemoryProfile", "StallCause", "StepTerm", "Timeline"]
-
 
 class StallCause(IntEnum):
     """Why an operator started later than the one before it on its stream ended.

@@ -15,8 +15,6 @@ import numpy as np
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.stage_pass import WEIGHT_HALF, StagePass, shift
 
-__all__ = ["TENSOR_COLUMNS", "Turns"]
-
 # Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
@@ -75,12 +73,7 @@ class Turns:
         return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
 
     def laid_down(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
-        """Tensors of every micro-batch, one after the other, at the positions of its passes.
-
-        Args:
-            tensors: at positions within the passes; `is_final`: it stays until the optimizer.
-            last_compute: operator up to which those stay.
-        """
+        """Tensors of every micro-batch, one after the other; what `is_final` stays until operator `last_compute`."""
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)
         last_backward = self.in_backward(tensors["last_backward"])

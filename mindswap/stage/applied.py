@@ -10,8 +10,6 @@ from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
 from mindswap.policy.settings import Statement
 
-__all__ = ["EXCLUDE", "NamedCell", "as_applied", "cells_excluded", "recomputed_operators"]
-
 # Of communication both forms exclude operators only.
 EXCLUDE = "select_recompute_exclude"
 
@@ -26,7 +24,6 @@ class NamedCell:
 
     @property
     def location(self) -> Location:
-        """Where the name stands."""
         return self.statement.pattern_location
 
 

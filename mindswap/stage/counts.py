@@ -10,8 +10,6 @@ from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.document.nodes import DocumentNode, show
 from mindswap.errors import MindswapError
 
-__all__ = ["Counts", "CountsError", "layers_of_stage_counts", "read_counts"]
-
 # What may stand there, for messages.
 ALLOWED = (
     "True, False, a list with one count for each stage, or a list of such lists, one for each chunk (pp_interleave_num)"
@@ -31,16 +29,11 @@ class Counts:
 
 
 class CountsError(MindswapError):
-    """MindFormers refuses these counts.
-
-    Attributes:
-        node: where the reason is.
-        fix: what to write; "" if that cannot be said.
-    """
+    """MindFormers refuses these counts."""
 
     def __init__(self, node: DocumentNode, message: str, fix: str = ""):
-        self.node = node
-        self.fix = fix
+        self.node = node  # where the reason is
+        self.fix = fix  # what to write; "" if that cannot be said
         super().__init__(message)
 
 
@@ -164,11 +157,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layers that MindFormers takes from counts per stage, or per chunk and stage, with swap off.
-
-    Returns:
-        Sorted indices; None where the counts do not fit the pipeline settings, or the layers are not known.
-    """
+    """The layers, sorted, that MindFormers takes from counts with swap off; None where they fit no layout."""
     if num_layers is None:
         return None
     rows = [item.items for item in node.items or ()]

@@ -28,8 +28,6 @@ from mindswap.policy.settings import Statement
 from mindswap.policy.words import last_key
 from mindswap.stage.counts import ALLOWED, Counts, CountsError, read_counts
 
-__all__ = ["RULE", "StageRecompute", "expand_stage_recompute", "find_layout_problem"]
-
 RULE = "stage-recompute"
 EXCLUDE = "_exclude"
 

@@ -46,6 +46,14 @@ def test_the_part_is_cast_and_gathered_and_backward_reads_what_was_gathered(comp
     assert not any(again for *_, again in function)
 
 
+def test_the_whole_gradient_is_cast_and_a_reduce_scatter_takes_it(compiled):
+    (function,) = compiled["flat"]
+    nodes = by_name(function)
+    # Float16 as the product makes it, float32 as the weight is stored: all rows, of which a rank gets one.
+    sent = [(nodes[inputs[0]], rows) for op, _, inputs, rows, _ in function if op == "ReduceScatter"]
+    assert [(op, whole, rows) for (op, _, whole, _), rows in sent] == [("Cast", NUM_RANKS, 1)] * 2
+
+
 def test_level3_gathers_again_in_backward(compiled):
     (function,) = compiled["level3"]
     assert sum(op == "AllGather" for op, *_ in function) == 3

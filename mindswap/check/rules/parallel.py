@@ -34,13 +34,8 @@ LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
 def parallel_optimizer(context: Context) -> Iterator[Finding]:
     """A setting of `parallel.parallel_optimizer_config` that MindSpore refuses or leaves without effect.
 
-    PASS:
-        parallel:
-          parallel_optimizer_config: {optimizer_level: level2, parallel_optimizer_threshold: 64}
-
-    FAIL (there is no level4):
-        parallel:
-          parallel_optimizer_config: {optimizer_level: level4}
+    PASS: parallel: {parallel_optimizer_config: {optimizer_level: level2, parallel_optimizer_threshold: 64}}
+    FAIL (there is no level4): parallel: {parallel_optimizer_config: {optimizer_level: level4}}
     """
     section = context.document.get(*OPTIMIZER_CONFIG)
     if section is None or section.is_null:
@@ -170,9 +165,7 @@ def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
 def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     """A pipeline_scheduler that MindSpore does not know, or that it takes with pipeline_interleave only.
 
-    PASS:
-        parallel:
-          pipeline_config: {pipeline_interleave: True, pipeline_scheduler: seqpipe}
+    PASS: parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: seqpipe}}
 
     FAIL (there is no zero_bubble_h):
         parallel:
@@ -197,11 +190,8 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
 def sequence_pieces(context: Context) -> Iterator[Finding]:
     """Sequences are cut (`seq_split_num`) where MindFormers does not take that, or beside recompute of whole layers.
 
-    PASS:
-        parallel_config: {pipeline_stage: 2, seq_split_num: 4}
-
-    FAIL (there is no pipeline):
-        parallel_config: {pipeline_stage: 1, seq_split_num: 4}
+    PASS: parallel_config: {pipeline_stage: 2, seq_split_num: 4}
+    FAIL (there is no pipeline): parallel_config: {pipeline_stage: 1, seq_split_num: 4}
     """
     # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
     for fault in find_sequence_faults(context.document):

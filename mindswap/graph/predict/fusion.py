@@ -14,8 +14,6 @@ from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["fuse_unsaved", "fuse_work", "least_work_again", "readers_of_saved"]
-
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
@@ -25,11 +23,7 @@ def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tup
 
 
 def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
-    """Work of every operator of forward if backward held nothing of it: what is not handed on is not written.
-
-    Args:
-        works: of forward, not fused.
-    """
+    """`works` of forward, not fused, if backward held nothing of it: what is not handed on is not written."""
     return _fuse(graph.forward, works, set())
 
 

@@ -28,8 +28,6 @@ from mindswap.graph.ranks.split_forward import name_communication
 from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
 from mindswap.graph.ranks.splits import equal_blocks, num_parts
 
-__all__ = ["Collective", "Collectives", "find_collectives"]
-
 
 @dataclass(frozen=True)
 class Collective:

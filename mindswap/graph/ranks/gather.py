@@ -28,11 +28,6 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sequences import is_sequence_state
 
-__all__ = [
-    "GATHER_MARK", "WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_narrowing", "is_released",
-    "weight_name",
-]  # fmt: skip
-
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
 # Attribute of an AllGather of a weight, and of the cast before it: whether backward does it again.

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["RING", "RingKernel", "Round", "list_rounds", "ring_axes", "ring_flops"]
-
 # Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
 RING = "SendReceive"
 MARK = "enable_ring_attention"

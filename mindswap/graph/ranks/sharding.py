@@ -19,8 +19,6 @@ from mindswap.graph.ranks.split_table import PartialSum, Redistribution, SplitTa
 from mindswap.graph.ranks.splits import num_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
-__all__ = ["Sharding", "shard_graph"]
-
 
 @dataclass(frozen=True)
 class Sharding:

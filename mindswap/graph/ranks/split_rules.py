@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from mindswap.graph.ops import Cut, line_of
 from mindswap.graph.ranks.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
 
-__all__ = ["RULES", "OperatorCall", "output_splits", "summed_parts"]
-
 
 @dataclass(frozen=True)
 class OperatorCall:

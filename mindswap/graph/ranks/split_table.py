@@ -9,8 +9,6 @@ from mindswap.graph.ranks.split_rules import OperatorCall
 from mindswap.graph.ranks.splits import Split, fits, num_parts
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["NodeSplits", "Operand", "PartialSum", "Redistribution", "SplitTable", "Unresolved", "cut_type"]
-
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 
@@ -54,17 +52,7 @@ class Operand:
 
 
 class SplitTable:
-    """Types and splits of every value, and what was found on the way.
-
-    Attributes:
-        types, splits: of each value, one for each output.
-        users, nodes: who reads a value, who makes it.
-        forward_names: backward reads what forward saved under the name of a parameter of its own.
-        unresolved, redistributions, sums: as in `Sharding`.
-        scattered: operators whose sum is scattered: its cut before.
-        communications: of a Reshape that redistributes: what it is.
-        local: values that each rank has for itself.
-    """
+    """Types and splits of every value, one for each output, and what was found on the way (see `Sharding`)."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -75,11 +63,11 @@ class SplitTable:
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
-        self.scattered: dict[str, Split] = {}
+        self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
-        self.communications: dict[str, str] = {}
-        self.local = LocalNames()
+        self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
+        self.local = LocalNames()  # values that each rank has for itself
 
     def note(self, node: Node, reason: str) -> None:
         """The sizes of an operator are not certain."""

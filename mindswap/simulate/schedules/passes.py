@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "PipelineSchedule", "Shape", "PassWork", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
-
 
 class PassWork(IntEnum):
     """What a pass computes."""
@@ -72,9 +70,7 @@ def warm_up_then_alternate(
 ) -> tuple[Pass, ...]:
     """Some forwards, then one forward and one backward in turn, then the backwards that are left.
 
-    Args:
-        forward, backward: (chunk, micro-batch) in the order of each.
-        num_warm_up: forwards before the first backward, less the one that it alternates with.
+    The warm-up has those before the first backward, less the one that it alternates with; all are (chunk, micro-batch).
     """
     total = len(forward)
     warm_up = min(num_warm_up, total)
