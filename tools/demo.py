@@ -178,7 +178,7 @@ def train(name: str, config: Path, data: Path, num_workers: int, options: tuple[
 
 
 def verify(config: Path) -> dict:
-    """What the compiled graph of a configuration does when it is read and run, as `mindswap verify --execute --json`."""
+    """What the compiled graph of a configuration does when it is read and run: `mindswap verify --execute --json`."""
     say(f"compiling {config.stem} and running it operator by operator ...")
     found = mindswap.verify(config, execute=True).data  # in this process: MindSpore is imported once for all cases
     (OUTPUT / config.stem / "verify.json").write_text(json.dumps(found), encoding="utf-8")
