@@ -60,11 +60,7 @@ def add_target_arguments(parser: argparse.ArgumentParser, help_text: str) -> Non
 
 
 def refuse_lone_overwrite(args: argparse.Namespace) -> None:
-    """Refuse `--overwrite` without `-o`.
-
-    Raises:
-        DataError: it is there.
-    """
+    """Refuse `--overwrite` without `-o`. Raises DataError: it is there."""
     if args.overwrite and not args.output:
         raise DataError("--overwrite: no file is written without -o\n    fix:     -o FILE, or leave it out")
 
