@@ -13,7 +13,7 @@ from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
-from mindswap.policy.schema import SELECT_OPTIONS, default_operators
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -179,14 +179,9 @@ def _recompute_primitive(primitive, mode: bool = True) -> None:
 
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
-    """Only what differs from MindSpore's defaults: each option set touches every primitive."""
-    defaults = {
-        "mp_comm_recompute": True,
-        "recompute_slice_activation": False,
-        "parallel_optimizer_comm_recompute": False,
-    }
-    asked = {name: bool(getattr(policy, name)) for name in defaults}
-    return {name: value for name, value in asked.items() if value != defaults[name]}
+    """Only what differs from the defaults, which MindSpore shares: each option set touches every primitive."""
+    asked = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
+    return {name: value for name, value in asked.items() if value != RECOMPUTE_FLAGS[name]}
 
 
 def resolve_path(cell, path: tuple[str, ...]) -> Any:

@@ -62,11 +62,7 @@ class CpuKernels:
     def __call__(
         self, op: str, attributes: Mapping[str, object], inputs: tuple[Any, ...], outputs: tuple[TensorType, ...]
     ) -> tuple[np.ndarray, ...]:
-        """Outputs of one operator.
-
-        Raises:
-            GraphError: if the CPU has no kernel and there is no stand-in.
-        """
+        """Outputs of one operator. Raises GraphError if the CPU has no kernel and there is no stand-in."""
         key = (op, *(value.dtype.name for value in inputs if isinstance(value, np.ndarray)))
         if key not in self._missing:
             try:

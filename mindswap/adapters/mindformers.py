@@ -128,11 +128,7 @@ def _survey(
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
-    """Refuse one of several pipeline stages.
-
-    Raises:
-        GraphError: these are not all layers of the model.
-    """
+    """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
     if len(indices) < len(trees):
         raise GraphError(
             f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"

@@ -32,11 +32,7 @@ _PACKAGE_FOLDER = Path(__file__).parents[2]
 
 
 def require_mindspore() -> None:
-    """Raise unless MindSpore is installed; does not import it.
-
-    Raises:
-        DataError: with the command that installs it.
-    """
+    """Raise unless MindSpore is installed; does not import it. Raises DataError with the command that installs it."""
     if importlib.util.find_spec("mindspore") is None:
         raise DataError(
             "writing a MindRecord needs MindSpore, which is not installed\n"

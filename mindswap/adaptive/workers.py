@@ -48,11 +48,7 @@ class Workers:
         self._startup_s = 0.0
 
     def start(self, words: list[str], environment: Mapping[str, str]) -> None:
-        """Start them.
-
-        Raises:
-            LaunchError: it cannot be started.
-        """
+        """Start them. Raises LaunchError: it cannot be started."""
         log = self._output.path
         try:
             file = log.open("wb")

@@ -56,11 +56,7 @@ class CheckResult:
         return find_errors(self.problems)
 
     def require_policy(self) -> Policy:
-        """The policy.
-
-        Raises:
-            PolicyError: with every problem, if there is an error.
-        """
+        """The policy; with an error, PolicyError with every problem."""
         if self.policy is None:
             raise PolicyError(self.problems)
         return self.policy

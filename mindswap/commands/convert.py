@@ -164,8 +164,7 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
         converted = to_index_form(request.document, num_layers, trees)
         comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
     else:
-        if checked.errors:
-            raise PolicyError(checked.problems)
+        checked.require_policy()
         converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
     if converted.sections is None:

@@ -35,11 +35,7 @@ class Answer:
     error: str  # what it wrote to the standard error, last lines
 
     def require(self, what: str) -> Any:
-        """The data.
-
-        Raises:
-            LaunchError: there is none.
-        """
+        """The data. Raises LaunchError: there is none."""
         if self.data is None:
             raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
         return self.data

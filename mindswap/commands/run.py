@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.adapters.plugin import install
     finally:
         gc.enable()
+    gc.freeze()  # what was imported stays: the collector need not walk over it before each compile
     session = install(document)
     try:
         if script:

@@ -65,11 +65,7 @@ class TextTokenizer:
         self._encode = encode
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """See `Tokenizer.tokens`.
-
-        Raises:
-            DataError: bytes that are not UTF-8, with their offset.
-        """
+        """See `Tokenizer.tokens`. Raises DataError: bytes that are not UTF-8, with their offset."""
         for piece in split_pieces(decode_utf8(name, blocks)):
             yield array("i", self._encode(piece))
 

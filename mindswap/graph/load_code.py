@@ -69,8 +69,8 @@ class StepCode:
     """All that it takes to run a compiled step."""
 
     main: Function  # calls forward, then backward
-    forward: Function  # one function of the lazy_inline cell
-    backward: Function  # the other
+    forward: Function  # of the lazy_inline cell
+    backward: Function  # likewise
     # name in `main` -> name of the parameter in the network, and its type
     weights: Mapping[str, tuple[str, TensorType]]
     constants: Mapping[str, object]  # by name: numbers, texts, tuples, None, `TensorValue`, `MONAD`, or `Unknown`

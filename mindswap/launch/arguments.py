@@ -60,11 +60,7 @@ class Job:
 
 
 def parse_arguments(words: list[str]) -> Job:
-    """The job that the words describe.
-
-    Raises:
-        LaunchError: every problem, one per line.
-    """
+    """The job that the words describe. Raises LaunchError: every problem, one per line."""
     if len(words) not in _FORMS:
         raise LaunchError(f"{len(words)} arguments\n    allowed: 1, 2, 6 or 9")
     values: dict[str, Any] = {}

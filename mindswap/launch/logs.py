@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mindswap.logs.tail import find_last_error, read_tail
-from mindswap.report.tables import format_indices
+from mindswap.policy.words import name_indices
 
 
 def worker_log(folder: Path, rank: int) -> Path:
@@ -48,7 +48,7 @@ def failure_report(folder: Path, ranks: Iterable[int]) -> str:
 
 
 def _name(ranks: list[int]) -> str:
-    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else format_indices("worker", ranks)
+    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else name_indices("worker", ranks)
 
 
 def _examine(log: Path) -> tuple[bool, str]:

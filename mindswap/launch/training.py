@@ -20,11 +20,7 @@ class Training:
 
 
 def parse_training(words: list[str]) -> Training:
-    """Read `[SCRIPT.py] --config CONFIG ...`.
-
-    Raises:
-        LaunchError: if there is no such script, or no --config.
-    """
+    """Read `[SCRIPT.py] --config CONFIG ...`. Raises LaunchError if there is no such script, or no --config."""
     script = Path(words[0]) if words and words[0].endswith(".py") else None
     options = words[1:] if script else words
     if script and not script.is_file():

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
-from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.words import index_runs
+from mindswap.policy.schema import RECOMPUTE_FLAGS
+from mindswap.policy.words import index_runs, name_indices
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def _swap_2x(
     if op_swap:
         swap["op_swap"] = op_swap
     if beyond:
-        lost.append(f"swap of {layers_in_words(beyond)}: the last {prefetch} cannot be swapped in 2.x")
+        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
     return swap if whole or op_swap else {"enable": False}
 
 
@@ -122,11 +122,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list
         lost.append("select_comm_recompute_exclude: 2.x has nothing like it")
     if policy.output_recompute:
         lost.append("mindswap.output_recompute: 2.x has nothing like it")
-    for name, default in (
-        ("mp_comm_recompute", True),
-        ("parallel_optimizer_comm_recompute", False),
-        ("recompute_slice_activation", False),
-    ):
+    for name, default in RECOMPUTE_FLAGS.items():
         if getattr(policy, name) != default:
             lost.append(f"{name}: {getattr(policy, name)}: 2.x has nothing like it")
     return sections
@@ -168,7 +164,7 @@ def to_1_9(
         )
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
-            lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
+            lost.append(f"swap of the inputs of recomputed {name_indices('layer', inside)}: 1.9 recomputes only")
         if by_tensor is None:
             whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
             named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)

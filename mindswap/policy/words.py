@@ -24,11 +24,17 @@ def index_runs(indices: Iterable[int]) -> list[str]:
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
+def name_indices(noun: str, indices: Iterable[int]) -> str:
+    """`worker 3`, `workers 1-2`, `workers 0, 3-5`."""
+    named = set(indices)
+    return f"{noun}{'' if len(named) == 1 else 's'} {format_indices(named) or '(none)'}"
+
+
 def format_layers(layers: Layers) -> str:
     """A set of layers in words: `layer 3`, `layers 0-2, 5`, `every layer`."""
     if layers.indices is None:
         return "every layer"
-    return f"layer{'' if len(layers.indices) == 1 else 's'} {format_indices(layers.indices) or '(none)'}"
+    return name_indices("layer", layers.indices)
 
 
 def format_names(names: Iterable[str], limit: int = 3) -> str:

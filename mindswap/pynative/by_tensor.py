@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from mindswap.mindformers_2x.convert import Swapped
 from mindswap.mindformers_2x.effect import SettingsEffect
-from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
 from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
+from mindswap.policy.words import name_indices
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
 
@@ -120,7 +120,7 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
                 label = f"{len(indices)} tensors of {cell}"
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
-        lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
+        lines += [f"{where} {verb} {what} {label}, {name_indices('layer', layers)}" for label, layers in groups.items()]
     return lines
 
 

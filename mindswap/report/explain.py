@@ -10,10 +10,10 @@ from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
-from mindswap.policy.words import index_runs
+from mindswap.policy.words import index_runs, name_indices
 from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers
 from mindswap.report.problems import escape
-from mindswap.report.tables import format_indices, format_table
+from mindswap.report.tables import format_table
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import StageRecompute
 
@@ -77,8 +77,8 @@ def _format_group(group: AlikeLayers, explanation: Explanation) -> Iterator[str]
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         cells = explanation.cells()
         stages = sorted({cell.stage for cell in cells if set(cell.layers) & set(indices)})
-        place = f" on {format_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
-        yield f"[{format_indices('layer', indices)}]{repeat}{place}"
+        place = f" on {name_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
+        yield f"[{name_indices('layer', indices)}]{repeat}{place}"
     yield from (f"    {line}" for line in format_steps(group.steps))
 
 

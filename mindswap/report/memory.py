@@ -7,7 +7,8 @@ from typing import Any
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, path_from_root
 from mindswap.graph.model import Graph
-from mindswap.report.tables import format_layers, format_table, group_equal
+from mindswap.policy.words import name_indices
+from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
 
 WHATS = ("kept", "swapped", "recomputed")
@@ -46,7 +47,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
         found.setdefault(what, []).extend(layers)
     for what, layers in found.items():
-        where = f", in {'each of ' * (len(layers) > 1)}{format_layers(sorted(layers))}" if layers else ""
+        where = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
         yield f"copied out and never read back, for nothing: {what}{where}"
 
 
@@ -99,7 +100,7 @@ def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory
     """Layers that hold the same under one name, what is outside the layers last."""
     inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
     groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
-    named = [(format_layers(indices), layer) for indices, layer in groups]
+    named = [(name_indices("layer", indices), layer) for indices, layer in groups]
     return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
 
 

@@ -3,8 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from mindswap.policy import words
-
 T = TypeVar("T")
 
 
@@ -28,13 +26,3 @@ def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterabl
     for index, item in zip(indices, items, strict=True):
         groups.setdefault(key(item), ([], item))[0].append(index)
     return list(groups.values())
-
-
-def format_layers(indices: Sequence[int]) -> str:
-    """`layer 3`, `layers 1-2`, `layers 0, 3-5`; sorted indices."""
-    return format_indices("layer", indices)
-
-
-def format_indices(noun: str, indices: Sequence[int]) -> str:
-    """`worker 3`, `workers 1-2`, `workers 0, 3-5`; sorted indices."""
-    return f"{noun}{'s' * (len(indices) > 1)} {words.format_indices(indices)}"

@@ -7,7 +7,6 @@ from pathlib import Path
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
@@ -53,9 +52,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         return _inspect_trace(os.fspath(path))
     document = load_document(path)
     checked = check_document(document, environ=dict(os.environ))
-    policy = checked.policy
-    if policy is None:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     require_compilable(document)
     config_path = str(Path(path).resolve())
     placement = None
@@ -77,11 +74,8 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
 def _inspect_trace(path: str) -> Inspection:
     """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
     step, document = read_trace(path)
-    checked = check_document(document)
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
     captured = capture_of(step)
-    policy = replace(checked.policy, is_swap_enabled=True)
     names = captured.names()
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))

@@ -10,7 +10,7 @@ from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.render import block_lines
 from mindswap.document.source import load_document
-from mindswap.errors import DataError, GraphError, PolicyError
+from mindswap.errors import DataError, GraphError
 from mindswap.graph.from_trace import TAG, graph_of_trace
 from mindswap.graph.sample import LayerSample
 from mindswap.pynative.trace_file import RecordedStep, load_trace
@@ -25,9 +25,7 @@ def record_step(config: str) -> RecordedStep:
         GraphError: if the network cannot be built, or run here.
     """
     document = load_document(config)
-    checked = check_document(document)
-    if checked.errors or document.root is None:
-        raise PolicyError(checked.problems)
+    check_document(document).require_policy()
     require_mindformers()
     config_path = str(Path(config).resolve())  # quiet() changes the working directory
     with quiet():
@@ -47,11 +45,7 @@ def is_trace_path(path: str) -> bool:
 
 
 def read_trace(path: str) -> tuple[RecordedStep, Document]:
-    """A file of `mindswap trace`, and the configuration in it.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -61,11 +55,7 @@ def read_trace(path: str) -> tuple[RecordedStep, Document]:
 
 
 def capture_of(step: RecordedStep) -> CapturedStep:
-    """The step as simulations start from it.
-
-    Raises:
-        GraphError: if its operators were recorded without their tensors.
-    """
+    """The step as simulations start from it. Raises GraphError if its operators were recorded without their tensors."""
     if not any(operator.outputs for operator in step.trace.operators):
         raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
     graph = graph_of_trace(step.trace)

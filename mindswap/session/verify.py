@@ -14,7 +14,7 @@ from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
 from mindswap.effect.recompute import RecomputeEffect, compare_recompute
 from mindswap.effect.swap import LayerEffect, compare_effect
-from mindswap.errors import MindswapError, PolicyError
+from mindswap.errors import MindswapError
 from mindswap.logs.compare import compare_logs
 from mindswap.logs.read import read_worker_logs
 from mindswap.policy.cell_tree import LayerTrees
@@ -87,10 +87,9 @@ def verify(
     config = os.fspath(path)
     document = load_document(config)
     checked = check_document(document, environ=dict(os.environ))
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    asked = checked.require_policy()
     workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
-    policy = checked.policy if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:
         from mindswap.session.execute import execute_config  # brings the simulator along

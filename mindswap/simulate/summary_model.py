@@ -81,12 +81,12 @@ class StageReport:
     compute_ns: int  # busy time of the compute stream
     recompute_ns: int  # the part of it that is recompute
     bubble_ns: int  # nothing to do: other stages had not sent yet, or were not done yet
-    copy_out_ns: int  # exposed: compute waited for it
-    copy_in_ns: int  # likewise
+    copy_out_ns: int  # exposed: compute waited for a copy to the host
+    copy_in_ns: int  # exposed: compute waited for a copy back
     communication_ns: int  # exposed: compute waited for a collective
     swapped_bytes: int  # copied out in the step, and in again
-    offload_busy_ns: int  # that this direction of the link is in use
-    prefetch_busy_ns: int  # and this one
+    offload_busy_ns: int  # the link to the host is in use
+    prefetch_busy_ns: int  # the link back is in use
     host_bytes: int  # most pinned host memory at a time
 
     @property

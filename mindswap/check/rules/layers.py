@@ -7,7 +7,7 @@ from mindswap.check.nearby import FirstOfLayer
 from mindswap.document.problem import Level, Location
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.schema import MAX_NUM_LAYERS, Expect
-from mindswap.policy.words import format_indices, format_layers
+from mindswap.policy.words import format_indices, format_layers, name_indices
 
 
 @rule(Level.WARNING)
@@ -117,6 +117,6 @@ def output_recompute(context: Context) -> Iterator[Finding]:
         indices = statement.layers.resolve(context.num_layers or 0)
         alone = [index for index in indices if not any(index in layers for layers in recomputed)]
         if alone:
-            message = f"{statement.path}: recompute does not have layer{'s' * (len(alone) > 1)} {format_indices(alone)}"
+            message = f"{statement.path}: recompute does not have {name_indices('layer', alone)}"
             allowed = "layers of recompute_config.recompute"
             yield Finding(statement.location, message, allowed, "add them to recompute")
