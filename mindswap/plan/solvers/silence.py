@@ -9,6 +9,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 __all__ = ["silence"]
 
@@ -20,7 +21,7 @@ def silence() -> Iterator[None]:
     sys.stdout.flush()
     libc.fflush(None)
     saved = os.dup(1)
-    with open(os.devnull, "wb") as nowhere:
+    with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), 1)
     try:
         yield
