@@ -23,7 +23,6 @@ from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
 from mindswap.session.step import load_step
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory, profile_memory
 from mindswap.simulate.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program
@@ -49,14 +48,14 @@ CASES = (
 def main() -> int:
     """Print the times of each case; the first run compiles."""
     begin = time.perf_counter()
-    simulate_and_measure(step(2, 1, 1), check=True)
+    simulate_and_measure(step(2, 1, 1))
     first_s = time.perf_counter() - begin
     rows = []
     missed = []
     for name, num_layers, num_stages, num_micro_batches, target_ms in CASES:
         program = step(num_layers, num_stages, num_micro_batches)
         timeline = simulate(program)
-        whole_ms = best_ms(lambda program=program: simulate_and_measure(program, check=True))
+        whole_ms = best_ms(lambda program=program: simulate_and_measure(program))
         if whole_ms > target_ms:
             missed.append(name)
         rows.append(
@@ -64,8 +63,7 @@ def main() -> int:
                 name,
                 f"{len(program.ops):,}",
                 f"{len(program.copies):,}",
-                f"{best_ms(lambda program=program: check_program(program)):.2f}",
-                f"{best_ms(lambda program=program: simulate(program, check=False)):.2f}",
+                f"{best_ms(lambda program=program: simulate(program)):.2f}",
                 f"{best_ms(lambda timeline=timeline: peak_memory(timeline)):.2f}",
                 f"{best_ms(lambda timeline=timeline: profile_memory(timeline, 0)):.2f}",
                 f"{best_ms(lambda program=program: lower_bound_ns(program)):.2f}",
@@ -73,9 +71,9 @@ def main() -> int:
                 str(target_ms),
             )
         )
-    headings = ("case", "operators", "copies", "check", "simulate", "peak", "profile", "bound", "whole", "target")
+    headings = ("case", "operators", "copies", "simulate", "peak", "profile", "bound", "whole", "target")
     print(format_table(headings, rows))
-    print(f"\nTimes in ms, best of {NUM_RUNS}; whole: check, simulate and peak. First call: {first_s:.2f} s (compiles,")
+    print(f"\nTimes in ms, best of {NUM_RUNS}; whole: simulate and peak. First call: {first_s:.2f} s (compiles,")
     print("or reads what an earlier process has compiled).")
     try:
         require_mindformers()
@@ -114,9 +112,9 @@ def step_model_rows() -> list[tuple[str, ...]]:
     return rows
 
 
-def simulate_and_measure(program: Program, check: bool) -> np.ndarray:
+def simulate_and_measure(program: Program) -> np.ndarray:
     """What a caller wants first: step time and peak."""
-    return peak_memory(simulate(program, check))
+    return peak_memory(simulate(program))
 
 
 def best_ms(call: Callable[[], object]) -> float:

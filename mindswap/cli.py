@@ -19,8 +19,6 @@ from mindswap.version import __version__
 if TYPE_CHECKING:
     from mindswap.document.problem import Problem
 
-__all__ = ["main"]
-
 # Each is a module of `mindswap.commands` with HELP, EXAMPLES, add_arguments(parser) and
 # run(args) -> exit code.
 COMMANDS = (

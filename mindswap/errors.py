@@ -7,18 +7,6 @@ exception is a bug of ours (exit code 3, with a log file).
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = [
-    "MindswapError",
-    "PolicyError",
-    "ApplyError",
-    "GraphError",
-    "SimulationError",
-    "DataError",
-    "LaunchError",
-    "LogError",
-    "PlanError",
-]
-
 
 class MindswapError(Exception):
     """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""

@@ -12,8 +12,6 @@ from pathlib import Path
 
 from mindswap.errors import DataError
 
-__all__ = ["is_recorded_step", "refuse_existing", "replace_file", "require_folders", "staged", "write_new"]
-
 
 def is_recorded_step(start: bytes) -> bool:
     """Whether a file that begins so is a step that `mindswap trace` wrote (`pynative/trace_file.py`)."""

@@ -4,23 +4,6 @@ import re
 from collections.abc import Iterable
 from decimal import Decimal
 
-__all__ = [
-    "BANDWIDTH_UNITS",
-    "FLOPS_UNITS",
-    "NS_PER_S",
-    "RATE_UNITS",
-    "SIZE_UNITS",
-    "TIME_UNITS",
-    "ceil_div",
-    "common_unit",
-    "format_bandwidth",
-    "format_bytes",
-    "format_count",
-    "format_time",
-    "parse_bytes",
-    "parse_quantity",
-]
-
 # Unit -> bytes, smallest first.
 UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
 SIZE_UNITS = {**UNITS, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

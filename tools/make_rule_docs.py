@@ -75,8 +75,8 @@ READING_HEADER_CN = """\
 
 方括号中的这些词不是规则：它们说明文件为什么完全不能使用。
 """
-# `PASS (why):` and the indented lines below it.
-EXAMPLE = re.compile(r"^(PASS|FAIL)(.*):\n((?: +.*\n?)+)", re.MULTILINE)
+# `PASS (why): ` and one line, or the indented lines below it.
+EXAMPLE = re.compile(r"^(PASS|FAIL)( \(.*\))?:(?: (\S.*)\n?|\n((?: +.*\n?)+))\n?", re.MULTILINE)
 
 
 def render() -> str:
@@ -97,8 +97,8 @@ def render_cn() -> str:
 
 def _section_cn(rule: Rule) -> str:
     level = {"error": "错误", "warning": "警告"}[rule.level.value]
-    examples = "\n".join(_example(found) for found in EXAMPLE.finditer(rule.text))
-    return f"## {rule.id}\n\n{level}。{CHINESE.get(rule.id, _summary(rule))}\n\n{examples}"
+    examples = "".join(_example(found) for found in EXAMPLE.finditer(rule.text)).rstrip()
+    return f"## {rule.id}\n\n{level}。{CHINESE.get(rule.id, _summary(rule))}\n\n{examples}\n"
 
 
 def _reading(language: int) -> str:
@@ -116,8 +116,8 @@ def _section(rule: Rule) -> str:
 
 
 def _example(found: re.Match) -> str:
-    verdict, reason, code = found.groups()
-    return f"{verdict}{reason}:\n\n```yaml\n{dedent(code).strip()}\n```\n"
+    verdict, reason, line, block = found.groups()
+    return f"{verdict}{reason or ''}:\n\n```yaml\n{line or dedent(block).strip()}\n```\n\n"
 
 
 def _summary(rule: Rule) -> str:

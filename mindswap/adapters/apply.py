@@ -1,4 +1,4 @@
-"""Actions -> attributes on cells and primitives, through MindSpore's own calls.
+"""Decisions -> attributes on cells and primitives, through MindSpore's own calls.
 
 Nothing is imported from MindSpore here: the cells bring their methods along.
 """
@@ -8,13 +8,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mindswap.errors import ApplyError
-from mindswap.policy.actions import LayerActions, format_log_lines, plan_layer
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, OpSwap, Policy
-from mindswap.policy.schema import SELECT_OPTIONS, default_operators
-
-__all__ = ["apply_policy", "cells_below", "check_layers", "iterate_primitives", "read_tree", "resolve_path"]
+from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS, default_operators
 
 # `Cell.recompute` hangs a cell of its own under this name; it is no part of the model.
 RECOMPUTE_CELL = "_recompute_cell"
@@ -22,7 +21,7 @@ RECOMPUTE_CELL = "_recompute_cell"
 
 def apply_policy(
     layers: Sequence[Any], policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
-) -> tuple[LayerActions, ...]:
+) -> tuple[LayerDecisions, ...]:
     """Set a policy on the layers of a network, before its first compile; one with swap disabled changes nothing.
 
     Args:
@@ -47,12 +46,12 @@ def apply_policy(
         indices = range(len(layers))
         check_layers(policy, len(layers))
     _check_patterns(policy, indices, trees, logger)
-    actions = tuple(plan_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
-    for layer, layer_actions in zip(layers, actions, strict=True):
-        _apply_layer(layer, layer_actions, policy)
-        for line in format_log_lines(layer_actions):
+    decisions = tuple(resolve_layer(policy, index, tree) for index, tree in zip(indices, trees, strict=True))
+    for layer, decided in zip(layers, decisions, strict=True):
+        _apply_layer(layer, decided, policy)
+        for line in format_log_lines(decided):
             logger.info(line)
-    return actions
+    return decisions
 
 
 def check_layers(policy: Policy, num_layers: int) -> None:
@@ -149,29 +148,29 @@ def _has_defaults(policy: Policy, option: str) -> bool:
     return any(patterns == set(default_operators(option, use_legacy)) for use_legacy in (True, False))
 
 
-def _apply_layer(layer, actions: LayerActions, policy: Policy) -> None:
-    if actions.is_fully_recomputed:
+def _apply_layer(layer, decided: LayerDecisions, policy: Policy) -> None:
+    if decided.is_fully_recomputed:
         options = _recompute_options(policy)
-        if actions.is_output_recomputed:
+        if decided.is_output_recomputed:
             options["output_recompute"] = True
         layer.recompute(**options)
-    for match in actions.recomputes:
+    for match in matches_of(decided.recomputes):
         target = resolve_path(layer, match.path)
         if match.node.is_primitive:
             _recompute_primitive(target)
         else:
             target.recompute(**_recompute_options(policy))
-    for match in actions.comm_recomputes:
+    for match in matches_of(decided.comm_recomputes):
         resolve_path(layer, match.path).add_prim_attr("recompute_comm_op", True)
-    for primitive in _primitives(layer, actions.recompute_excludes):
+    for primitive in _primitives(layer, matches_of(decided.excludes)):
         _recompute_primitive(primitive, False)
-    for primitive in _primitives(layer, actions.comm_recompute_excludes):
+    for primitive in _primitives(layer, matches_of(decided.comm_excludes)):
         primitive.add_prim_attr("recompute_comm_op", False)
-    if actions.layer_prefetch is not None:
-        layer.offload(backward_prefetch=actions.layer_prefetch)
-    for swap in actions.op_swaps:
+    if decided.layer_prefetch is not None:
+        layer.offload(backward_prefetch=decided.layer_prefetch)
+    for swap in decided.op_swaps:
         for primitive in _primitives(layer, (swap.match,)):
-            primitive._offload(backward_prefetch=swap.num_prefetch_ops)
+            primitive._offload(backward_prefetch=swap.entry.prefetch)
 
 
 def _recompute_primitive(primitive, mode: bool = True) -> None:
@@ -180,14 +179,9 @@ def _recompute_primitive(primitive, mode: bool = True) -> None:
 
 
 def _recompute_options(policy: Policy) -> dict[str, bool]:
-    """Only what differs from MindSpore's defaults: each option set touches every primitive."""
-    defaults = {
-        "mp_comm_recompute": True,
-        "recompute_slice_activation": False,
-        "parallel_optimizer_comm_recompute": False,
-    }
-    asked = {name: bool(getattr(policy, name)) for name in defaults}
-    return {name: value for name, value in asked.items() if value != defaults[name]}
+    """Only what differs from the defaults, which MindSpore shares: each option set touches every primitive."""
+    asked = {name: bool(getattr(policy, name)) for name in RECOMPUTE_FLAGS}
+    return {name: value for name, value in asked.items() if value != RECOMPUTE_FLAGS[name]}
 
 
 def resolve_path(cell, path: tuple[str, ...]) -> Any:

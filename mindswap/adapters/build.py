@@ -28,8 +28,6 @@ from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["NOTES_KEY", "build_network", "example_inputs", "make_input"]
-
 # Where `_build` leaves its notes in the configuration.
 NOTES_KEY = "mindswap_notes"
 # Legacy models that take the columns of the data set as they are (models/glm2/glm2.py, construct); the others take one

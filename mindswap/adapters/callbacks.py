@@ -18,8 +18,6 @@ from mindspore.train.callback import Callback
 from mindswap.logs.scan import REPORT_MEMORY
 from mindswap.logs.step_report import ReportedStep, format_step
 
-__all__ = ["MemoryReport", "StepReport", "add_callbacks"]
-
 
 class MemoryReport(Callback):
     """Logs the highest use of memory after every step in which it rose.

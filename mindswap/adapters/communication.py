@@ -14,8 +14,6 @@ from mindspore.communication import GlobalComm
 
 from mindswap.adapters.replaced import replaced
 
-__all__ = ["on_rank"]
-
 GPT = "mindformers.parallel_core.training_graph"
 PARALLEL_STATE = "mindformers.parallel_core.inference.parallel_state"
 MANAGEMENT = "mindspore.communication.management"  # what `get_rank`, `get_group_size`, `create_group` ask

@@ -8,8 +8,6 @@ from mindformers.tools.register.template import ConfigTemplate, RecomputeConfig,
 
 from mindswap.policy.model import Policy
 
-__all__ = ["has_swap_sections", "install_stand_ins", "keep_swap_sections", "replace_swap_sections"]
-
 SECTIONS = ("swap_config", "recompute_config")
 
 

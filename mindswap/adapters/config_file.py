@@ -6,8 +6,6 @@ from typing import Any
 
 import yaml
 
-__all__ = ["leave_out_checkpoint", "write_config"]
-
 
 def write_config(config: Mapping[str, Any], path: Path) -> Path:
     """Write plain data as the YAML that MindFormers reads."""

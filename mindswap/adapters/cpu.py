@@ -12,8 +12,6 @@ from mindformers.tools.register.register import MindFormerModuleType
 from mindformers.wrapper import MFTrainOneStepCell
 from mindspore import nn, ops
 
-__all__ = ["CpuBarrier", "CpuFlashAttention", "CpuTrainOneStepCell", "replace_cpu_stand_ins"]
-
 
 class CpuFlashAttention(nn.Cell):
     """Attention from single operators, called as MindFormers calls its `FlashAttention`.

@@ -17,8 +17,6 @@ from mindswap.adapters.versions.chosen import set_output_path
 from mindswap.check.check import TRAIN_MODES
 from mindswap.errors import LaunchError
 
-__all__ = ["train"]
-
 # option -> (type, key path in the configuration)
 OPTIONS = {
     "mode": (int, "context.mode"),

@@ -17,25 +17,18 @@ from mindswap.graph.load_code import StepCode, load_code
 from mindswap.graph.model import Graph
 from mindswap.policy.model import Policy
 
-__all__ = ["Runnable", "compile_runnable", "make_values", "run_by_mindspore"]
-
 SEED = 20260101
 
 
 @dataclass(frozen=True, eq=False)
 class Runnable:
-    """A compiled step that can be run.
+    """A compiled step that can be run."""
 
-    Attributes:
-        graph, code: of the same compile.
-        columns: inputs of the step in order: name, shape and type.
-        vocab_size: tokens are below it.
-    """
-
+    # graph, code: of the same compile
     graph: Graph
     code: StepCode
-    columns: tuple[tuple[str, tuple[int, ...], str], ...]
-    vocab_size: int
+    columns: tuple[tuple[str, tuple[int, ...], str], ...]  # inputs of the step in order: name, shape and type
+    vocab_size: int  # tokens are below it
 
 
 def compile_runnable(config_path: str, policy: Policy) -> Runnable:

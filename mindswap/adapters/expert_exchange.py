@@ -23,25 +23,19 @@ from mindswap.adapters.replaced import replaced
 from mindswap.graph.ops import line_of
 from mindswap.graph.ranks.experts import EXCHANGE, NAME_MARK, num_copies
 
-__all__ = ["compiled_experts", "set_exchange", "use_known_sizes"]
-
 # The compiler looks a module up by its name.
 OPS_NAME = "mindswap_ops_of_known_sizes"
 
 
 @dataclass
 class _Sizes:
-    """Of the network that is compiled; the class of a dispatcher -> what it exchanges.
+    """Of the network that is compiled; the class of a dispatcher -> what it exchanges."""
 
-    Attributes:
-        sent, received: rows that a rank sends and receives in an exchange of tokens.
-        rows: pairs of a token and an expert that the experts of the rank compute.
-        groups: name of a group of ranks -> how many, and from one to the next.
-    """
-
+    # sent, received: rows that a rank sends and receives in an exchange of tokens
     sent: int = 0
     received: int = 0
-    rows: int = 0
+    rows: int = 0  # pairs of a token and an expert that the experts of the rank compute
+    # name of a group of ranks -> how many, and from one to the next
     groups: dict[str, tuple[int, int]] = field(default_factory=dict)
 
 
@@ -239,15 +233,9 @@ def compiled_experts() -> Iterator[None]:
 
 
 def set_exchange(experts: nn.Cell, num_tokens: int, skew_permille: int) -> list[str]:
-    """Set what the rank exchanges in each layer of experts, which are all alike.
+    """Set what the rank exchanges in each layer of experts, which are all alike; gives notes for the user.
 
-    Args:
-        experts: a cell of experts.
-        num_tokens: of the rank.
-        skew_permille: how many it receives for 1000 that it sends.
-
-    Returns:
-        Notes for the user.
+    `num_tokens` are of the rank; for 1000 that it sends it receives `skew_permille`.
     """
     config, dispatcher, num_ranks = experts.config, experts.token_dispatcher, experts.ep
     kind, top_k, num_experts = experts.moe_token_dispatcher_type, config.moe_router_topk, config.num_moe_experts

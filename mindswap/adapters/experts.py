@@ -19,8 +19,6 @@ from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 from mindswap.adapters.expert_exchange import use_known_sizes
 from mindswap.graph.ranks.experts import FROM_LOCAL, TO_LOCAL
 
-__all__ = ["turn_experts", "turn_moe_layer"]
-
 STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")
 
 

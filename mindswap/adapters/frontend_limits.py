@@ -21,8 +21,6 @@ from mindswap.adapters.replaced import replaced
 from mindswap.graph.constants import STAND_IN_NAME
 from mindswap.graph.ranks.experts import NAME_MARK
 
-__all__ = ["masks_without_values", "use_broadcast_products", "use_rope_slices"]
-
 # Masks of a sequence up to this are written out, 4 Mi elements.
 MAX_WRITTEN_SEQ_LENGTH = 2048
 # Elements of a mask that the cell itself makes while the model is built; its own mask has its true shape.
@@ -33,10 +31,7 @@ def use_rope_slices(network: nn.Cell) -> list[str]:
     """Let every rotary embedding cut its input in halves where it would multiply by a matrix that swaps them.
 
     The frontend infers shapes for the CPU, whose BatchMatMul does not broadcast. It is set on the cells, because
-    `use_rope_slice` of the configuration does not reach the layers of `fine_grain_interleave`.
-
-    Returns:
-        Notes for the user.
+    `use_rope_slice` of the configuration does not reach the layers of `fine_grain_interleave`. Gives notes for users.
     """
     cells = [cell for _, cell in network.cells_and_names() if isinstance(cell, RotaryEmbedding)]
     changed = [cell for cell in cells if not cell.use_rope_slice]

@@ -9,11 +9,6 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.graph.cache import make_key
 
-__all__ = [
-    "ANY_VERSION", "PAIRS", "Pair", "describe_pair", "installed_code", "installed_version", "is_known_pair",
-    "require_mindformers",
-]  # fmt: skip
-
 # Set to 1: versions that were never tried together are tried all the same.
 ANY_VERSION = "MINDSWAP_ANY_VERSION"
 

@@ -14,8 +14,6 @@ from mindspore import nn
 
 from mindswap.adapters.replaced import replaced
 
-__all__ = ["layers_as_in_model", "place_in_model"]
-
 CLASS_NAME = "LLamaDecodeLayerInterleave"
 # Layers from the end that are unlike those before them.
 NUM_LAST = 2

@@ -15,8 +15,6 @@ from mindswap.adapters.versions.executors import cell_graph_executor
 from mindswap.errors import GraphError
 from mindswap.graph.model import TensorType
 
-__all__ = ["CpuKernels", "eager"]
-
 # Attributes that are for the compiler: how to shard, to recompute, to offload.
 NOT_FOR_KERNELS = frozenset(
     {"offload", "backward_prefetch", "recompute", "duplicated", "in_strategy", "out_strategy", "in_layout",
@@ -64,11 +62,7 @@ class CpuKernels:
     def __call__(
         self, op: str, attributes: Mapping[str, object], inputs: tuple[Any, ...], outputs: tuple[TensorType, ...]
     ) -> tuple[np.ndarray, ...]:
-        """Outputs of one operator.
-
-        Raises:
-            GraphError: if the CPU has no kernel and there is no stand-in.
-        """
+        """Outputs of one operator. Raises GraphError if the CPU has no kernel and there is no stand-in."""
         key = (op, *(value.dtype.name for value in inputs if isinstance(value, np.ndarray)))
         if key not in self._missing:
             try:

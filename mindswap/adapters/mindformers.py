@@ -13,7 +13,6 @@ from mindswap.adapters.build import NOTES_KEY, build_network, example_inputs
 from mindswap.adapters.expert_exchange import compiled_experts
 from mindswap.adapters.interleave import place_in_model
 from mindswap.adapters.mindspore import (
-    PATH_TAG,
     compile_training_graph,
     enable_lazy_inline,
     find_layers,
@@ -32,28 +31,19 @@ from mindswap.graph.ranks.sharding import shard_graph
 from mindswap.graph.ranks.split_table import Unresolved
 from mindswap.graph.ranks.stage import drop_head
 from mindswap.graph.sample import LayerSample, sample_layers
-from mindswap.policy.actions import LayerActions, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.model import Policy
-
-__all__ = [
-    "PATH_TAG", "Capture", "capture", "choose_layers", "compile_network", "read_layer_trees", "set_policy",
-    "trees_of_network",
-]  # fmt: skip
+from mindswap.policy.resolve import LayerDecisions, resolve_layer
 
 
 def set_policy(
     network: nn.Cell, policy: Policy, logger: logging.Logger | None = None, indices: Sequence[int] | None = None
-) -> tuple[LayerActions, ...]:
+) -> tuple[LayerDecisions, ...]:
     """Set a policy on a network of MindFormers: its layers, and its MTP layers as the last layer.
 
     MindFormers gives the layers of multi-token prediction the index of the last transformer layer. They are cells
     around such a layer, so names of operators begin with `transformer_layer` there (multi_token_prediction.py).
-
-    Args:
-        network, policy: what is set on what.
-        logger: gets one line for each thing set.
-        indices: layer of the model that each layer of the network stands for; default 0, 1, 2, ...
+    `indices` are the layers of the model that those of the network stand for; default 0, 1, 2, ...
     """
     layers = list(find_layers(network))
     if indices is None:
@@ -90,20 +80,13 @@ def _prediction_layers(network: nn.Cell) -> list[nn.Cell]:
 
 @dataclass(frozen=True)
 class Capture:
-    """A network under a policy, compiled.
+    """A network under a policy, compiled."""
 
-    Attributes:
-        sample: layers of the model that were compiled.
-        layers: tree of each compiled layer.
-        graph: forward and backward as the compiler leaves them; `layer_index` counts compiled layers.
-        notes: where the compiled network differs from the one that trains, in words.
-        collectives: tensor parallel communication, by name of the operator that it belongs to.
-    """
-
-    sample: LayerSample
-    layers: tuple[CellNode, ...]
-    graph: Graph
-    notes: tuple[str, ...]
+    sample: LayerSample  # layers of the model that were compiled
+    layers: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # forward and backward as the compiler leaves them; `layer_index` counts compiled layers
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains, in words
+    # tensor parallel communication, by name of the operator that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
 
 
@@ -137,19 +120,15 @@ def _survey(
         return _of_model(sample_layers(as_set), indices), own
     if policy.output_recompute:  # backward has all layers of a group at once, which a sample would not show
         return LayerSample(indices, tuple(range(len(indices)))), None
-    asked = [
-        (trees[index], places[index], replace(plan_layer(policy, index, trees[index]), layer_index=0))
-        for index in indices
-    ]
+    decided = {index: resolve_layer(policy, index, trees[index]) for index in indices}
+    # What has no effect tells no layers apart.
+    acting = {index: replace(own, layer_index=0, overridden=(), silent=()) for index, own in decided.items()}
+    asked = [(own.layer, places[index], own) for index, own in acting.items()]
     return _of_model(sample_layers(asked), indices), None
 
 
 def _require_all_layers(indices: Sequence[int], trees: Sequence[CellNode], reason: str) -> None:
-    """Refuse one of several pipeline stages.
-
-    Raises:
-        GraphError: these are not all layers of the model.
-    """
+    """Refuse one of several pipeline stages. Raises GraphError: these are not all layers of the model."""
     if len(indices) < len(trees):
         raise GraphError(
             f"--rank: the layers of one pipeline stage cannot be built alone with swap off: {reason} (this model)\n"

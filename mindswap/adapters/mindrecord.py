@@ -23,8 +23,6 @@ from pathlib import Path
 from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.errors import DataError
 
-__all__ = ["INDEX_SUFFIX", "MAX_SAMPLE_LENGTH", "MindRecordWriter", "require_mindspore"]
-
 INDEX_SUFFIX = ".db"
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.
 MAX_SAMPLE_LENGTH = (1 << 20) + 1
@@ -34,11 +32,7 @@ _PACKAGE_FOLDER = Path(__file__).parents[2]
 
 
 def require_mindspore() -> None:
-    """Raise unless MindSpore is installed; does not import it.
-
-    Raises:
-        DataError: with the command that installs it.
-    """
+    """Raise unless MindSpore is installed; does not import it. Raises DataError with the command that installs it."""
     if importlib.util.find_spec("mindspore") is None:
         raise DataError(
             "writing a MindRecord needs MindSpore, which is not installed\n"

@@ -24,11 +24,6 @@ from mindswap.graph.constants import restore_constants
 from mindswap.graph.load import load_graph
 from mindswap.graph.model import Graph
 
-__all__ = [
-    "PATH_TAG", "compile_training_graph", "compile_training_model", "enable_lazy_inline", "find_layers",
-    "find_lazy_inline_cell", "has_lazy_inline", "is_pynative", "mark_lazy_inline", "tag_primitives",
-]  # fmt: skip
-
 LAZY_INLINE_PREFIX = "lazy_inline_"
 # Attribute that carries the path of a primitive into the compiled graph.
 PATH_TAG = "mindswap_path"
@@ -82,13 +77,10 @@ def find_lazy_inline_cell(network: nn.Cell) -> nn.Cell:
 
 
 def mark_lazy_inline(network: nn.Cell, layers: Sequence[nn.Cell]) -> dict[str, int]:
-    """Make lazy_inline the cell around all layers, and no other.
+    """Make lazy_inline the cell around all layers, and no other; gives how many of each class no longer are.
 
     Where the layers are lazy_inline themselves, MindSpore compiles equal ones as one function: what is set on the first
     of them then acts on all, what is set on another on none. `layers` is empty where they are not known.
-
-    Returns:
-        How many cells of each class no longer are lazy_inline.
     """
     decorated = [cell for _, cell in network.cells_and_names() if has_lazy_inline(cell)]
     within = {id(cell) for layer in layers for _, cell in layer.cells_and_names()}
@@ -137,12 +129,10 @@ class _GradientCell(nn.Cell):
 
 
 def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_list: str | None = None) -> Graph:
-    """Forward and backward of `network` as the frontend leaves them.
+    """Forward and backward of `network` as the frontend leaves them; arguments as of `compile_training_model`.
 
-    Args:
-        network, inputs: as of `compile_training_model`.
-        layer_list: name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the layer
-            of an operator from its scope.
+    `layer_list` is the name of the list that holds the layers, whose primitives all carry `PATH_TAG`; None takes the
+    layer of an operator from its scope.
 
     Raises:
         GraphError: if the compiler refuses the network.
@@ -151,11 +141,9 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
-    """Forward and backward of `network` as the frontend leaves them, in MindSpore's own form.
+    """Forward and backward of `network`, which returns its loss, as the frontend leaves them, in MindSpore's own form.
 
-    Args:
-        network: a network that returns its loss; lazy_inline stays as it is.
-        inputs: tensors of the right shape and dtype; their values do not matter.
+    lazy_inline stays as it is. `inputs` are of the right shape and dtype; their values do not matter.
 
     Raises:
         GraphError: if the compiler refuses the network; the text is the compiler's own.

@@ -7,30 +7,19 @@ import mindspore as ms
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
-from mindswap.adapters.mindspore import (
-    PATH_TAG,
-    compile_training_graph,
-    find_layers,
-    mark_lazy_inline,
-    tag_primitives,
-)
+from mindswap.adapters.mindspore import PATH_TAG, compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
 from mindswap.errors import ApplyError, GraphError
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep
-
-__all__ = ["capture_network", "resolve_layers"]
 
 # Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
 POLICY_ATTRIBUTES = ("offload", "recompute")
 
 
 def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str | None = None) -> CapturedStep:
-    """Compile a network without swap and recompute; it is left as it was.
+    """Compile a network that gives a loss without swap and recompute; it is left as it was.
 
-    Args:
-        network: gives a loss.
-        inputs: tensors of the right shape and dtype; their values do not matter.
-        layers: as for `resolve_layers`.
+    `inputs` are of the right shape and dtype, their values do not matter; `layers` as for `resolve_layers`.
 
     Raises:
         ApplyError: if there is no such list.

@@ -15,8 +15,6 @@ from mindswap.adapters.apply import iterate_primitives, read_tree
 from mindswap.adapters.replaced import replaced
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["OwnRecompute", "read_own_recompute", "recompute_as_in_model", "set_on_layer"]
-
 # What `Cell.recompute` and `Primitive.recompute` of MindSpore leave behind (nn/cell.py, ops/primitive.py).
 ATTRIBUTES = ("recompute", "recompute_comm_op", "slice_activation")
 SCOPE = "recompute_"
@@ -26,15 +24,10 @@ METHODS = ("set_recompute", "_format_recompute_list")
 
 @dataclass(frozen=True)
 class OwnRecompute:
-    """What MindFormers sets on the whole model.
+    """What MindFormers sets on the whole model."""
 
-    Attributes:
-        setting: the object that sets it, by the number of a layer; None where it cannot be asked for single layers.
-        trees: the layers.
-    """
-
-    setting: Any
-    trees: tuple[CellNode, ...]
+    setting: Any  # the object that sets it, by the number of a layer; None where it cannot be asked for single layers
+    trees: tuple[CellNode, ...]  # the layers
 
     def has_kinds_of(self, indices: Sequence[int], trees: Sequence[CellNode]) -> bool:
         """Whether layers built alone are alike where those of the model of these numbers are, and differ where they do.

@@ -29,14 +29,12 @@ from mindswap.check.check import TRAIN_MODES, check_before_network, check_docume
 from mindswap.config.mode import is_pynative
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
-from mindswap.errors import LaunchError, PolicyError
+from mindswap.errors import LaunchError
 from mindswap.policy.model import Policy
 from mindswap.report.problems import format_problems
 
 if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap
-
-__all__ = ["Session", "install"]
 
 
 def install(document: Document) -> "Session":
@@ -96,8 +94,7 @@ class Session:
         if not self.policy.is_swap_enabled:
             return
         checked = check_document(self.document, trees=trees_of_network(network, self.uses), environ=dict(os.environ))
-        if checked.errors:
-            raise PolicyError(checked.problems)
+        checked.require_policy()
         if checked.problems and os.environ.get("RANK_ID", "0") == "0":
             logger.warning("mindswap found:\n%s", format_problems(checked.problems))
         if self.is_pynative:

@@ -16,8 +16,6 @@ from pathlib import Path
 
 from mindswap.errors import MindswapError
 
-__all__ = ["quiet", "tell"]
-
 # While stderr is redirected, a descriptor of where it went before; none otherwise.
 _stderr: ContextVar[int] = ContextVar("stderr", default=-1)
 # To the start of the line, and delete it.
@@ -50,11 +48,8 @@ def quiet() -> Iterator[Path]:
 
     MindSpore prints from C++ too, so the file descriptors themselves are redirected; both packages
     write logs and graphs into the working folder, MindFormers as soon as it is imported. The folder
-    is deleted at the end; after an error it stays for a week, and the error carries the path of the log. Only `tell`
-    gets through.
-
-    Yields:
-        Path of the log.
+    is deleted at the end; after an error it stays for a week, and the error carries the path of the log, which is what
+    this gives. Only `tell` gets through.
     """
     _remove_old_folders()
     folder = Path(tempfile.mkdtemp(prefix=PREFIX))

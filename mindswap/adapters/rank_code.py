@@ -15,8 +15,6 @@ from mindswap.adapters.experts import turn_experts, turn_moe_layer
 from mindswap.errors import GraphError
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_strategy
 
-__all__ = ["use_whole_tensors"]
-
 
 def use_whole_tensors(network: nn.Cell) -> None:
     """Turn every Morph of a network that was built in a parallel mode.

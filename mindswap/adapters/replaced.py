@@ -3,8 +3,6 @@
 import contextlib
 from collections.abc import Iterator
 
-__all__ = ["replaced"]
-
 
 @contextlib.contextmanager
 def replaced(owner: object, **values: object) -> Iterator[None]:

@@ -9,8 +9,6 @@ import numpy as np
 
 from mindswap.errors import GraphError
 
-__all__ = ["STAND_INS"]
-
 SOFTMAX_WIDTH = 8  # the NPU's softmax maxima and sums have eight equal columns
 FAR_BELOW = -1.0e9
 

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-from mindswap.adapters.mindformers import PATH_TAG, capture, choose_layers
+from mindswap.adapters.mindformers import capture, choose_layers
+from mindswap.adapters.mindspore import PATH_TAG
 from mindswap.config.rank import RankPlacement
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.policy.model import Policy
 from mindswap.simulate.captured import CapturedStep
-
-__all__ = ["capture_step"]
 
 
 def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:

@@ -9,8 +9,6 @@ from mindswap.document.parse import parse_document
 from mindswap.document.source import BASE_CONFIG
 from mindswap.errors import LaunchError
 
-__all__ = ["attempt_folder", "prepare_attempt"]
-
 
 def attempt_folder(run_dir: Path, number: int) -> Path:
     """Where an attempt keeps its files and logs."""
@@ -24,8 +22,7 @@ def prepare_attempt(
 
     Args:
         folder: of the attempt.
-        yaml_text: the planned configuration.
-        config_path: the user's file, which the planned one came from.
+        yaml_text, config_path: the planned configuration, and the user's file which it came from.
         checkpoint: what to start from; None for the beginning.
         is_parallel: several processes, as MindFormers sees it.
 

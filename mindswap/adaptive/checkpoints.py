@@ -10,27 +10,18 @@ from pathlib import Path
 
 from mindswap.adaptive.saved_steps import SavedStep, read_saved_step
 
-__all__ = ["Checkpoint", "CheckpointFolder", "link_checkpoint"]
-
 # `small_rank_0-1_10.safetensors`; after a restart `small_rank_0_1-1_5.safetensors`.
 _NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Files of one step, one per rank.
+    """Files of one step, one per rank."""
 
-    Attributes:
-        saved: when it was written.
-        files: by rank.
-        prefix: what the names begin with.
-        format: `safetensors` or `ckpt`.
-    """
-
-    saved: SavedStep
-    files: tuple[Path, ...]
-    prefix: str
-    format: str
+    saved: SavedStep  # when it was written
+    files: tuple[Path, ...]  # by rank
+    prefix: str  # what the names begin with
+    format: str  # `safetensors` or `ckpt`
 
 
 class CheckpointFolder:

@@ -11,11 +11,6 @@ from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
-__all__ = [
-    "FLAG", "TrainingCommand", "checkpoint_folder", "is_parallel", "parse_command", "saves_checkpoints",
-    "without_options",
-]  # fmt: skip
-
 FLAG = ADAPTIVE_FLAG
 DEFAULT_LOG_DIR = "output/msrun_log"
 # What a restart sets in the YAML; on the command line it would go before that.
@@ -24,34 +19,20 @@ _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format
 
 @dataclass(frozen=True)
 class TrainingCommand:
-    """How the user starts the training.
+    """How the user starts the training."""
 
-    Attributes:
-        msrun_options: options of msrun as given; None for one process without msrun.
-        script: the training script; None for the package's own entry.
-        options: of the script, without `--config`.
-        config_path: the YAML, absolute.
-        num_workers: worker processes.
-        log_dir: folder of the logs as given: the run directory.
-        master_port: port of the scheduler.
-    """
-
-    msrun_options: tuple[str, ...] | None
-    script: Path | None
-    options: tuple[str, ...]
-    config_path: Path
-    num_workers: int = 1
-    log_dir: Path = Path(DEFAULT_LOG_DIR)
-    master_port: int = 8118
+    msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
+    script: Path | None  # the training script; None for the package's own entry
+    options: tuple[str, ...]  # of the script, without `--config`
+    config_path: Path  # the YAML, absolute
+    num_workers: int = 1  # worker processes
+    log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
+    master_port: int = 8118  # port of the scheduler
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
-        """The command of an attempt.
+        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
 
-        Args:
-            config_path: its configuration, absolute.
-            log_dir: its folder; msrun gives this name to a shell, so it must be plain.
-            port: of the scheduler.
-            is_resumed: it starts from a checkpoint that the configuration names.
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler.
         """
         options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
         worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 
 from mindswap.adaptive.model import Attempt, Corrections, Outcome
 
-__all__ = ["correct"]
-
 # Beyond this a measurement says that something else was wrong, a busy machine for example.
 LEAST_PERMILLE, MOST_PERMILLE = 100, 10_000
 

@@ -11,8 +11,6 @@ from mindswap.adaptive.correct import correct
 from mindswap.adaptive.model import Attempt, NothingFits, Outcome, State, TrainingPlan
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["decide"]
-
 # Smallest share of the budget by which a plan that ran out of memory tightens it, doubled each time: a log names
 # one request that failed, not all that would have followed.
 TIGHTEN_SHARE, MAX_TIGHTEN_SHARE = 64, 4
@@ -39,16 +37,15 @@ def decide(state: State, event: events.Event) -> Next:
             return _stopped(state)
         case events.OutOfMemory():
             return _out_of_memory(state, event)
-        case events.Killed(step, text):
+        case events.Ended(Outcome.KILLED, step, text):
             return _killed(state, step, text)
-        case events.Failed(step, text, exit_code):
-            state = _close(state, Outcome.FAILED, step, text)
+        case events.Ended(outcome, step, text, exit_code):
+            state = _close(state, outcome, step, text)
+            if outcome is Outcome.FINISHED:
+                return _end(state, 0, "the training finished")
+            if outcome is Outcome.INTERRUPTED:
+                return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
             return _end(state, exit_code, f"the training failed, and not for want of memory:\n{text}")
-        case events.Finished(step):
-            return _end(_close(state, Outcome.FINISHED, step), 0, "the training finished")
-        case events.Interrupted(step):
-            state = _close(state, Outcome.INTERRUPTED, step, "stopped by the user")
-            return _end(state, 130, "interrupted; the same command goes on from the newest checkpoint")
 
 
 def _open(state: State) -> Next:

@@ -2,12 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.adaptive.model import NothingFits, TrainingPlan
-
-__all__ = [
-    "Action", "End", "Event", "Failed", "Finished", "Interrupted", "Killed", "Measured", "NewCheckpoint", "Opened",
-    "OutOfMemory", "Planned", "RunPlanner", "Start", "Started", "StopWorkers", "Stopped", "Wait",
-]  # fmt: skip
+from mindswap.adaptive.model import NothingFits, Outcome, TrainingPlan
 
 # Events.
 
@@ -33,23 +28,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Measured:
-    """Enough steps to judge the plan.
+    """Enough steps to judge the plan."""
 
-    Attributes:
-        step: last step.
-        num_steps: of the whole training.
-        peak_bytes: highest use of any worker; None if none reported it.
-        step_time_ns: median over the slowest worker's steps, the first ones left out.
-        startup_ns: from the start to the first step.
-        has_checkpoints: a complete checkpoint exists, or the configuration saves them.
-    """
-
-    step: int
-    num_steps: int
-    peak_bytes: int | None
-    step_time_ns: int
-    startup_ns: int
-    has_checkpoints: bool
+    step: int  # last step
+    num_steps: int  # of the whole training
+    peak_bytes: int | None  # highest use of any worker; None if none reported it
+    step_time_ns: int  # median over the slowest worker's steps, the first ones left out
+    startup_ns: int  # from the start to the first step
+    has_checkpoints: bool  # a complete checkpoint exists, or the configuration saves them
 
 
 @dataclass(frozen=True)
@@ -66,56 +52,27 @@ class Stopped:
 
 @dataclass(frozen=True)
 class OutOfMemory:
-    """A worker died for want of memory.
+    """A worker died for want of memory."""
 
-    Attributes:
-        worker: its number.
-        step: last step that was seen; 0 for none.
-        missing_bytes: what was missing by the log; None if it does not say.
-        text: what it said.
-    """
-
-    worker: int
-    step: int
-    missing_bytes: int | None
-    text: str
+    worker: int  # its number
+    step: int  # last step that was seen; 0 for none
+    missing_bytes: int | None  # what was missing by the log; None if it does not say
+    text: str  # what it said
 
 
 @dataclass(frozen=True)
-class Killed:
-    """A process was ended by a signal, without a word about memory."""
+class Ended:
+    """The workers ended, and not for want of memory."""
 
-    step: int
-    text: str
-
-
-@dataclass(frozen=True)
-class Failed:
-    """The training failed by itself: nothing that less memory would mend."""
-
-    step: int
-    text: str
-    exit_code: int = 1
+    # FINISHED; KILLED: a process was ended by a signal; FAILED: nothing that less memory would mend; INTERRUPTED: the
+    # user stopped them
+    outcome: Outcome
+    step: int  # last step that was seen
+    text: str = ""  # what it said
+    exit_code: int = 1  # of the training that failed
 
 
-@dataclass(frozen=True)
-class Finished:
-    """The training ended well."""
-
-    step: int
-
-
-@dataclass(frozen=True)
-class Interrupted:
-    """The user stopped it."""
-
-    step: int
-
-
-Event = (
-    Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Killed | Failed | Finished
-    | Interrupted
-)  # fmt: skip
+Event = Opened | Planned | Started | Measured | NewCheckpoint | Stopped | OutOfMemory | Ended
 
 
 # Actions; `reason` is for the user, "" says nothing.

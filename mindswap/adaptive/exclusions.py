@@ -5,8 +5,6 @@ from collections.abc import Iterator, Sequence
 from mindswap.document.nodes import Document, DocumentNode
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["find_exclusions", "is_excluded"]
-
 RULE = "adaptive-exclusion"
 _FIX = "delete it, or --replace: the plan takes its place, your file stays as it is"
 

@@ -6,55 +6,27 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-__all__ = [
-    "CLASSES",
-    "Attempt",
-    "Corrections",
-    "NothingFits",
-    "Outcome",
-    "TrainingPlan",
-    "Planner",
-    "Settings",
-    "State",
-]
-
 
 @dataclass(frozen=True)
 class Corrections:
-    """What measurements say about the model of the planner.
+    """What measurements say about the model of the planner."""
 
-    Attributes:
-        static_offset_bytes: to add to every predicted peak.
-        compute_permille: speed of the compute stream against the model, in thousandths.
-        link_permille: bandwidth of both links to the host against the model, in thousandths.
-    """
-
-    static_offset_bytes: int = 0
-    compute_permille: int = 1000
-    link_permille: int = 1000
+    static_offset_bytes: int = 0  # to add to every predicted peak
+    compute_permille: int = 1000  # speed of the compute stream against the model, in thousandths
+    link_permille: int = 1000  # bandwidth of both links to the host against the model, in thousandths
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """A configuration with what the planner predicts for it.
+    """A configuration with what the planner predicts for it."""
 
-    Attributes:
-        key: digest of the policy: two plans with one key do the same.
-        yaml_text: the whole configuration.
-        budget_bytes: device memory it was made for.
-        peak_bytes: predicted highest use of device memory, corrections included.
-        step_time_ns: predicted time of a step, corrections included; 0 if the planner gives none.
-        exposed_copy_ns: part of it in which copies to and from the host keep the computation waiting.
-        corrections: those the prediction was made with.
-    """
-
-    key: str
-    yaml_text: str
-    budget_bytes: int
-    peak_bytes: int
-    step_time_ns: int
-    exposed_copy_ns: int = 0
-    corrections: Corrections = Corrections()
+    key: str  # digest of the policy: two plans with one key do the same
+    yaml_text: str  # the whole configuration
+    budget_bytes: int  # device memory it was made for
+    peak_bytes: int  # predicted highest use of device memory, corrections included
+    step_time_ns: int  # predicted time of a step, corrections included; 0 if the planner gives none
+    exposed_copy_ns: int = 0  # part of it in which copies to and from the host keep the computation waiting
+    corrections: Corrections = Corrections()  # those the prediction was made with
 
     @property
     def raw_peak_bytes(self) -> int:
@@ -87,31 +59,18 @@ class Outcome(enum.StrEnum):
 
 @dataclass(frozen=True)
 class Attempt:
-    """One start of the workers.
+    """One start of the workers."""
 
-    Attributes:
-        number: from 1.
-        plan: what they were started with.
-        first_step: step of the checkpoint they started from; 0 for none.
-        last_step: last step that was seen.
-        num_steps: steps of the whole training; 0 while unknown.
-        outcome: how it ended.
-        reason: the same in words.
-        startup_ns: from the start to the first step; 0 while unknown.
-        measured_peak_bytes: highest use of any worker; None if none reported it.
-        measured_step_ns: median; None before enough steps.
-    """
-
-    number: int
-    plan: TrainingPlan
-    first_step: int = 0
-    last_step: int = 0
-    num_steps: int = 0
-    outcome: Outcome = Outcome.RUNNING
-    reason: str = ""
-    startup_ns: int = 0
-    measured_peak_bytes: int | None = None
-    measured_step_ns: int | None = None
+    number: int  # from 1
+    plan: TrainingPlan  # what they were started with
+    first_step: int = 0  # step of the checkpoint they started from; 0 for none
+    last_step: int = 0  # last step that was seen
+    num_steps: int = 0  # steps of the whole training; 0 while unknown
+    outcome: Outcome = Outcome.RUNNING  # how it ended
+    reason: str = ""  # the same in words
+    startup_ns: int = 0  # from the start to the first step; 0 while unknown
+    measured_peak_bytes: int | None = None  # highest use of any worker; None if none reported it
+    measured_step_ns: int | None = None  # median; None before enough steps
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "outcome", Outcome(self.outcome))  # a file has it as text
@@ -119,46 +78,29 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Settings:
-    """What the user set.
+    """What the user set."""
 
-    Attributes:
-        memory_bytes: device memory that may be used, per card.
-        max_restarts: starts after the first one.
-    """
-
-    memory_bytes: int
-    max_restarts: int = 8
+    memory_bytes: int  # device memory that may be used, per card
+    max_restarts: int = 8  # starts after the first one
 
 
 @dataclass(frozen=True)
 class State:
-    """Everything that is known; what a run that was killed goes on from.
+    """Everything that is known; what a run that was killed goes on from."""
 
-    Attributes:
-        settings: of the user.
-        attempts: in order; the last one may be running.
-        corrections: what was learned about the model.
-        out_of_memory: keys of plans that ran out of memory, never to be tried again.
-        limit_bytes: uncorrected predicted peak that no plan may exceed; None while none ran out of memory.
-        tried: keys of plans that were started.
-        candidate: the plan to start next; while workers run, a faster one that waits for a checkpoint.
-        num_fixed_attempts: attempts before this call of the command; they do not count as restarts.
-        is_stable: the plan is not changed any more, unless it fails.
-        last_words: why it ended; "" while it has not.
-        ignored_checkpoints: marks of checkpoint files that were there before the first start.
-    """
-
-    settings: Settings
-    attempts: tuple[Attempt, ...] = ()
-    corrections: Corrections = Corrections()
-    out_of_memory: tuple[str, ...] = ()
+    settings: Settings  # of the user
+    attempts: tuple[Attempt, ...] = ()  # in order; the last one may be running
+    corrections: Corrections = Corrections()  # what was learned about the model
+    out_of_memory: tuple[str, ...] = ()  # keys of plans that ran out of memory, never to be tried again
+    # uncorrected predicted peak that no plan may exceed; None while none ran out of memory
     limit_bytes: int | None = None
-    tried: tuple[str, ...] = ()
+    tried: tuple[str, ...] = ()  # keys of plans that were started
+    # the plan to start next; while workers run, a faster one that waits for a checkpoint
     candidate: TrainingPlan | None = None
-    num_fixed_attempts: int = 0
-    is_stable: bool = False
-    last_words: str = ""
-    ignored_checkpoints: tuple[str, ...] = ()
+    num_fixed_attempts: int = 0  # attempts before this call of the command; they do not count as restarts
+    is_stable: bool = False  # the plan is not changed any more, unless it fails
+    last_words: str = ""  # why it ended; "" while it has not
+    ignored_checkpoints: tuple[str, ...] = ()  # marks of checkpoint files that were there before the first start
 
     @property
     def budget_bytes(self) -> int:

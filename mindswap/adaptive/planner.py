@@ -28,8 +28,6 @@ from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.session.plan import compact, planned_text, problem_of
 from mindswap.session.step import Step, load_step
 
-__all__ = ["corrected_device", "corrected_step", "make_plan"]
-
 Way = TypeVar("Way", Link, Network)
 
 

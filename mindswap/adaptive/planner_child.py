@@ -14,8 +14,6 @@ from mindswap.errors import PlanError
 from mindswap.graph.codec import from_plain, to_plain
 from mindswap.launch.lifeline import tie_to_parent
 
-__all__ = ["planner_in_child"]
-
 _MODULE = "mindswap.adaptive.planner"
 # Of what a child prints before it crashes.
 NUM_LAST_LINES = 5

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-__all__ = ["SavedStep", "read_saved_step"]
-
 MAX_HEADER_BYTES = 256 << 20
 _NAMES = ("epoch_num", "step_num")
 

@@ -16,8 +16,6 @@ from mindswap.errors import LaunchError, MindswapError
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
-__all__ = ["StateFile", "StateProblem", "is_locked", "locked", "state_path"]
-
 FORMAT = 2  # one more where a class of the state is renamed or loses a field
 MAX_BYTES = 64 << 20
 

@@ -8,8 +8,6 @@ from mindswap.adaptive.model import Attempt, State
 from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["count_lost_steps", "format_summary", "summary_to_json"]
-
 
 def count_lost_steps(attempts: Sequence[Attempt]) -> list[int]:
     """Steps of each attempt that the next one did again."""

@@ -13,7 +13,7 @@ from mindswap.adaptive.attempt_files import attempt_folder, prepare_attempt
 from mindswap.adaptive.checkpoints import CheckpointFolder
 from mindswap.adaptive.command import TrainingCommand
 from mindswap.adaptive.decide import decide
-from mindswap.adaptive.model import Planner, Settings, State, TrainingPlan
+from mindswap.adaptive.model import Outcome, Planner, Settings, State, TrainingPlan
 from mindswap.adaptive.state import StateFile, StateProblem, locked
 from mindswap.adaptive.watch import Seen
 from mindswap.adaptive.workers import Workers
@@ -25,50 +25,29 @@ from mindswap.launch.processes import adopt_orphans, marked_processes, raise_pro
 from mindswap.launch.room import RUN_DIR_BYTES, describe_full, require_room
 from mindswap.launch.signals import StoppedBySignal, signals_raise
 
-__all__ = ["MARKER", "AdaptiveRun", "supervise"]
-
 # Set to the run directory for every process of a run.
 MARKER = "MINDSWAP_ADAPTIVE_RUN"
 
 
 @dataclass(frozen=True)
 class AdaptiveRun:
-    """What is to be run.
+    """What is to be run."""
 
-    Attributes:
-        command: the training command.
-        run_dir: run directory, absolute.
-        plain_dir: the same under a name without spaces.
-        key: of configuration, versions and device: what a saved state must have been saved under.
-        settings: of the user.
-        checkpoints: where the training saves them.
-        saves_checkpoints: the configuration says that it does.
-        is_parallel: MindFormers takes its processes for parts of one training.
-        environment: of the workers.
-        num_measured_steps: steps after which a plan is judged.
-        poll_s: pause between two looks at the logs.
-    """
-
-    command: TrainingCommand
-    run_dir: Path
-    plain_dir: Path
-    key: str
-    settings: Settings
-    checkpoints: Path
-    saves_checkpoints: bool
-    is_parallel: bool
-    environment: Mapping[str, str]
-    num_measured_steps: int = 10
-    poll_s: float = 1.0
+    command: TrainingCommand  # the training command
+    run_dir: Path  # run directory, absolute
+    plain_dir: Path  # the same under a name without spaces
+    key: str  # of configuration, versions and device: what a saved state must have been saved under
+    settings: Settings  # of the user
+    checkpoints: Path  # where the training saves them
+    saves_checkpoints: bool  # the configuration says that it does
+    is_parallel: bool  # MindFormers takes its processes for parts of one training
+    environment: Mapping[str, str]  # of the workers
+    num_measured_steps: int = 10  # steps after which a plan is judged
+    poll_s: float = 1.0  # pause between two looks at the logs
 
 
 def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) -> tuple[int, State]:
-    """Train until it is done, given up or interrupted.
-
-    Args:
-        run: what.
-        planner: asked for plans.
-        say: takes one message for the user.
+    """Train until it is done, given up or interrupted; `say` takes one message for the user.
 
     Returns:
         0 after a training that finished, else its exit code, or 128 + number of the signal; and the last state.
@@ -78,12 +57,7 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
     """
     require_room(run.run_dir)
     # The guardian is forked first: it must not hold the pipe on which the workers hang.
-    with (
-        locked(run.run_dir),
-        guardian(MARKER, str(run.run_dir)),
-        lifeline() as line,
-        signals_raise(only_first=True),
-    ):
+    with locked(run.run_dir), guardian(MARKER, str(run.run_dir)), lifeline() as line, signals_raise(only_first=True):
         adopt_orphans()
         raise_process_limit()
         run = replace(run, environment={**run.environment, VARIABLE: line, MARKER: str(run.run_dir)})
@@ -139,7 +113,7 @@ class _Supervisor:
         """Stop everything, and keep that the user asked for it."""
         self.say("stopping all workers")
         self.workers.stop_all()
-        self._take(events.Interrupted(self._last_step()))
+        self._take(events.Ended(Outcome.INTERRUPTED, self._last_step(), "stopped by the user"))
 
     def fail(self, reason: str) -> None:
         """Keep the reason for which the run cannot go on."""
@@ -222,10 +196,11 @@ class _Supervisor:
             seen = self.workers.look()
             if is_over:
                 event = self.workers.explain()
-                if isinstance(event, events.Finished) and seen.num_timed_steps and not self.is_measured:
+                outcome = event.outcome if isinstance(event, events.Ended) else Outcome.OUT_OF_MEMORY
+                if outcome is Outcome.FINISHED and seen.num_timed_steps and not self.is_measured:
                     return self._measure(seen)  # a short training, that ended between two looks
                 self.workers.stop_all()
-                return self._with_full_disks(event) if isinstance(event, events.Failed) else event
+                return self._with_full_disks(event) if outcome is Outcome.FAILED else event
             if not self.is_measured and seen.num_timed_steps >= self.run.num_measured_steps:
                 return self._measure(seen)
             if for_checkpoint and (newest := checkpoints.newest()) and (not before or newest.saved > before.saved):
@@ -236,7 +211,7 @@ class _Supervisor:
         self.is_measured = True
         return self.workers.measured(seen, self.run.saves_checkpoints)
 
-    def _with_full_disks(self, event: events.Failed) -> events.Failed:
+    def _with_full_disks(self, event: events.Ended | events.OutOfMemory) -> events.Event:
         """A training that failed where there is no room left: that is why, or at least why a log says nothing."""
         newest = self._checkpoints().newest()
         size_bytes = sum(path.stat().st_size for path in newest.files) if newest else RUN_DIR_BYTES

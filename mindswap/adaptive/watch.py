@@ -12,8 +12,6 @@ from mindswap.logs.model import OomEvent, WorkerLog
 from mindswap.logs.scan import LogScanner
 from mindswap.logs.steps import StepScanner
 
-__all__ = ["LogFollower", "RunWatch", "Seen", "read_worker_exits"]
-
 BLOCK_BYTES = 1 << 18
 # Of one log in one poll, so that a flood in one log does not hide the others.
 MAX_POLL_BYTES = 64 << 20
@@ -70,25 +68,15 @@ class LogFollower:
 
 @dataclass(frozen=True)
 class Seen:
-    """What the logs of all workers say so far.
+    """What the logs of all workers say so far."""
 
-    Attributes:
-        step: the step that all workers have passed; 0 for none.
-        num_steps: of the whole training; 0 while unknown.
-        num_timed_steps: steps whose time is known, of the worker with the fewest.
-        step_time_ns: median of the slowest worker; 0 while unknown.
-        peak_bytes: highest use of any worker, with fragments; None if none reports it.
-        out_of_memory: worker and event of the largest request that failed; None for none.
-        num_finished: workers that said that the training is over.
-    """
-
-    step: int
-    num_steps: int
-    num_timed_steps: int
-    step_time_ns: int
-    peak_bytes: int | None
-    out_of_memory: tuple[int, OomEvent] | None
-    num_finished: int
+    step: int  # the step that all workers have passed; 0 for none
+    num_steps: int  # of the whole training; 0 while unknown
+    num_timed_steps: int  # steps whose time is known, of the worker with the fewest
+    step_time_ns: int  # median of the slowest worker; 0 while unknown
+    peak_bytes: int | None  # highest use of any worker, with fragments; None if none reports it
+    out_of_memory: tuple[int, OomEvent] | None  # worker and event of the largest request that failed; None for none
+    num_finished: int  # workers that said that the training is over
 
 
 class _Worker:

@@ -6,14 +6,13 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-from mindswap.adaptive.events import Event, Failed, Finished, Killed, Measured, OutOfMemory
+from mindswap.adaptive.events import Ended, Measured, OutOfMemory
+from mindswap.adaptive.model import Outcome
 from mindswap.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
 from mindswap.errors import LaunchError
 from mindswap.launch.lifeline import tie_to_parent
 from mindswap.launch.logs import failure_report, worker_log
 from mindswap.launch.processes import stop_descendants, worker_ranks
-
-__all__ = ["Workers"]
 
 # Signals with which somebody ends a process; others are crashes.
 _KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -49,11 +48,7 @@ class Workers:
         self._startup_s = 0.0
 
     def start(self, words: list[str], environment: Mapping[str, str]) -> None:
-        """Start them.
-
-        Raises:
-            LaunchError: it cannot be started.
-        """
+        """Start them. Raises LaunchError: it cannot be started."""
         log = self._output.path
         try:
             file = log.open("wb")
@@ -90,7 +85,7 @@ class Workers:
             self._output.poll(self._keep)
         return self._process.poll() is not None or bool(self._exits())
 
-    def explain(self) -> Event:
+    def explain(self) -> Ended | OutOfMemory:
         """Why they are over."""
         assert self._process is not None
         code = self._process.poll()
@@ -99,24 +94,24 @@ class Workers:
             time.sleep(0.1)
         if code == 0 and not self._exits():
             if not seen.num_finished and 0 < seen.step < seen.num_steps:
-                return Killed(self.step, "msrun ended before the training did")
-            return Finished(self.step)
+                return Ended(Outcome.KILLED, self.step, "msrun ended before the training did")
+            return Ended(Outcome.FINISHED, self.step)
         if seen.out_of_memory is not None:
             worker, event = seen.out_of_memory
             return OutOfMemory(worker, self.step, event.missing_bytes, event.text)
         return self._explain_exit(code)
 
-    def _explain_exit(self, code: int | None) -> Event:
+    def _explain_exit(self, code: int | None) -> Ended | OutOfMemory:
         pid, exit_code = next(iter(self._exits()), (None, code or 0))
         worker = 0 if pid is None else self._ranks.get(pid, 0)
         name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
         if exit_code < 0 and -exit_code in _KILLS:
             if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
                 return OutOfMemory(worker, self.step, None, "killed by the system, whose memory ran out (oom_kill)")
-            return Killed(self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
+            return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
         crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
         report = failure_report(self._folder, range(self._num_workers))
-        return Failed(self.step, crash + report, exit_code if exit_code > 0 else 1)
+        return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
 
     def stop_all(self) -> None:
         """End all of them; their logs may still be read."""

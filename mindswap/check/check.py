@@ -10,8 +10,8 @@ from mindswap.check.rules import find_rules
 from mindswap.config.ignored import split_ignored
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.document.model_folder import FOLDER_KEY, FOLDER_RULE
-from mindswap.document.nodes import Document, DocumentNode, to_data
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.nodes import Document, to_data
+from mindswap.document.problem import Problem, find_errors, sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import GraphError, PolicyError
 from mindswap.mindformers_2x.form import form_problem
@@ -23,9 +23,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers, read_settings
 from mindswap.policy.settings import PolicySettings
 from mindswap.stage.expand import RULE as STAGE_RULE
-
-__all__ = ["MODEL_RULES", "TRAIN_MODES", "CheckResult", "check_before_network", "check_document", "check_shape",
-           "load_policy", "missing_model", "model_section", "policy_of_document", "require_num_layers"]  # fmt: skip
 
 # The run modes in which there is something to swap.
 TRAIN_MODES = ("train", "finetune")
@@ -39,23 +36,14 @@ SHAPE_RULES = ("bad-prefetch", "missing-key", "stage-count-form", "swap-not-bool
 
 @dataclass(frozen=True, eq=False)
 class CheckResult:
-    """What came out of checking a configuration.
+    """What came out of checking a configuration."""
 
-    Attributes:
-        policy: the normalised policy; None if there is an error.
-        problems: every problem, in file order.
-        num_layers: layers of the model; None if not known.
-        trees: the layers that operator names were checked against; None if they were not.
-        settings: the statements with their places; None for a file of the other form.
-        ignored: warnings that the configuration or the caller does not want to hear.
-    """
-
-    policy: Policy | None
-    problems: tuple[Problem, ...]
-    num_layers: int | None
-    trees: LayerTrees | None
-    settings: PolicySettings | None = None
-    ignored: tuple[Problem, ...] = ()
+    policy: Policy | None  # the normalised policy; None if there is an error
+    problems: tuple[Problem, ...]  # every problem, in file order
+    num_layers: int | None  # layers of the model; None if not known
+    trees: LayerTrees | None  # the layers that operator names were checked against; None if they were not
+    settings: PolicySettings | None = None  # the statements with their places; None for a file of the other form
+    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
 
     @property
     def is_swap_enabled(self) -> bool:
@@ -65,7 +53,13 @@ class CheckResult:
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems that stop a run."""
-        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+        return find_errors(self.problems)
+
+    def require_policy(self) -> Policy:
+        """The policy; with an error, PolicyError with every problem."""
+        if self.policy is None:
+            raise PolicyError(self.problems)
+        return self.policy
 
 
 def check_document(
@@ -116,8 +110,7 @@ def _judge(
     document, settings = context.document, context.settings
     found = (problem for rule in rules for problem in find_rules()[rule].check(context))
     problems, ignored = split_ignored(document, (*document.problems, *found), ignore, silence)
-    has_errors = any(problem.level is Level.ERROR for problem in problems)
-    policy = None if has_errors else build_policy(settings)
+    policy = None if find_errors(problems) else build_policy(settings)
     trees = context.coverage.trees if context.coverage is not None else None
     return CheckResult(policy, problems, settings.num_layers, trees, settings, ignored)
 
@@ -147,10 +140,7 @@ def load_policy(path: str | os.PathLike[str]) -> Policy:
 
 def policy_of_document(document: Document) -> Policy:
     """As `load_policy`, of what was read."""
-    result = check_document(document, ignore={STAGE_RULE})
-    if result.policy is None:
-        raise PolicyError(result.problems)
-    return result.policy
+    return check_document(document, ignore={STAGE_RULE}).require_policy()
 
 
 def require_num_layers(document: Document, num_layers: int | None, asked_by: str = "") -> int:
@@ -183,6 +173,6 @@ def missing_model(document: Document) -> str | None:
 
 def model_section(document: Document) -> dict[str, Any]:
     """`model:` as plain data; empty where there is none."""
-    node: DocumentNode | None = document.get("model")
+    node = document.get("model")
     data = to_data(node) if node is not None else None
     return data if isinstance(data, dict) else {}

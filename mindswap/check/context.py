@@ -14,20 +14,13 @@ from mindswap.policy.model import Layers, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.policy.settings import PolicySettings, Statement
 
-__all__ = ["Context", "Meeting", "shared_layers"]
-
 
 @dataclass(frozen=True)
 class Meeting:
-    """Where two statements concern the same operators.
+    """Where two statements concern the same operators."""
 
-    Attributes:
-        layers: the layers they share.
-        operators: the operators they share; empty where the model is not known.
-    """
-
-    layers: Layers
-    operators: tuple[str, ...] = ()
+    layers: Layers  # the layers they share
+    operators: tuple[str, ...] = ()  # the operators they share; empty where the model is not known
 
 
 class RecomputeIndex:
@@ -56,20 +49,13 @@ class RecomputeIndex:
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """What a rule looks at.
+    """What a rule looks at."""
 
-    Attributes:
-        document: the configuration, as located nodes.
-        settings: what it says, statement by statement.
-        coverage: patterns against the model; None where the model is not known.
-        environ: environment variables.
-        recompute: derived: what is recomputed; None where the model is not known.
-    """
-
-    document: Document
-    settings: PolicySettings
-    coverage: Coverage | None = None
-    environ: Mapping[str, str] = field(default_factory=dict)
+    document: Document  # the configuration, as located nodes
+    settings: PolicySettings  # what it says, statement by statement
+    coverage: Coverage | None = None  # patterns against the model; None where the model is not known
+    environ: Mapping[str, str] = field(default_factory=dict)  # environment variables
+    # derived: what is recomputed; None where the model is not known
     recompute: "RecomputeIndex | None" = field(init=False)
 
     def __post_init__(self) -> None:

@@ -11,8 +11,6 @@ from mindswap.policy.match import split_pattern
 from mindswap.policy.model import Layers
 from mindswap.policy.settings import Statement
 
-__all__ = ["FirstOfLayer", "Nearby"]
-
 # Keys beside indices of layers: where statements of every layer stand, and where all statements stand.
 EVERY, ANY = "every layer", "any layer"
 

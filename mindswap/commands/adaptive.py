@@ -25,17 +25,15 @@ from mindswap.adaptive.supervise import MARKER, AdaptiveRun, supervise
 from mindswap.commands.options import number_from
 from mindswap.commands.run import load_trainable
 from mindswap.config.device_memory import ALLOWED, PATH, read_device_memory
-from mindswap.config.mode import is_on_cpu
+from mindswap.config.mode import device_target, is_on_cpu
 from mindswap.doctor.gather import host_memory
-from mindswap.document.nodes import Document, show, to_data
+from mindswap.document.nodes import Document, show
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.graph.cache import make_key
 from mindswap.launch.msrun import plain_name, worker_environment
 from mindswap.logs.scan import REPORT_MEMORY
 from mindswap.units import format_bytes, parse_bytes
 from mindswap.version import __version__
-
-__all__ = ["find_planner", "run_adaptive", "split_words"]
 
 # What MindFormers lets MindSpore take of a card where `context.max_device_memory` does not say.
 DEFAULT_DEVICE_MEMORY = "58GiB"
@@ -155,13 +153,12 @@ def _memory(text: str, document: Document, num_workers: int) -> tuple[int, str]:
 
 def _key(command: TrainingCommand, document: Document) -> str:
     """What decides whether a saved state holds for this run."""
-    target = document.get("context", "device_target")
     return make_key(
-        config=repr(to_data(document.root)) if document.root is not None else "",
+        config=repr(document.data()),
         options=list(command.options),
         script=str(command.script),
         num_workers=command.num_workers,
-        device=str(target.value) if target is not None else "Ascend",
+        device=device_target(document),
         versions={name: installed_version(name) or "none" for name in ("mindspore", "mindformers")}
         | {"mindswap": __version__},
     )

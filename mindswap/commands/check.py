@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import MOST_LAYERS, add_common, number_from
+from mindswap.commands.options import add_common
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Problem, find_errors, sort_problems
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.mindformers_2x.check import check_pynative
@@ -36,22 +36,15 @@ STDIN = "standard input"
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What there is to say of a file, in either form.
+    """What there is to say of a file, in either form."""
 
-    Attributes:
-        form: of the file.
-        problems, ignored: found; and those that only count.
-        notes: what could not be looked at.
-        layers: what happens in each layer, as text; "" where that is not known.
-        data: what `--json` says besides.
-    """
-
-    form: Form
+    form: Form  # of the file
+    # problems, ignored: found; and those that only count
     problems: tuple[Problem, ...]
     ignored: tuple[Problem, ...]
-    notes: Sequence[str]
-    layers: str
-    data: Mapping[str, Any]
+    notes: Sequence[str]  # what could not be looked at
+    layers: str  # what happens in each layer, as text; "" where that is not known
+    data: Mapping[str, Any]  # what `--json` says besides
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
     )
-    add_common(parser, "--json")
-    parser.add_argument(
-        "--num-layers", type=number_from(1, MOST_LAYERS), metavar="N", help="layers, if not as in model.model_config"
-    )
+    add_common(parser, "--json", "--num-layers")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
     source.add_argument(
@@ -78,10 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Check each file.
-
-    Returns:
-        0, or 1 if there is an error in any of them.
+    """Check each file; 1 if there is an error in any of them.
 
     Raises:
         LaunchError: `--json` with several files: it is one object.
@@ -102,7 +89,7 @@ def _check_one(args: argparse.Namespace, path: str) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # a path or a key may not exist in the terminal's encoding
     is_2x = find_form(document) is Form.PYNATIVE
     found = _check_2x(args, document) if is_2x else _check_1_9(args, document, path)
-    has_errors = any(problem.level is Level.ERROR for problem in found.problems)
+    has_errors = bool(find_errors(found.problems))
     if args.json:
         shared = {**problems_to_data(found.problems), "num_ignored": len(found.ignored), "notes": list(found.notes)}
         print(answer_text("check", {"form": "2.x" if is_2x else "1.9", **shared, **found.data}, not has_errors))

@@ -50,11 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate all of them.
-
-    Returns:
-        0, or 1 if none of them fits.
-    """
+    """Simulate all of them; 1 if none of them fits."""
     if args.configs[0] in BASELINES:
         raise SimulationError(f"'{args.configs[0]}' is a baseline: name a configuration before it")
     for name in args.configs:

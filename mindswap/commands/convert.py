@@ -8,18 +8,12 @@ from mindswap.check.check import check_document
 from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatron
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
-from mindswap.commands.options import (
-    MOST_LAYERS,
-    add_common,
-    add_target_arguments,
-    number_from,
-    refuse_lone_overwrite,
-)
+from mindswap.commands.options import MOST_LAYERS, add_common, add_target_arguments, number_from, refuse_lone_overwrite
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Problem, find_errors, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
@@ -85,11 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Convert one configuration.
-
-    Returns:
-        0, or 1 if the result does not pass `mindswap check`; it is written all the same.
-    """
+    """Convert one configuration; 1 if the result does not pass `mindswap check`; it is written all the same."""
     request = _read_request(args)
     require_folders(args.output)
     refuse_lone_overwrite(args)
@@ -99,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     target = target_of(args)
     if target:
         write_new(target, made.text, overwrite=args.overwrite or args.in_place)
-    has_errors = any(problem.level is Level.ERROR for problem in made.problems)
+    has_errors = bool(find_errors(made.problems))
     if args.json:
         answer = {"written": target, "text": made.text, **made.data, **problems_to_data(made.problems)}
         print(answer_text("convert", answer, not has_errors))
@@ -174,8 +164,7 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
         converted = to_index_form(request.document, num_layers, trees)
         comment = "layer indices, from counts per pipeline stage (mindswap convert --to index)"
     else:
-        if checked.errors:
-            raise PolicyError(checked.problems)
+        checked.require_policy()
         converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
     if converted.sections is None:

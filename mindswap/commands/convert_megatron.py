@@ -10,8 +10,8 @@ from mindswap.commands.converted import Request, table_trees
 from mindswap.config.pipeline import LayoutError, read_pipeline
 from mindswap.convert.sections import policy_sections
 from mindswap.convert.stage_form import to_index_form
-from mindswap.document.nodes import Document, to_data
-from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.document.nodes import Document
+from mindswap.document.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
 from mindswap.megatron.placement import place_layers
@@ -23,8 +23,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.session.trees import has_mindformers, read_real_trees
 
-__all__ = ["FAMILIES", "Result", "convert_megatron"]
-
 # Models whose operator names can be used without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
@@ -35,19 +33,12 @@ COMMAND_LINE = "command line"
 
 @dataclass(frozen=True)
 class Result:
-    """What is to be written.
+    """What is to be written."""
 
-    Attributes:
-        sections: the sections that change.
-        problems: warnings.
-        comments: what to put above a section.
-        num_layers: layers of the model.
-    """
-
-    sections: dict[str, dict[str, Any]]
-    problems: tuple[Problem, ...]
-    comments: dict[str, str]
-    num_layers: int
+    sections: dict[str, dict[str, Any]]  # the sections that change
+    problems: tuple[Problem, ...]  # warnings
+    comments: dict[str, str]  # what to put above a section
+    num_layers: int  # layers of the model
 
 
 def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
@@ -65,13 +56,11 @@ def convert_megatron(args: argparse.Namespace, request: Request) -> Result:
     unread = {problem.subject for problem in problems}
     found = (problem for problem in made.problems if problem.subject not in unread)
     problems = sort_problems((*problems, *found))
-    if made.policy is None or any(problem.level is Level.ERROR for problem in problems):
+    if made.policy is None or find_errors(problems):
         raise PolicyError(problems)
     assert options.num_layers is not None
-    data = to_data(request.document.root) if request.document.root is not None else {}
-    assert isinstance(data, dict)
     policy, kept, dropped = _with_present(made.policy, options, request.document, trees)
-    sections = policy_sections(policy, data, options.num_layers)
+    sections = policy_sections(policy, request.document.data(), options.num_layers)
     for name in kept:
         sections.pop(name, None)
     summary = {
@@ -137,8 +126,7 @@ def _with_present(
 ) -> tuple[Policy, tuple[str, ...], tuple[Problem, ...]]:
     """The policy with what CONFIG says where Megatron's options say nothing, the sections that stay, warnings."""
     assert options.num_layers is not None
-    swap = document.get("swap_config", "swap")
-    is_on = swap is not None and swap.value is True
+    is_on = document.value("swap_config", "swap") is True
     kept = ("swap_config",) if is_on and not options.fine_grained_activation_offloading else ()
     if options.granularity is not None or document.root is None:
         return policy, kept, ()

@@ -14,24 +14,15 @@ from mindswap.pynative.trace import Trace
 from mindswap.session.recorded import read_trace
 from mindswap.units import format_bytes
 
-__all__ = ["Tensors", "read_tensors"]
-
 
 @dataclass(frozen=True, eq=False)
 class Tensors:
-    """The tensors of a recorded step.
+    """The tensors of a recorded step."""
 
-    Attributes:
-        file: the trace.
-        trace: what is in it.
-        layers: tree of each layer, with the names of 1.9.
-        model: what can be named in its layers in 2.x.
-    """
-
-    file: str
-    trace: Trace
-    layers: tuple[CellNode, ...]
-    model: Model
+    file: str  # the trace
+    trace: Trace  # what is in it
+    layers: tuple[CellNode, ...]  # tree of each layer, with the names of 1.9
+    model: Model  # what can be named in its layers in 2.x
 
     @property
     def num_layer_ops(self) -> int:
@@ -74,11 +65,7 @@ class Tensors:
 
 
 def read_tensors(file: str, num_layers: int) -> Tensors:
-    """The tensors of a trace.
-
-    Args:
-        file: made by `mindswap trace`.
-        num_layers: of the model whose settings are converted.
+    """The tensors of a trace that `mindswap trace` made of a model with so many layers.
 
     Raises:
         DataError: the file cannot be read.

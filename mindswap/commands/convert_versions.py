@@ -24,12 +24,9 @@ from mindswap.mindformers_2x.renaming import LayerNames
 from mindswap.mindformers_2x.replace import replace_sections
 from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
-from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape
-
-__all__ = ["VERSIONS", "convert_versions"]
 
 VERSIONS = {"2.x": Form.PYNATIVE, "1.9": Form.GRAPH}
 SECTIONS_1_9 = ("swap_config", "recompute_config")
@@ -94,13 +91,10 @@ def _layer_1_9(document: Document) -> CellNode | None:
 
 
 def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensors: Tensors | None) -> ConvertedSettings:
-    result = check_shape(document, num_layers)
-    if result.policy is None:
-        raise PolicyError(result.problems)
+    policy = check_shape(document, num_layers).require_policy()
     checked = check_document(document, num_layers)
-    if find_form(document) is Form.GRAPH and checked.errors:
-        raise PolicyError(checked.problems)
-    policy: Policy = result.policy
+    if find_form(document) is Form.GRAPH:
+        checked.require_policy()
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
         index_form = to_index_form(document, num_layers, known_trees(args.config, document, checked))
         if index_form.policy is None:

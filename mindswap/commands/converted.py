@@ -15,37 +15,23 @@ from mindswap.policy.read_parts import is_empty
 from mindswap.session.trees import has_mindformers, read_real_trees
 from mindswap.stage.applied import EXCLUDE
 
-__all__ = ["Request", "Rewritten", "known_trees", "num_layers_of", "table_trees", "target_of"]
-
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be converted.
+    """What is to be converted."""
 
-    Attributes:
-        text: the file as it is; empty without CONFIG.
-        document: the same, read; without a root without CONFIG.
-        file: its name.
-    """
-
-    text: str
-    document: Document
-    file: str
+    text: str  # the file as it is; empty without CONFIG
+    document: Document  # the same, read; without a root without CONFIG
+    file: str  # its name
 
 
 @dataclass(frozen=True)
 class Rewritten:
-    """What came out.
+    """What came out."""
 
-    Attributes:
-        text: the whole configuration.
-        problems: of the conversion and of its result.
-        data: what `--json` says besides.
-    """
-
-    text: str
-    problems: Sequence[Problem]
-    data: Mapping[str, object]
+    text: str  # the whole configuration
+    problems: Sequence[Problem]  # of the conversion and of its result
+    data: Mapping[str, object]  # what `--json` says besides
 
 
 def target_of(args: argparse.Namespace) -> str | None:

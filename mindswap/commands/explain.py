@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from mindswap.check.check import CheckResult, check_document, require_num_layers
-from mindswap.commands.options import MOST_LAYERS, add_common, number_from
+from mindswap.commands.options import add_common
 from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
@@ -43,28 +43,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
-    parser.add_argument(
-        "--num-layers", type=number_from(1, MOST_LAYERS), metavar="N", help="layers, if not as in model.model_config"
-    )
-    add_common(parser, "--json")
+    add_common(parser, "--num-layers", "--json")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Explain one configuration.
-
-    Returns:
-        0, or 1 if there is an error, which only a file of MindFormers 2.x is explained with.
-    """
+    """Explain one configuration; 1 if there is an error, which only a file of MindFormers 2.x is explained with."""
     document = load_document(args.config)
     if find_form(document) is Form.PYNATIVE:
         return _explain_2x(args, document)
     checked = check_document(document, args.num_layers, environ=dict(os.environ))
     if args.paths:
         return _print_paths(args, list_paths(_find_trees(args.config, checked)))
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     if checked.is_swap_enabled:
-        explanation = explain(checked.policy, checked.num_layers, checked.trees)
+        explanation = explain(policy, checked.num_layers, checked.trees)
     else:
         if any(problem.rule == FOLDER_RULE for problem in document.problems):
             require_num_layers(document, checked.num_layers)

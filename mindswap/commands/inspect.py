@@ -4,9 +4,9 @@ import argparse
 
 from mindswap.commands.options import CONFIG_OR_STEP, add_common
 from mindswap.errors import GraphError
+from mindswap.policy.words import name_indices
 from mindswap.report.answer import answer_text
 from mindswap.report.memory import format_memory, memory_to_json
-from mindswap.report.tables import format_layers
 from mindswap.session.inspect import inspect_memory
 
 HELP = "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device."
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.layers is not None:
         there = [layer.layer_index for layer in report.layers if layer.layer_index is not None]
         if beyond := sorted(args.layers.difference(there)):
-            raise GraphError(f"--layers: there are {format_layers(there)}, not {beyond}")
+            raise GraphError(f"--layers: there are {name_indices('layer', there)}, not {beyond}")
         report = report.only(args.layers)
     if args.plot:
         from mindswap.report.plots import plot_memory
@@ -50,11 +50,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def parse_layers(text: str) -> frozenset[int]:
-    """`0,3-5` as a set of indices.
-
-    Raises:
-        argparse.ArgumentTypeError: if it is no such list.
-    """
+    """`0,3-5` as a set of indices. Raises argparse.ArgumentTypeError if it is no such list."""
     indices: set[int] = set()
     for part in text.split(","):
         first, _, last = part.strip().partition("-")

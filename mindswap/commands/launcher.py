@@ -28,8 +28,6 @@ from mindswap.launch.signals import StoppedBySignal, signals_raise
 from mindswap.launch.training import ADAPTIVE_FLAG
 from mindswap.report.problems import format_problems
 
-__all__ = ["main"]
-
 
 def main(words: list[str] | None = None) -> int:
     """Run one call of the launcher; prints, as commands do.

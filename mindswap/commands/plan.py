@@ -90,11 +90,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Plan one configuration.
-
-    Returns:
-        0, or 1 if nothing fits.
-    """
+    """Plan one configuration; 1 if nothing fits."""
     allowed = _allowed(args.allow, args.safe)
     _refuse_early(args)
     target = args.output or (args.config if args.in_place else None)

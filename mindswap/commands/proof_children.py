@@ -17,8 +17,6 @@ from mindswap.launch.network import free_port
 from mindswap.launch.processes import stop_descendants
 from mindswap.logs.tail import find_last_step, read_tail
 
-__all__ = ["Answer", "ask", "train"]
-
 POLL_S = 0.3
 SAY_EVERY_S = 15.0
 # Other workers have so long to say what went wrong.
@@ -30,24 +28,14 @@ PACKAGE_FOLDER = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said.
+    """What a command said."""
 
-    Attributes:
-        exit_code: 0 and 1 come with data, if the command has any.
-        data: its JSON; None where it printed none.
-        error: what it wrote to the standard error, last lines.
-    """
-
-    exit_code: int
-    data: Any
-    error: str
+    exit_code: int  # 0 and 1 come with data, if the command has any
+    data: Any  # its JSON; None where it printed none
+    error: str  # what it wrote to the standard error, last lines
 
     def require(self, what: str) -> Any:
-        """The data.
-
-        Raises:
-            LaunchError: there is none.
-        """
+        """The data. Raises LaunchError: there is none."""
         if self.data is None:
             raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
         return self.data
@@ -70,16 +58,9 @@ def ask(words: Sequence[str]) -> Answer:
 
 
 def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
-    """Run the workers to their end, and say how far they are.
+    """Run the workers to their end, and say how far they are; gives the exit code of the launcher.
 
-    Args:
-        config: what they read.
-        folder: where they run, and leave all that they write; their logs are in `logs`.
-        num_workers: 1 runs without msrun.
-        say: takes a line for the user.
-
-    Returns:
-        The exit code of the launcher.
+    They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
     """
     place = folder.absolute()
     logs = place / "logs"

@@ -10,8 +10,6 @@ from mindswap.adapters.mindrecord import MindRecordWriter, require_mindspore
 from mindswap.config.step import StepSettings
 from mindswap.prove.derive import SyntheticData
 
-__all__ = ["has_own_data", "with_absolute_paths", "write_synthetic_data"]
-
 FILE_NAME = "synthetic.mindrecord"
 # Few tokens occur, so that a model learns within a few steps that the others do not.
 NUM_TOKENS = 64

@@ -12,8 +12,6 @@ from mindswap.prove.model import Fit, MeasuredRun, Simulated, VerifiedEffect, Wo
 from mindswap.prove.overlap import Overlap
 from mindswap.prove.trace import trace_overlap
 
-__all__ = ["read_effect", "read_fits", "read_measured", "read_simulated"]
-
 KERNELS, TRACE = "kernel_details.csv", "trace_view.json"
 
 

@@ -16,8 +16,6 @@ from mindswap.files import write_new
 from mindswap.prove.model import MeasuredRun, Proof, Variant, typical_ns
 from mindswap.units import format_count, format_time
 
-__all__ = ["calibrated", "run_variants"]
-
 
 def run_variants(bench: Bench, proof: Proof) -> Iterator[Proof]:
     """Run one variant after the other, then calibrate; gives the proof as it stands after each step."""

@@ -74,11 +74,7 @@ def _variants(text: str) -> tuple[str, ...]:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prove one configuration.
-
-    Returns:
-        0 if no check failed, 1 if one did, 130 after Ctrl-C.
-    """
+    """Prove one configuration; 0 if no check failed, 1 if one did, 130 after Ctrl-C."""
     begin_s = time.monotonic()
     document = load_trainable(Path(args.config))
     require_mindformers()

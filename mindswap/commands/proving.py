@@ -10,10 +10,11 @@ from mindswap.commands.proof_children import Answer, ask
 from mindswap.commands.proof_data import has_own_data, with_absolute_paths, write_synthetic_data
 from mindswap.commands.proof_results import read_simulated
 from mindswap.commands.send_back import describe_machine
+from mindswap.config.mode import device_target
 from mindswap.config.step import read_step_settings
 from mindswap.convert.sections import policy_sections
 from mindswap.cost.settings import read_cost_settings
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
@@ -23,8 +24,6 @@ from mindswap.prove.derive import SyntheticData, Wanted, derive, format_config, 
 from mindswap.prove.model import Proof, Simulated, Variant
 from mindswap.session.step import policy_of
 from mindswap.units import format_bytes
-
-__all__ = ["Bench", "prepare", "simulate"]
 
 MAX_DEFAULT_WORKERS = 8
 # Without --memory: of what the step needs with everything kept, so that the plan has something to move.
@@ -38,27 +37,16 @@ TITLES = {
 
 @dataclass(frozen=True)
 class Bench:
-    """What was asked for.
+    """What was asked for."""
 
-    Attributes:
-        folder: for all that a proof writes.
-        config: the user's file.
-        variants: runs to make.
-        wanted: what each is to be.
-        budget_bytes: for the plan; None takes a share of what the step needs.
-        wants_synthetic_data: also where the configuration has data.
-        device_words: options of the simulated device.
-        say: takes a line for the user.
-    """
-
-    folder: Path
-    config: Path
-    variants: tuple[str, ...]
-    wanted: Wanted
-    budget_bytes: int | None
-    wants_synthetic_data: bool
-    device_words: tuple[str, ...]
-    say: Callable[[str], None]
+    folder: Path  # for all that a proof writes
+    config: Path  # the user's file
+    variants: tuple[str, ...]  # runs to make
+    wanted: Wanted  # what each is to be
+    budget_bytes: int | None  # for the plan; None takes a share of what the step needs
+    wants_synthetic_data: bool  # also where the configuration has data
+    device_words: tuple[str, ...]  # options of the simulated device
+    say: Callable[[str], None]  # takes a line for the user
 
     def file(self, name: str) -> Path:
         """The configuration of a run."""
@@ -100,10 +88,9 @@ def prepare(bench: Bench, document: Document) -> Proof:
     header = f"Made by mindswap prove from {bench.config}; changed there:\n" + "\n".join(changes)
     write_new(bench.file("yaml"), format_config(config, header))
     write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
-    target = document.get("context", "device_target")
     proof = Proof(
         config=str(bench.config),
-        target=str(target.value) if target is not None else "Ascend",
+        target=device_target(document),
         device="",
         num_workers=wanted.num_workers,
         num_steps=wanted.num_steps,
@@ -119,9 +106,7 @@ def prepare(bench: Bench, document: Document) -> Proof:
 
 def _own_data(document: Document) -> dict[str, Any]:
     """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
-    assert document.root is not None
-    data = to_data(document.root)
-    assert isinstance(data, dict)
+    data = document.data()
     asked = read_cost_settings(document)
     if asked.device is not None and Path(asked.device).suffix:
         key = "calibration" if asked.is_calibration else "device"
@@ -130,8 +115,7 @@ def _own_data(document: Document) -> dict[str, Any]:
 
 
 def _make_data(bench: Bench, document: Document) -> SyntheticData:
-    vocabulary = document.get("model", "model_config", "vocab_size")
-    size = vocabulary.value if vocabulary is not None and isinstance(vocabulary.value, int) else 0
+    size = document.count("model", "model_config", "vocab_size")
     if size < 2:
         raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
     settings = read_step_settings(document)

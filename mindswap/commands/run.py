@@ -9,9 +9,9 @@ import traceback
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.config.mode import is_on_cpu
+from mindswap.config.mode import device_target, is_on_cpu
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level
+from mindswap.document.problem import find_errors
 from mindswap.document.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
 from mindswap.launch.lifeline import hold_lifeline
@@ -60,6 +60,7 @@ def run(args: argparse.Namespace) -> int:
         from mindswap.adapters.plugin import install
     finally:
         gc.enable()
+    gc.freeze()  # what was imported stays: the collector need not walk over it before each compile
     session = install(document)
     try:
         if script:
@@ -86,7 +87,7 @@ def load_trainable(path: Path) -> Document:
         PolicyError: it cannot be read, or is for MindFormers 2.x.
     """
     document = load_document(str(path))
-    if any(problem.level is Level.ERROR for problem in document.problems):
+    if find_errors(document.problems):
         raise PolicyError(document.problems)
     refuse_pynative(document)
     return document
@@ -124,9 +125,8 @@ def hint_after_failure(document: Document, options: list[str]) -> str:
     return cards_missing(document, options)
 
 
-def _target(document: Document, options: list[str]) -> object:
-    stated = document.get("context", "device_target")
-    return find_option(options, "--device_target") or (stated.value if stated is not None else "Ascend")
+def _target(document: Document, options: list[str]) -> str:
+    return find_option(options, "--device_target") or device_target(document)
 
 
 def cards_missing(document: Document, options: list[str]) -> str:

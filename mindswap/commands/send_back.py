@@ -12,8 +12,6 @@ from pathlib import Path
 from mindswap.doctor.gather import gather_software
 from mindswap.units import format_bytes
 
-__all__ = ["describe_machine", "pack"]
-
 ARCHIVE = "send_back.tar.gz"
 PROFILE_FILES = ("*.csv", "trace_view.json", "communication.json", "profiler_*.json")
 # Lines of a log that say something of the run; the rest is the configuration, printed whole, and progress bars.
@@ -45,12 +43,7 @@ def _npu_smi() -> str:
         return "no Ascend cards: npu-smi is not installed"
     try:
         done = subprocess.run(
-            ["npu-smi", "info"],
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=TIMEOUT_S,
-            check=False,
+            ["npu-smi", "info"], capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S, check=False
         )
         return done.stdout.strip() or done.stderr.strip()
     except (OSError, subprocess.TimeoutExpired) as error:

@@ -3,13 +3,7 @@
 import argparse
 from pathlib import Path
 
-from mindswap.commands.options import (
-    CONFIG_OR_STEP,
-    add_common,
-    add_device_arguments,
-    device_overrides,
-    optional_path,
-)
+from mindswap.commands.options import CONFIG_OR_STEP, add_common, add_device_arguments, device_overrides, optional_path
 from mindswap.errors import DataError
 from mindswap.files import is_recorded_step, require_folders
 from mindswap.report.answer import answer_text
@@ -39,11 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Simulate one configuration.
-
-    Returns:
-        0, or 1 if it does not fit.
-    """
+    """Simulate one configuration; 1 if it does not fit."""
     require_folders(args.trace, args.plot, args.html)
     _refuse_recorded(args.trace)
     run = load_step(

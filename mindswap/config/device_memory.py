@@ -7,8 +7,6 @@ from decimal import Decimal
 from mindswap.document.nodes import Document
 from mindswap.document.problem import Location
 
-__all__ = ["ALLOWED", "PATH", "DeviceMemory", "is_device_memory", "read_device_memory"]
-
 PATH = "context.max_device_memory"
 ALLOWED = 'a string such as "58GB"; GB is GiB there'
 # `_RE_PATTERN` and `set_max_device_memory` in context.py of mindspore 2.9.0; ascend_memory_adapter.cc takes
@@ -18,15 +16,10 @@ _SIZE = re.compile(r"(?:[1-9][0-9]*\.?[0-9]*|0\.[0-9]*)GB")
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """What MindSpore may take of each card.
+    """What MindSpore may take of each card."""
 
-    Attributes:
-        size_bytes: how much.
-        location: where that stands.
-    """
-
-    size_bytes: int
-    location: Location
+    size_bytes: int  # how much
+    location: Location  # where that stands
 
     @property
     def source(self) -> str:

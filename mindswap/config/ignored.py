@@ -6,8 +6,6 @@ from collections.abc import Collection, Iterable, Iterator
 from mindswap.document.nodes import Document, show
 from mindswap.document.problem import Level, Problem, sort_problems
 
-__all__ = ["RULE", "misused_ignore", "split_ignored"]
-
 RULE = "bad-ignore"
 PATH = "mindswap.ignore"
 ALLOWED = "a list of rules, the words in brackets behind warnings: [overlap, recompute-wins]"

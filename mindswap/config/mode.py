@@ -2,8 +2,6 @@
 
 from mindswap.document.nodes import Document
 
-__all__ = ["GRAPH", "PYNATIVE", "is_on_cpu", "is_pynative"]
-
 # What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
 GRAPH = (0, "GRAPH_MODE")
 PYNATIVE = (1, "PYNATIVE_MODE")
@@ -15,6 +13,12 @@ def is_pynative(document: Document) -> bool:
     return not isinstance(mode, bool) and mode in PYNATIVE
 
 
+def device_target(document: Document) -> str:
+    """What MindSpore runs on: `context.device_target`, Ascend where that is missing."""
+    node = document.get("context", "device_target")
+    return str(node.value) if node is not None else "Ascend"
+
+
 def is_on_cpu(document: Document) -> bool:
     """The device target is CPU."""
-    return document.value("context", "device_target") == "CPU"
+    return device_target(document) == "CPU"

@@ -13,19 +13,6 @@ from typing import Any
 from mindswap.document.nodes import Document, DocumentNode
 from mindswap.errors import MindswapError
 
-__all__ = [
-    "SCHEDULERS",
-    "SCHEDULER_PATH",
-    "Cell",
-    "Layout",
-    "LayoutError",
-    "Pipeline",
-    "is_interleaved",
-    "is_stage_counts",
-    "read_num_chunks",
-    "read_pipeline",
-]
-
 # What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
 SCHEDULERS = ("1f1b", "gpipe", "seqpipe", "seqvpp", "seqsmartvpp", "zero_bubble_v")
 SCHEDULER_PATH = ("parallel", "pipeline_config", "pipeline_scheduler")
@@ -39,35 +26,23 @@ class LayoutError(MindswapError):
 
 @dataclass(frozen=True)
 class Cell:
-    """The layers of one virtual chunk on one stage.
+    """The layers of one virtual chunk on one stage."""
 
-    Attributes:
-        chunk: index of the chunk, 0 without interleaving.
-        position: place of the cell in its chunk, in order of execution.
-        stage: pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v).
-        layers: layers of the model.
-    """
-
-    chunk: int
-    position: int
-    stage: int
-    layers: range
+    chunk: int  # index of the chunk, 0 without interleaving
+    position: int  # place of the cell in its chunk, in order of execution
+    stage: int  # pipeline stage; differs from `position` where a chunk runs backwards (zero_bubble_v)
+    layers: range  # layers of the model
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The layers of a model on its stages.
+    """The layers of a model on its stages."""
 
-    Attributes:
-        sizes: layers of each position (inner) of each chunk (outer), in order of execution.
-        num_layers: layers of the model. The sizes may add up to more: MindFormers gives every chunk an
-            offset that is written once. The last cells then get less than their size.
-        is_zero_bubble_v: the second chunk runs through the stages backwards.
-    """
-
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[tuple[int, ...], ...]  # layers of each position (inner) of each chunk (outer), in order of execution
+    # layers of the model. The sizes may add up to more: MindFormers gives every chunk an offset that is written once.
+    # The last cells then get less than their size.
     num_layers: int
-    is_zero_bubble_v: bool = False
+    is_zero_bubble_v: bool = False  # the second chunk runs through the stages backwards
 
     def cells(self) -> Iterator[Cell]:
         """Every cell, in order of execution."""
@@ -92,19 +67,12 @@ class Layout:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """How layers are spread over pipeline stages.
+    """How layers are spread over pipeline stages."""
 
-    Attributes:
-        num_stages: pipeline stages, 1 without pipeline parallelism.
-        num_chunks: virtual chunks per stage (`pp_interleave_num`, where interleaving is on).
-        offset: extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk.
-        scheduler: in which order a stage runs its micro-batches; any text, `SCHEDULERS` are known.
-    """
-
-    num_stages: int = 1
-    num_chunks: int = 1
-    offset: Any = 0
-    scheduler: str = "1f1b"
+    num_stages: int = 1  # pipeline stages, 1 without pipeline parallelism
+    num_chunks: int = 1  # virtual chunks per stage (`pp_interleave_num`, where interleaving is on)
+    offset: Any = 0  # extra layers per chunk and stage: one number, a list per stage, or a list of those per chunk
+    scheduler: str = "1f1b"  # in which order a stage runs its micro-batches; any text, `SCHEDULERS` are known
 
     @property
     def is_zero_bubble_v(self) -> bool:

@@ -6,40 +6,27 @@ from mindswap.config.pipeline import read_pipeline
 from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
 
-__all__ = ["STRATEGY_MODES", "RankPlacement", "place_rank"]
-
 # `parallel.parallel_mode`, as MindFormers reads it: in these the strategies of the model are in force.
 STRATEGY_MODES = (1, 2, "semi_auto_parallel", "auto_parallel")
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """One rank of a training.
+    """One rank of a training."""
 
-    Attributes:
-        rank: number of the rank.
-        num_ranks: ranks of the training.
-        data_parallel, model_parallel, context_parallel, num_stages: parallel settings.
-        has_seq_parallel: `use_seq_parallel` is on.
-        has_strategies: the model is cut by strategies; otherwise every rank has all of a micro-batch.
-        stage: pipeline stage of the rank.
-        layers: layers of the model on this stage, in order.
-        expert_parallel: ranks that share the experts.
-        expert_skew_permille: tokens that the experts of the rank receive for 1000 that it sends out.
-    """
-
-    rank: int
-    num_ranks: int
+    rank: int  # number of the rank
+    num_ranks: int  # ranks of the training
+    # data_parallel, model_parallel, context_parallel, num_stages: parallel settings
     data_parallel: int
     model_parallel: int
     context_parallel: int
     num_stages: int
-    has_seq_parallel: bool
-    has_strategies: bool
-    stage: int
-    layers: tuple[int, ...]
-    expert_parallel: int = 1
-    expert_skew_permille: int = 1000
+    has_seq_parallel: bool  # `use_seq_parallel` is on
+    has_strategies: bool  # the model is cut by strategies; otherwise every rank has all of a micro-batch
+    stage: int  # pipeline stage of the rank
+    layers: tuple[int, ...]  # layers of the model on this stage, in order
+    expert_parallel: int = 1  # ranks that share the experts
+    expert_skew_permille: int = 1000  # tokens that the experts of the rank receive for 1000 that it sends out
 
     @property
     def num_stage_ranks(self) -> int:

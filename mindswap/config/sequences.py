@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from mindswap.document.nodes import Document, DocumentNode
 from mindswap.document.rules import Finding
 
-__all__ = ["SEQUENCE_KEY", "find_sequence_faults"]
-
 SEQUENCE_KEY = "seq_split_num"
 PATH = f"parallel_config.{SEQUENCE_KEY}"
 # What must not be on besides, with the place where MindFormers 1.9.0 says so.

@@ -7,8 +7,6 @@ from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
 from mindswap.document.nodes import Document
 
-__all__ = ["DEFAULT_OPTIMIZER", "DEFAULT_SEQ_LENGTHS", "StepSettings", "read_seq_length", "read_step_settings"]
-
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
 # and of all newer models (`register_mf_model_parameter` in models/*/configuration_*.py).
@@ -17,52 +15,43 @@ DEFAULT_SEQ_LENGTHS = {"legacy": 2048, "newer": 4096}
 
 @dataclass(frozen=True)
 class StepSettings:
-    """A training step.
+    """A training step."""
 
-    Attributes:
-        batch_size: samples of one micro-batch on one data parallel rank.
-        seq_length: tokens of a sample.
-        num_micro_batches: samples, or groups of them, that go through forward and backward in a step.
-        data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences.
-        pipeline: stages and chunks.
-        optimizer: `optimizer.type`.
-        sharding: how the parallel optimizer cuts weights and states.
-        is_accumulator_sharded: sums of gradients over micro-batches are cut as well.
-        is_state_offloaded: optimizer states are in host memory.
-        compute_dtype: of the layers, in lower case.
-        is_fused: jit_level O1 fuses element-wise operators.
-        is_clipping: gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`).
-        is_accumulating: gradients are summed up in tensors of their own: several stages, or gradient accumulation.
-        shares_casts: micro-batches share casts of weights (`graph.share_casts`).
-        expert_parallel: ranks that share the experts of a layer.
-        is_inlined: compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap.
-        num_sequences: pieces that each sequence is cut into; each goes through forward and backward by itself.
-    """
-
-    batch_size: int
-    seq_length: int
-    num_micro_batches: int
+    batch_size: int  # samples of one micro-batch on one data parallel rank
+    seq_length: int  # tokens of a sample
+    num_micro_batches: int  # samples, or groups of them, that go through forward and backward in a step
+    # data_parallel, model_parallel, context_parallel: ranks that share samples, layers, sequences
     data_parallel: int
     model_parallel: int
     context_parallel: int
-    pipeline: Pipeline
-    optimizer: str
-    sharding: WeightSharding
+    pipeline: Pipeline  # stages and chunks
+    optimizer: str  # `optimizer.type`
+    sharding: WeightSharding  # how the parallel optimizer cuts weights and states
+    # sums of gradients over micro-batches are cut as well: every micro-batch hands its gradients to the ranks, not the
+    # last one only
     is_accumulator_sharded: bool
-    is_state_offloaded: bool
-    compute_dtype: str
-    is_fused: bool
-    is_clipping: bool = False
+    is_state_offloaded: bool  # optimizer states are in host memory
+    compute_dtype: str  # of the layers, in lower case
+    is_fused: bool  # jit_level O1 fuses element-wise operators
+    is_clipping: bool = False  # gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`)
+    # gradients are summed up in tensors of their own: several stages, or gradient accumulation
     is_accumulating: bool = False
-    shares_casts: bool = False
+    shares_casts: bool = False  # micro-batches share casts of weights (`graph.share_casts`)
+    # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
     is_inlined: bool = False
-    expert_parallel: int = 1
-    num_sequences: int = 1
+    expert_parallel: int = 1  # ranks that share the experts of a layer
+    num_sequences: int = 1  # pieces that each sequence is cut into; each goes through forward and backward by itself
 
     @property
     def num_turns(self) -> int:
         """Forward and backward passes per step."""
         return self.num_micro_batches * self.num_sequences
+
+    @property
+    def num_exchanges(self) -> int:
+        """How often in a step gradients are handed to the other ranks: once for sums that are whole."""
+        is_repeated = self.is_accumulating and self.is_accumulator_sharded and self.num_optimizer_shards > 1
+        return self.num_turns if is_repeated else 1
 
     @property
     def num_optimizer_shards(self) -> int:
@@ -107,6 +96,9 @@ def read_step_settings(document: Document) -> StepSettings:
     if optimizer in ("AdamW", "PmaAdamW") and document.value("optimizer", "use_fused") is True:
         optimizer = f"Fused{optimizer}"
     level = document.value(*OPTIMIZER_CONFIG, "optimizer_level")
+    # level2 switches it on whatever it says (parallel/_auto_parallel_context.py, set_parallel_optimizer_config). level3
+    # switches it off there, but the sums are cut all the same: parameter_manager.cc (SliceParameterObj,
+    # SetClonedTensorShapeForOptimizer) asks for it or zero3. tests/adapters/test_gathered_weights.py shows it in 2.9.0.
     shard_sum = document.value(*OPTIMIZER_CONFIG, "gradient_accumulation_shard")
     dtype = document.value("model", "model_config", "compute_dtype")
     is_clipping = document.value("runner_wrapper", "use_clip_grad")

@@ -10,9 +10,6 @@ from typing import TypeGuard
 from mindswap.config.rank import STRATEGY_MODES
 from mindswap.document.nodes import Document
 
-__all__ = ["OPTIMIZER_CONFIG", "OPTIMIZER_LEVELS", "WeightSharding", "is_expert_weight", "is_whole_number",
-           "num_expert_copies", "num_sharing_ranks", "read_weight_sharding"]  # fmt: skip
-
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
 # Ends of the names of weights that MindFormers keeps whole (modules/layers.py, `parallel_optimizer = False`).
@@ -23,23 +20,18 @@ DEFAULT_THRESHOLD_KIB = 64
 
 @dataclass(frozen=True)
 class WeightSharding:
-    """How the parallel optimizer cuts weights.
+    """How the parallel optimizer cuts weights."""
 
-    Attributes:
-        num_ranks: ranks that share a weight; 1 without the parallel optimizer.
-        threshold_bytes: smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB).
-        is_released: forward releases a gathered weight and backward gathers it again (optimizer_level level3).
-        stride: from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside.
-        num_expert_copies: ranks that have the same experts, whose weights tensor parallelism does not cut
-            (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep).
-        whole_shapes: shapes of weights that stay whole whatever their names, for tensors without one.
-    """
-
-    num_ranks: int = 1
+    num_ranks: int = 1  # ranks that share a weight; 1 without the parallel optimizer
+    # smaller weights stay whole (parallel_optimizer_threshold, whose unit is KiB)
     threshold_bytes: int = DEFAULT_THRESHOLD_KIB * KIB
+    # forward releases a gathered weight and backward gathers it again (optimizer_level level3)
     is_released: bool = False
-    stride: int = 1
+    stride: int = 1  # from one of these ranks to the next: MindSpore lays out the ranks of a tensor inside
+    # ranks that have the same experts, whose weights tensor parallelism does not cut
+    # (parallel_core/training_graph/device_matrix.py, MoeLayoutManager: dp x tp x cp / ep)
     num_expert_copies: int = 1
+    # shapes of weights that stay whole whatever their names, for tensors without one
     whole_shapes: frozenset[tuple[int, ...]] = frozenset()
 
     def cuts(self, name: str, shape: tuple[int, ...], size_bytes: int) -> bool:

@@ -10,8 +10,6 @@ from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 from mindswap.stage.applied import recomputed_operators
 
-__all__ = ["change_layers", "first_difference", "resolve_policy"]
-
 MAX_SHOWN = 3
 
 
@@ -20,7 +18,6 @@ def first_difference(before: Policy, after: Policy, num_layers: int, trees: Laye
 
     Args:
         before, after: with swap on, or from `as_applied`.
-        num_layers: layers of the model.
         trees: the layers; None compares whole layers and flags only.
     """
     for flag in RECOMPUTE_FLAGS:

@@ -7,18 +7,11 @@ from mindswap.convert.compare import change_layers
 from mindswap.policy.model import ALL_LAYERS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
-__all__ = ["policy_sections"]
-
 
 def policy_sections(policy: Policy, data: Mapping[str, Any], num_layers: int) -> dict[str, dict[str, Any]]:
-    """The sections of a policy with swap enabled, as they are written into a configuration.
+    """The sections of a policy with swap enabled, as they are written into a configuration; all layers become True.
 
     Keys of recompute_config that say what is the default anyway are left out where the file has none.
-
-    Args:
-        policy: what the configuration shall ask for.
-        data: the configuration it is written into.
-        num_layers: layers of the model; a list of all of them becomes True.
     """
     whole = Layers(range(num_layers))
     short = change_layers(policy, lambda layers: ALL_LAYERS if layers == whole else layers, SELECT_OPTIONS)

@@ -24,8 +24,6 @@ from mindswap.stage.applied import EXCLUDE, as_applied, cells_excluded
 from mindswap.stage.expand import RULE as STAGE_RULE
 from mindswap.stage.expand import expand_stage_recompute
 
-__all__ = ["Converted", "to_index_form", "to_stage_form"]
-
 RULE = "convert"
 ONLY_OPERATORS = "MindFormers excludes operators only"
 DIFFERENCE = "recompute_config: the other form would not mean the same: "
@@ -33,17 +31,11 @@ DIFFERENCE = "recompute_config: the other form would not mean the same: "
 
 @dataclass(frozen=True)
 class Converted:
-    """A configuration in the other form.
+    """A configuration in the other form."""
 
-    Attributes:
-        sections: the sections that change, with their new values; None with an error.
-        problems: errors, and what is lost though it had no effect (warnings).
-        policy: what the sections ask for, in layer indices; None with an error.
-    """
-
-    sections: dict[str, dict[str, Any]] | None
-    problems: tuple[Problem, ...]
-    policy: Policy | None = None
+    sections: dict[str, dict[str, Any]] | None  # the sections that change, with their new values; None with an error
+    problems: tuple[Problem, ...]  # errors, and what is lost though it had no effect (warnings)
+    policy: Policy | None = None  # what the sections ask for, in layer indices; None with an error
 
 
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:

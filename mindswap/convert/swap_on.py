@@ -5,18 +5,13 @@ from mindswap.document.nodes import Document, show
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.sections import rewrite_section
 
-__all__ = ["rewrite_for_swap", "with_swap_enabled"]
-
 LEVEL_KEY = "memory_optimize_level"
 
 
 def rewrite_for_swap(text: str, own: Document, whole: Document) -> str:
     """The text of a file with `context.memory_optimize_level` as swap needs it, and a comment that says so.
 
-    Args:
-        text: the file.
-        own: what it says itself.
-        whole: what it says with what it is based on.
+    The file says itself what is in `own`; `whole` has what it is based on, too.
     """
     node = whole.get("context", LEVEL_KEY)
     if not _is_in_the_way(whole) or node is None:

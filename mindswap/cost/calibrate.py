@@ -12,37 +12,24 @@ from mindswap.cost.measured import Measurement
 from mindswap.cost.profile import Engine, Profile, ProfiledKernel
 from mindswap.units import format_bytes
 
-__all__ = ["Calibration", "calibrate"]
-
 # Kernels and the step times are from the same run: their sums agree but for what ran beside each other.
 FEWEST_PERMILLE, MOST_PERMILLE = 800, 1200
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """What came out of a profile.
+    """What came out of a profile."""
 
-    Attributes:
-        device: with the new figures, and the profile as their source.
-        measurements: durations of operators, the largest sum first.
-        figures: every figure that a profile can show, with what this one does.
-        links: the fits of both directions, by figure; only those that could be fitted.
-        explained: how the new figures explain the kernels.
-        num_kernels, kernels_ns: runs of compute kernels in the profile, and their time.
-        num_covered, covered_ns: those that `measurements` have.
-        notes: what could not be done, and why.
-    """
-
-    device: Device
-    measurements: tuple[Measurement, ...]
-    figures: tuple[FigureFit, ...]
-    links: Mapping[str, LinkFit]
-    explained: Explained
-    num_kernels: int
-    kernels_ns: int
-    num_covered: int
+    device: Device  # with the new figures, and the profile as their source
+    measurements: tuple[Measurement, ...]  # durations of operators, the largest sum first
+    figures: tuple[FigureFit, ...]  # every figure that a profile can show, with what this one does
+    links: Mapping[str, LinkFit]  # the fits of both directions, by figure; only those that could be fitted
+    explained: Explained  # how the new figures explain the kernels
+    num_kernels: int  # runs of compute kernels in the profile
+    kernels_ns: int  # their time
+    num_covered: int  # those that `measurements` have
     covered_ns: int
-    notes: tuple[str, ...]
+    notes: tuple[str, ...]  # what could not be done, and why
 
     @property
     def changes(self) -> tuple[FigureFit, ...]:

@@ -11,13 +11,11 @@ from decimal import Decimal
 
 from mindswap.cost.device_file import find_device_file
 from mindswap.cost.figures import FIGURES, Figure, FigureKind, unit_keys
-from mindswap.cost.hardware import EFFICIENCIES, Device, Link, figure_values
+from mindswap.cost.hardware import Device, figure_values
 from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
 from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
-
-__all__ = ["format_device_file", "load_measured"]
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.
@@ -33,23 +31,12 @@ WRITTEN_UNITS = {
 def format_device_file(
     device: Device, header: Mapping[str, object], measurements: Iterable[Measurement], comment: str = ""
 ) -> str:
-    """A device file with its measured operators.
-
-    Args:
-        device: what the file describes.
-        header: what stands under `calibration`: plain values.
-        measurements: durations of operators.
-        comment: first line.
-    """
+    """A device file with its measured operators; `header`, plain values, stands under `calibration`."""
     lines = [f"# {comment}"] if comment else []
     lines.append(f"title: {_quote(device.title)}")
     for name, value in figure_values(device).items():
         key, number = _written(FIGURES[name], value)
         lines.append(f"{key}: {{value: {number}, source: {_quote(device.sources.get(name, ''))}}}")
-    for name, link in zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True):
-        if link.efficiency:
-            source = _quote(device.sources.get(name, ""))
-            lines.append(f"{name}: {{value: {_format_efficiency(link)}, source: {source}}}")
     lines.append("calibration:")
     lines += [f"  {key}: {json.dumps(value)}" for key, value in header.items()]
     lines.append("measured:")
@@ -67,10 +54,6 @@ def _written(figure: Figure, value: int) -> tuple[str, str]:
         if int(Decimal(repr(float(number))) * keys[key]) == value:
             return key, f"{number:f}"
     raise ValueError(f"{figure.name}: {value} has too many digits")
-
-
-def _format_efficiency(link: Link) -> str:
-    return "[" + ", ".join(f"[{size}B, {permille / 1000}]" for size, permille in link.efficiency) + "]"
 
 
 def _format_entry(measurement: Measurement) -> str:

@@ -6,14 +6,12 @@ from decimal import Decimal
 from pathlib import Path
 
 from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
-from mindswap.cost.hardware import EFFICIENCIES, SET_BY_USER, Device, make_device
+from mindswap.cost.hardware import SET_BY_USER, Device, make_device
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
-from mindswap.units import format_bytes, parse_bytes
-
-__all__ = ["DEFAULT_DEVICE", "find_device_file", "list_devices", "load_device"]
+from mindswap.units import format_bytes
 
 DEFAULT_DEVICE = "atlas_800t_a2"
 FOLDER = Path(__file__).parents[1] / "data" / "hardware"
@@ -64,7 +62,7 @@ def load_device(
     reader.judge()
     if reader.wrong:
         raise CostError("\n".join(reader.wrong))
-    return make_device(path.stem, reader.title or path.stem, reader.values, reader.efficiencies, reader.sources)
+    return make_device(path.stem, reader.title or path.stem, reader.values, reader.sources)
 
 
 class _DeviceReader:
@@ -74,7 +72,6 @@ class _DeviceReader:
         self.document = document
         self.title = ""
         self.values: dict[str, int] = {}
-        self.efficiencies: dict[str, tuple[tuple[int, int], ...]] = dict.fromkeys(EFFICIENCIES, ())
         self.sources: dict[str, str] = {}
         self.wrong: list[str] = []
         self._figure_of = {key: figure for figure in FIGURES.values() for key in unit_keys(figure)}
@@ -128,12 +125,10 @@ class _DeviceReader:
         key = entry.key
         if key == "title" and isinstance(entry.value.value, str):
             self.title = entry.value.value
-        elif key in EFFICIENCIES:
-            self._read_efficiency(str(key), entry.value)
         elif key in self._figure_of:
             self._read_figure(str(key), entry.value)
         elif key not in MEASURED_KEYS:
-            known = ("title", *EFFICIENCIES, *self._figure_of)
+            known = ("title", *self._figure_of)
             closest = ", ".join(closest_names(key_text(key), known, limit=3))
             self._complain(entry, f"{key_text(key)}: no such key, or no such unit; closest: {closest}")
 
@@ -141,9 +136,13 @@ class _DeviceReader:
         figure = self._figure_of[key]
         if figure.name in self.sources:
             self._complain(node, f"{key}: {figure.name} is given twice")
-        value = self._value_and_source(key, figure.name, node)
-        if value is None:
+        value, source = node.get("value"), node.get("source")
+        self.sources[figure.name] = ""
+        keys = {entry.key for entry in node.entries or ()}
+        if value is None or source is None or keys != {"value", "source"} or not isinstance(source.value, str):
+            self._complain(node, f"{key}: write {{value: NUMBER, source: 'where it is from'}}")
             return
+        self.sources[figure.name] = source.value
         number = value.value
         if isinstance(number, bool) or not isinstance(number, (int, float)):
             self._complain(value, f"{key}: {show(value)} is no number")
@@ -153,35 +152,6 @@ class _DeviceReader:
             self.values[figure.name] = checked(figure, integer)
         except ValueError as error:
             self._complain(value, f"{key}: {show(value)}: {error}")
-
-    def _read_efficiency(self, key: str, node: DocumentNode) -> None:
-        value = self._value_and_source(key, key, node)
-        if value is None:
-            return
-        steps = []
-        try:
-            for step in value.items or ():
-                size, fraction = (item.value for item in step.items or ())
-                steps.append((parse_bytes(size), int(Decimal(repr(fraction)) * 1000)))
-            is_rising = steps == sorted(set(steps)) and all(0 < permille <= 1000 for _, permille in steps)
-        except (ValueError, TypeError, ArithmeticError):
-            is_rising = False
-        if not is_rising or not steps:
-            self._complain(
-                value, f"{key}: {show(value)}: write rising sizes with fractions: [[64KiB, 0.3], [1MiB, 0.8]]"
-            )
-        self.efficiencies[key] = tuple(steps)
-
-    def _value_and_source(self, key: str, name: str, node: DocumentNode) -> DocumentNode | None:
-        """The value of `{value: ..., source: ...}`; a complaint if it is no such pair."""
-        value, source = node.get("value"), node.get("source")
-        self.sources[name] = ""
-        keys = {entry.key for entry in node.entries or ()}
-        if value is None or source is None or keys != {"value", "source"} or not isinstance(source.value, str):
-            self._complain(node, f"{key}: write {{value: NUMBER, source: 'where it is from'}}")
-            return None
-        self.sources[name] = source.value
-        return value
 
     def _complain(self, where: DocumentNode | MappingEntry, text: str) -> None:
         self.wrong.append(f"{where.location}: {text}")

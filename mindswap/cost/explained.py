@@ -10,8 +10,6 @@ from mindswap.cost.measured import MeasuredKey, Measurement
 from mindswap.cost.profile import ProfiledKernel
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["WITHOUT_FIGURES", "ClassTime", "Explained", "OperatorTime", "explain"]
-
 # More wrong than right: times by the figures are off by more than this share of the time they are for.
 ABSURD_PERMILLE = 500
 WITHOUT_FIGURES = "without figures"
@@ -19,20 +17,13 @@ WITHOUT_FIGURES = "without figures"
 
 @dataclass(frozen=True)
 class ClassTime:
-    """One class of operators, or `WITHOUT_FIGURES`.
+    """One class of operators, or `WITHOUT_FIGURES`."""
 
-    Attributes:
-        name: of the class.
-        num_kernels, measured_ns: runs, and their time: each operator's middle, as often as it ran.
-        predicted_ns: by the figures; None where they say nothing.
-        middle_error_permille: middle over operators of how far they are off; None likewise.
-    """
-
-    name: str
-    num_kernels: int
-    measured_ns: int
-    predicted_ns: int | None
-    middle_error_permille: int | None
+    name: str  # of the class
+    num_kernels: int  # runs
+    measured_ns: int  # their time: each operator's middle, as often as it ran
+    predicted_ns: int | None  # by the figures; None where they say nothing
+    middle_error_permille: int | None  # middle over operators of how far they are off; None likewise
 
 
 @dataclass(frozen=True)
@@ -50,22 +41,14 @@ class OperatorTime:
 
 @dataclass(frozen=True)
 class Explained:
-    """The figures against the profile.
+    """The figures against the profile."""
 
-    Attributes:
-        classes: by measured time, largest first; what the model has no figures for last.
-        operators: the worst first.
-        known_ns, error_ns: measured time of operators that the figures are for, and how far those are off together.
-        total_ns: of all compute kernels.
-        others: kernels without figures and their time, the largest first.
-    """
-
-    classes: tuple[ClassTime, ...]
-    operators: tuple[OperatorTime, ...]
-    known_ns: int
-    error_ns: int
-    total_ns: int
-    others: tuple[tuple[str, int], ...]
+    classes: tuple[ClassTime, ...]  # by measured time, largest first; what the model has no figures for last
+    operators: tuple[OperatorTime, ...]  # the worst first
+    known_ns: int  # measured time of operators that the figures are for
+    error_ns: int  # how far those are off together
+    total_ns: int  # of all compute kernels
+    others: tuple[tuple[str, int], ...]  # kernels without figures and their time, the largest first
 
     @property
     def explained_permille(self) -> int | None:
@@ -79,13 +62,7 @@ class Explained:
 
 
 def explain(kernels: Sequence[ProfiledKernel], samples: Sequence[Sample], device: Device) -> Explained:
-    """Compare each operator with what the device's figures say.
-
-    Args:
-        kernels: all compute kernels of the profile.
-        samples: those whose work is known.
-        device: with its figures.
-    """
+    """Compare with the figures of a device: all compute kernels of a profile, and those of them whose work is known."""
     by_class: dict[str, list[OperatorTime]] = {}
     for sample in samples:
         found = OperatorTime(sample.measurement, operator_ns(sample.node, sample.work, device))

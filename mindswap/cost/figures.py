@@ -6,8 +6,6 @@ from enum import Enum
 
 from mindswap.units import BANDWIDTH_UNITS, FLOPS_UNITS, RATE_UNITS, SIZE_UNITS, TIME_UNITS, parse_quantity
 
-__all__ = ["FIGURES", "OPTIONS", "UNITS_OF", "Figure", "FigureKind", "parse_option", "unit_keys"]
-
 
 class FigureKind(Enum):
     """What a figure measures."""
@@ -35,20 +33,13 @@ UNITS_OF: dict[FigureKind, tuple[dict[str, int], str]] = {
 
 @dataclass(frozen=True)
 class Figure:
-    """One figure of a device.
+    """One figure of a device."""
 
-    Attributes:
-        name: without unit; the option and the key in `mindswap:` have this name.
-        kind: what it measures.
-        meaning: for help texts.
-        may_be_zero: 0 says that there is no such cost or limit.
-        default: in its smallest unit, for files that do not have the figure; None where every file must.
-    """
-
-    name: str
-    kind: FigureKind
-    meaning: str
-    may_be_zero: bool = False
+    name: str  # without unit; the option and the key in `mindswap:` have this name
+    kind: FigureKind  # what it measures
+    meaning: str  # for help texts
+    may_be_zero: bool = False  # 0 says that there is no such cost or limit
+    # in its smallest unit, for files that do not have the figure; None where every file must
     default: int | None = None
 
 

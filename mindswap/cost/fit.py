@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from mindswap.cost.profile import ProfiledCopy, Transfer
 from mindswap.units import NS_PER_S
 
-__all__ = ["MIN_COPIES", "LARGE_BYTES", "LinkFit", "ShareFit", "fit_contention", "fit_link", "fit_share"]
-
 MIN_COPIES = 3
 # The time of smaller copies is mostly their fixed part, and small messages of collectives wait more than they move.
 LARGE_BYTES = 2**20
@@ -22,25 +20,16 @@ CONTENDED_PERMILLE = 900
 
 @dataclass(frozen=True)
 class LinkFit:
-    """One direction of the link to the host.
+    """One direction of the link to the host."""
 
-    Attributes:
-        bandwidth_bytes_per_s: b.
-        latency_ns: a, not below 0.
-        num_copies: copies that were fitted: those that had the link to themselves.
-        num_large: those of them that tell of the bandwidth: of `LARGE_BYTES` or more.
-        middle_error_permille, largest_error_permille: how far fitted times are from measured ones.
-    """
-
-    bandwidth_bytes_per_s: int
-    latency_ns: int
-    num_copies: int
-    num_large: int
-    middle_error_permille: int
+    bandwidth_bytes_per_s: int  # b
+    latency_ns: int  # a, not below 0
+    num_copies: int  # copies that were fitted: those that had the link to themselves
+    num_large: int  # those of them that tell of the bandwidth: of `LARGE_BYTES` or more
+    middle_error_permille: int  # how far fitted times are from measured ones
     largest_error_permille: int
 
     def duration_ns(self, size_bytes: int) -> int:
-        """Fitted time of a copy."""
         return self.latency_ns + size_bytes * NS_PER_S // self.bandwidth_bytes_per_s
 
 
@@ -48,14 +37,8 @@ def fit_link(copies: Sequence[ProfiledCopy], is_out: bool) -> LinkFit | None:
     """Least squares over the copies of one direction that ran while none ran the other way.
 
     Copies of one size count with their middle time, as often as there are: one that was held up moves nothing. With
-    one size only, or where the line would begin below zero, the latency is 0.
-
-    Args:
-        copies: of both directions.
-        is_out: the direction to fit.
-
-    Returns:
-        None with fewer than three copies, or where larger copies were not slower.
+    one size only, or where the line would begin below zero, the latency is 0. None with fewer than three copies, or
+    where larger copies were not slower.
     """
     overlaps = _overlaps(copies)
     alone = [c for c, overlap in zip(copies, overlaps, strict=True) if c.is_out is is_out and not overlap]
@@ -91,36 +74,21 @@ def _middles(copies: Iterable[ProfiledCopy]) -> list[tuple[int, float, int]]:
 
 @dataclass(frozen=True)
 class ShareFit:
-    """What one kind of link between cards reaches.
+    """What one kind of link between cards reaches."""
 
-    Attributes:
-        permille: of the bandwidth of one link.
-        num_transfers: collectives that were compared.
-        middle_error_permille: how far times by the fit are from measured ones.
-    """
-
-    permille: int
-    num_transfers: int
-    middle_error_permille: int
+    permille: int  # of the bandwidth of one link
+    num_transfers: int  # collectives that were compared
+    middle_error_permille: int  # how far times by the fit are from measured ones
 
 
 def fit_share(
     transfers: Iterable[Transfer], link: str, bandwidth_bytes_per_s: int, latency_ns: int = 0
 ) -> ShareFit | None:
-    """Share of the bandwidth of its links that collectives reach, from their start to their end.
+    """Share of the bandwidth of one link of a kind (`Transfer.link`) that collectives reach, from start to end.
 
     Of the same collective of the same size the quickest counts: the others waited for a rank. So many links worked
     side by side as it takes to move the bytes in that time. Where those were busy for less than `BUSY_PERMILLE` of it,
-    even the quickest waited, and says nothing.
-
-    Args:
-        transfers: of a profile.
-        link: the kind of link, as in `Transfer.link`.
-        bandwidth_bytes_per_s: of one link of this kind.
-        latency_ns: fixed cost of a collective.
-
-    Returns:
-        None without large transfers that say something.
+    even the quickest waited, and says nothing. None without large transfers that say something.
     """
     groups: dict[tuple[str, int], list[Transfer]] = {}
     for transfer in transfers:
@@ -141,15 +109,10 @@ def fit_share(
 
 
 def fit_contention(copies: Sequence[ProfiledCopy], out: LinkFit | None, back: LinkFit | None) -> tuple[int, int] | None:
-    """How fast copies are while the other direction copies too.
+    """How fast copies are while the other direction copies too; `out` and `back` are what they take alone.
 
-    Args:
-        copies: of both directions.
-        out, back: what they take alone.
-
-    Returns:
-        The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with
-        fewer than three.
+    The middle of (time alone / time measured) in thousandths, at most 1000, and of how many copies; None with fewer
+    than three.
     """
     rates = []
     for copy, overlap in zip(copies, _overlaps(copies), strict=True):

@@ -6,16 +6,11 @@ from operator import attrgetter
 
 from mindswap.cost.figures import FIGURES
 
-__all__ = [
-    "EFFICIENCIES", "SET_BY_USER", "Device", "Link", "Network", "figure_values", "make_device", "with_figures",
-]  # fmt: skip
-
 # Source of a figure that an option or a configuration replaces.
 SET_BY_USER = "set by the user"
 DTYPES = ("float16", "bfloat16", "float32")
 OP_KINDS = ("matrix", "vector", "communication")
 RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
-EFFICIENCIES = ("d2h_efficiency", "h2d_efficiency")
 # Figures that are an attribute of a device, or of a link or network of it.
 ATTRIBUTES = {
     "compute_fraction": "compute_permille",
@@ -53,119 +48,69 @@ ATTRIBUTES = {
 
 @dataclass(frozen=True)
 class Link:
-    """One direction of the way between device and host, as one card sees it.
+    """One direction of the way between device and host, as one card sees it."""
 
-    Attributes:
-        bandwidth_bytes_per_s: of large copies.
-        latency_ns: fixed part of a copy.
-        efficiency: share of the bandwidth by size, as (size_bytes, permille) rising; the last entry whose size
-            is not larger than the copy counts, 1000 below the first.
-    """
-
-    bandwidth_bytes_per_s: int
-    latency_ns: int
-    efficiency: tuple[tuple[int, int], ...] = ()
+    bandwidth_bytes_per_s: int  # of large copies
+    latency_ns: int  # fixed part of a copy
 
 
 @dataclass(frozen=True)
 class Network:
-    """What cards talk over, as one card sees it.
+    """What cards talk over, as one card sees it."""
 
-    Attributes:
-        bandwidth_bytes_per_s: of one card, one direction, to all others together.
-        latency_ns: of one step of a collective.
-        efficiency_permille: share of the bandwidth that collectives reach, in thousandths.
-        num_mesh_cards: cards with a link of their own between each two (full mesh): a group of n of them
-            has n - 1 of the `num_mesh_cards` - 1 links of a card; 0 for a switch, where a group has all.
-    """
-
-    bandwidth_bytes_per_s: int
-    latency_ns: int
-    efficiency_permille: int
+    bandwidth_bytes_per_s: int  # of one card, one direction, to all others together
+    latency_ns: int  # of one step of a collective
+    efficiency_permille: int  # share of the bandwidth that collectives reach, in thousandths
+    # cards with a link of their own between each two (full mesh): a group of n of them has n - 1 of the
+    # `num_mesh_cards` - 1 links of a card; 0 for a switch, where a group has all
     num_mesh_cards: int = 0
 
 
 @dataclass(frozen=True)
 class Device:
-    """One card and its place in a node.
+    """One card and its place in a node."""
 
-    Attributes:
-        name: key of the file.
-        title: as people call it.
-        peak_flops: floating point operations per second of the matrix units, by dtype.
-        vector_flops: the same of the vector units, by dtype.
-        compute_permille: share of the matrix peak that products reach, in thousandths.
-        weight_gradient_permille: the same of products whose first operand is transposed.
-        num_matrix_cores: cores over which the output tiles of a product go in whole rounds; 0 if not known.
-        attention_permille, attention_grad_permille: share of the matrix peak of flash attention and its gradient.
-        memory_bandwidth_bytes_per_s, memory_permille: device memory, and the share that kernels reach.
-        cache_bytes, cache_bandwidth_bytes_per_s: of the cache all cores share; what kernels reach within it.
-        vector_rates: elements per second of kernels that the vector units bound, by kind (`graph.ops`);
-            0 where only memory bounds them.
-        op_latency_ns: fixed cost of an operator, by kind: matrix, vector, communication.
-        memory_bytes, usable_memory_bytes: device memory, and the part that MindSpore can take.
-        margin_permille: share of the usable memory that a plan leaves free unless a budget is named, in thousandths.
-        hccl_buffer_bytes: of a communicator in one direction; HCCL takes it outside the pool of MindSpore.
-        kernel_workspace_bytes: what a kernel of the matrix units takes beside its tensors.
-        pool_alignment_bytes: the memory of a tensor is a multiple of it.
-        offload, prefetch: link to the host (D2H) and back (H2D).
-        contended_permille: rate of a copy while the other direction copies too.
-        num_cards_per_node: cards that share host memory.
-        host_memory_bytes: of a node.
-        host_bandwidth_bytes_per_s: sum over all cards of a node that copy in one direction; 0 for no common limit.
-        intranode, internode: between cards of a node, and of different nodes.
-        sources: where each figure is from, by key of the file.
-    """
-
-    name: str
-    title: str
-    peak_flops: Mapping[str, int]
-    vector_flops: Mapping[str, int]
-    compute_permille: int
-    weight_gradient_permille: int
-    num_matrix_cores: int
-    attention_permille: int
-    attention_grad_permille: int
-    memory_bandwidth_bytes_per_s: int
-    memory_permille: int
-    cache_bytes: int
-    cache_bandwidth_bytes_per_s: int
+    name: str  # key of the file
+    title: str  # as people call it
+    peak_flops: Mapping[str, int]  # floating point operations per second of the matrix units, by dtype
+    vector_flops: Mapping[str, int]  # the same of the vector units, by dtype
+    compute_permille: int  # share of the matrix peak that products reach, in thousandths
+    weight_gradient_permille: int  # the same of products whose first operand is transposed
+    num_matrix_cores: int  # cores over which the output tiles of a product go in whole rounds; 0 if not known
+    attention_permille: int  # share of the matrix peak of flash attention
+    attention_grad_permille: int  # and of its gradient
+    memory_bandwidth_bytes_per_s: int  # of device memory
+    memory_permille: int  # the share of it that kernels reach
+    cache_bytes: int  # of the cache that all cores share
+    cache_bandwidth_bytes_per_s: int  # what kernels reach within it
+    # elements per second of kernels that the vector units bound, by kind (`graph.ops`); 0 where only memory bounds them
     vector_rates: Mapping[str, int]
-    op_latency_ns: Mapping[str, int]
-    memory_bytes: int
-    usable_memory_bytes: int
-    margin_permille: int
-    hccl_buffer_bytes: int
-    kernel_workspace_bytes: int
-    pool_alignment_bytes: int
-    offload: Link
-    prefetch: Link
-    contended_permille: int
-    num_cards_per_node: int
-    host_memory_bytes: int
-    host_bandwidth_bytes_per_s: int
-    intranode: Network
-    internode: Network
-    sources: Mapping[str, str]
+    op_latency_ns: Mapping[str, int]  # fixed cost of an operator, by kind: matrix, vector, communication
+    memory_bytes: int  # of the device
+    usable_memory_bytes: int  # the part that MindSpore can take
+    margin_permille: int  # share of the usable memory that a plan leaves free unless a budget is named, in thousandths
+    hccl_buffer_bytes: int  # of a communicator in one direction; HCCL takes it outside the pool of MindSpore
+    kernel_workspace_bytes: int  # what a kernel of the matrix units takes beside its tensors
+    pool_alignment_bytes: int  # the memory of a tensor is a multiple of it
+    offload: Link  # to the host (D2H)
+    prefetch: Link  # back (H2D)
+    contended_permille: int  # rate of a copy while the other direction copies too
+    num_cards_per_node: int  # cards that share host memory
+    host_memory_bytes: int  # of a node
+    host_bandwidth_bytes_per_s: int  # sum over all cards of a node that copy in one direction; 0 for no common limit
+    intranode: Network  # between cards of a node
+    internode: Network  # of different nodes
+    sources: Mapping[str, str]  # where each figure is from, by key of the file
 
 
 def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
-    """The device with other figures, by their names in `FIGURES`; a new bandwidth of a link takes its efficiencies."""
-    links = zip(EFFICIENCIES, (device.offload, device.prefetch), strict=True)
-    efficiencies = {name: () if name.removesuffix("_efficiency") in values else link.efficiency for name, link in links}
-    kept = {name: text for name, text in device.sources.items() if efficiencies.get(name, True)}
-    figures = {**figure_values(device), **values}
-    return make_device(device.name, device.title, figures, efficiencies, {**kept, **(sources or {})})
+    """The device with other figures, by their names in `FIGURES`."""
+    figures, known = {**figure_values(device), **values}, {**device.sources, **(sources or {})}
+    return make_device(device.name, device.title, figures, known)
 
 
-def make_device(
-    name: str,
-    title: str,
-    value: Mapping[str, int],
-    efficiencies: Mapping[str, tuple[tuple[int, int], ...]],
-    sources: dict[str, str],
-) -> Device:
-    """A device of figures by their names in `FIGURES`, and the efficiencies of its links by key."""
+def make_device(name: str, title: str, value: Mapping[str, int], sources: dict[str, str]) -> Device:
+    """A device of figures by their names in `FIGURES`."""
     return Device(
         name=name,
         title=title,
@@ -173,8 +118,8 @@ def make_device(
         vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
         vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
         op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
-        offload=Link(value["d2h"], value["d2h_latency"], efficiencies["d2h_efficiency"]),
-        prefetch=Link(value["h2d"], value["h2d_latency"], efficiencies["h2d_efficiency"]),
+        offload=Link(value["d2h"], value["d2h_latency"]),
+        prefetch=Link(value["h2d"], value["h2d_latency"]),
         intranode=Network(
             value["intranode_bandwidth"],
             value["intranode_latency"],

@@ -14,9 +14,6 @@ from mindswap.cost.hardware import Device, figure_values, with_figures
 from mindswap.cost.kernel_samples import Sample
 from mindswap.cost.roofline import operator_ns
 
-__all__ = ["FigureFit", "fit_kernels"]
-
-
 # Figures that profiles show. The first are about the matrix units; the bandwidth of memory is fitted to vector kernels
 # only. An operator counts for the first that decides its time: a kernel that computes says nothing of the memory.
 MATRIX_FIGURES = ("weight_gradient_fraction", "compute_fraction", "attention_fraction", "attention_grad_fraction")
@@ -42,28 +39,18 @@ IDEAL_PERMILLE = 1000
 
 @dataclass(frozen=True)
 class FigureFit:
-    """What a profile says of one figure.
+    """What a profile says of one figure."""
 
-    Attributes:
-        name: of the figure.
-        before: of the device that was begun with, in its smallest unit.
-        fitted: by the profile; None if it shows nothing.
-        num_samples: runs of kernels, copies or collectives.
-        residual_permille: middle, over operators, copies or transfers, of how far times by the fit are from those
-            measured; None without any.
-        objection: why the figure stays as it was; empty if it is replaced.
-    """
-
-    name: str
-    before: int
-    fitted: int | None = None
-    num_samples: int = 0
+    name: str  # of the figure
+    before: int  # of the device that was begun with, in its smallest unit
+    fitted: int | None = None  # by the profile; None if it shows nothing
+    num_samples: int = 0  # runs of kernels, copies or collectives
+    # middle, over operators, copies or transfers, of how far times by the fit are from those measured; None without any
     residual_permille: int | None = None
-    objection: str = ""
+    objection: str = ""  # why the figure stays as it was; empty if it is replaced
 
     @property
     def is_accepted(self) -> bool:
-        """Whether the figure is replaced."""
         return self.fitted is not None and not self.objection
 
 

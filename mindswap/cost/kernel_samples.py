@@ -5,13 +5,11 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from mindswap.cost.measured import MeasuredKey, Measurement, measured_key
+from mindswap.cost.measured import MeasuredKey, Measurement, measured_key, types_of
 from mindswap.cost.profile import Engine, ProfiledKernel
 from mindswap.graph.model import Node, TensorType
 from mindswap.graph.ops import COUNTED_OPS, ComputeUnit, OpClass, classify, is_kernel
 from mindswap.graph.work import MASK_DTYPES, Work, count_work
-
-__all__ = ["Sample", "can_measure", "is_matrix_kernel", "key_of", "measure", "samples_of"]
 
 # Layouts by number, and where batch and sequence are in them (FASInputLayoutMode of MindSpore): BSH, BNSD, SBH, BSND.
 ATTENTION_LAYOUTS = ((0, 3, 0, 1), (2, 3, 1, 0), (1, 4, 0, 2), (3, 4, 0, 1))
@@ -22,23 +20,15 @@ MAX_SEQUENCE = 2**22
 
 @dataclass(frozen=True)
 class Sample:
-    """An operator that was measured, as the model sees it.
+    """An operator that was measured, as the model sees it."""
 
-    Attributes:
-        measurement: its durations.
-        kind: its class.
-        node: the operator.
-        work: what it computes and moves.
-    """
-
-    measurement: Measurement
+    measurement: Measurement  # its durations
     kind: OpClass
     node: Node
     work: Work
 
     @property
     def is_matrix(self) -> bool:
-        """Whether the matrix units run it."""
         return self.kind.unit is ComputeUnit.MATRIX
 
 
@@ -78,7 +68,7 @@ def samples_of(measurements: Iterable[Measurement]) -> tuple[Sample, ...]:
 
 
 def _sample(measurement: Measurement) -> Sample | None:
-    op, inputs, outputs = measurement.key.op, measurement.key.input_types(), measurement.key.output_types()
+    op, inputs, outputs = measurement.key.op, types_of(measurement.key.inputs), types_of(measurement.key.outputs)
     kind = classify(op)
     if not is_kernel(op) or kind is OpClass.COMMUNICATION or not inputs or not outputs:
         return None
@@ -88,12 +78,12 @@ def _sample(measurement: Measurement) -> Sample | None:
         return None
     if kind is OpClass.MATMUL and not _is_product(inputs, outputs):
         return None
-    attention: Sequence[int | None] = ()
+    attention: tuple[int | None, ...] = ()
     if kind is OpClass.ATTENTION:
         found = _attention_integers(op, inputs, outputs)
         if found is None:
             return None
-        attention = found
+        attention = tuple(found)
     node = Node(op, op, None, "", "", (), outputs, {})
     return Sample(measurement, kind, node, count_work(op, inputs, outputs, attention))
 

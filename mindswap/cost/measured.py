@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["BYTES_PER_ELEMENT", "MeasuredKey", "Measurement", "measured_key"]
-
 # Kernels of CANN and the operators of MindSpore that they run.
 OP_OF_KERNEL = {
     "BatchMatMulV2": "BatchMatMul", "BatchMatMulV3": "BatchMatMul", "ConcatD": "Concat", "ConcatV2": "Concat",
@@ -30,40 +28,22 @@ Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 @dataclass(frozen=True)
 class MeasuredKey:
-    """What an operator is recognised by in a profile.
+    """What an operator is recognised by in a profile."""
 
-    Attributes:
-        op: name in MindSpore.
-        inputs, outputs: shape and dtype of each tensor, without those of one element and without integer
-            arguments, which profiles and graphs do not show alike.
-    """
-
-    op: str
+    op: str  # name in MindSpore
+    # inputs, outputs: shape and dtype of each tensor, without those of one element and without integer arguments, which
+    # profiles and graphs do not show alike
     inputs: Shapes
     outputs: Shapes
-
-    def input_types(self) -> tuple[TensorType, ...]:
-        """The inputs as types."""
-        return _types(self.inputs)
-
-    def output_types(self) -> tuple[TensorType, ...]:
-        """The outputs as types."""
-        return _types(self.outputs)
 
 
 @dataclass(frozen=True)
 class Measurement:
-    """Duration of an operator in a profile.
-
-    Attributes:
-        key: which operator.
-        duration_ns: middle of its runs.
-        count: how many there were.
-    """
+    """Duration of an operator in a profile."""
 
     key: MeasuredKey
-    duration_ns: int
-    count: int
+    duration_ns: int  # middle of its runs
+    count: int  # how many there were
 
 
 def measured_key(op: str, inputs: Iterable[TensorType], outputs: Iterable[TensorType]) -> MeasuredKey:
@@ -75,5 +55,6 @@ def _shapes(tensors: Iterable[TensorType]) -> Shapes:
     return tuple((t.shape, t.dtype) for t in tensors if math.prod(t.shape) > 1 and t.dtype != ARGUMENT_DTYPE)
 
 
-def _types(shapes: Shapes) -> tuple[TensorType, ...]:
+def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
+    """Shapes and dtypes of a key as types, which have their bytes."""
     return tuple(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]) for shape, dtype in shapes)

@@ -8,8 +8,6 @@ from mindswap.cost.hardware import Device
 from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify
 
-__all__ = ["communication_bytes", "list_communicators", "workspace_bytes"]
-
 FLOAT32_BYTES = 4
 # Gradients of query, key and value come first among the outputs of the backward kernel.
 NUM_ATTENTION_GRADIENTS = 3

@@ -5,8 +5,6 @@ from enum import Enum
 
 from mindswap.graph.model import TensorType
 
-__all__ = ["ENGINES", "ProfiledCopy", "Engine", "ProfiledKernel", "Profile", "Share", "Transfer"]
-
 
 class Engine(Enum):
     """Which part of the card ran a kernel."""
@@ -30,28 +28,18 @@ ENGINES = {
 
 @dataclass(frozen=True, slots=True)
 class ProfiledKernel:
-    """One run of a kernel.
+    """One run of a kernel."""
 
-    Attributes:
-        type: kernel of CANN, e.g. `MatMulV2`.
-        duration_ns: on the device.
-        inputs, outputs: tensors; None where the profile has none that can be read.
-        core: what ran it, as the profile calls it.
-        is_plain: every tensor is laid out as its shape says; formats such as FRACTAL_NZ split and pad it.
-        num_blocks: parts that it was split into, one for each core; 0 where the profile does not say.
-    """
-
-    type: str
-    duration_ns: int
-    inputs: tuple[TensorType, ...] | None
+    type: str  # kernel of CANN, e.g. `MatMulV2`
+    duration_ns: int  # on the device
+    inputs: tuple[TensorType, ...] | None  # None where the profile has none that can be read
     outputs: tuple[TensorType, ...] | None
-    core: str = "AI_CORE"
-    is_plain: bool = True
-    num_blocks: int = 0
+    core: str = "AI_CORE"  # what ran it, as the profile calls it
+    is_plain: bool = True  # every tensor is laid out as its shape says; formats such as FRACTAL_NZ split and pad it
+    num_blocks: int = 0  # parts that it was split into, one for each core; 0 where the profile does not say
 
     @property
     def engine(self) -> Engine:
-        """What ran it."""
         if self.type.lower().startswith("hcom"):
             return Engine.COMMUNICATION
         return ENGINES.get(self.core, Engine.OTHER)
@@ -70,21 +58,13 @@ class ProfiledCopy:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """What one collective sent over one kind of link.
+    """What one collective sent over one kind of link."""
 
-    Attributes:
-        op: its name in the profile, such as `hcom_allReduce__271_0_1`.
-        link: HCCS, RDMA, PCIE, SIO.
-        size_bytes: sum over all links of this kind.
-        link_ns: sum of the times of all links of this kind; links work side by side.
-        elapsed_ns: from its start to its end on this rank, waiting for other ranks included.
-    """
-
-    op: str
-    link: str
-    size_bytes: int
-    link_ns: int
-    elapsed_ns: int
+    op: str  # its name in the profile, such as `hcom_allReduce__271_0_1`
+    link: str  # HCCS, RDMA, PCIE, SIO
+    size_bytes: int  # sum over all links of this kind
+    link_ns: int  # sum of the times of all links of this kind; links work side by side
+    elapsed_ns: int  # from its start to its end on this rank, waiting for other ranks included
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,34 +77,21 @@ class Share:
 
     @property
     def total_ns(self) -> int:
-        """Duration of the step."""
         return self.computing_ns + self.exposed_communication_ns + self.free_ns
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the profiles of one or more ranks of the same kind of card say.
+    """What the profiles of one or more ranks of the same kind of card say."""
 
-    Attributes:
-        folder: where they were read.
-        num_ranks: how many.
-        kernels: every run of a kernel.
-        copies: copies between device and host whose size is known, in order of start for each rank.
-        transfers: what collectives sent.
-        steps: each step of each rank.
-        peak_memory_bytes: highest use of the memory pool; None if memory was not profiled.
-        num_unsized_copies: copies of the trace without a size: profiler levels below Level2 leave it out.
-        level: profiler level as the profiler wrote it; empty if it did not.
-        notes: what is missing, and what it would be good for.
-    """
-
-    folder: str
-    kernels: tuple[ProfiledKernel, ...]
+    folder: str  # where they were read
+    kernels: tuple[ProfiledKernel, ...]  # every run of a kernel
+    # copies between device and host whose size is known, in order of start for each rank
     copies: tuple[ProfiledCopy, ...]
-    steps: tuple[Share, ...]
-    peak_memory_bytes: int | None
-    notes: tuple[str, ...]
-    transfers: tuple[Transfer, ...] = ()
-    num_ranks: int = 1
-    num_unsized_copies: int = 0
-    level: str = ""
+    steps: tuple[Share, ...]  # each step of each rank
+    peak_memory_bytes: int | None  # highest use of the memory pool; None if memory was not profiled
+    notes: tuple[str, ...]  # what is missing, and what it would be good for
+    transfers: tuple[Transfer, ...] = ()  # what collectives sent
+    num_ranks: int = 1  # how many
+    num_unsized_copies: int = 0  # copies of the trace without a size: profiler levels below Level2 leave it out
+    level: str = ""  # profiler level as the profiler wrote it; empty if it did not

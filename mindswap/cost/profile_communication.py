@@ -15,8 +15,6 @@ from mindswap.cost.profile import Transfer
 from mindswap.cost.profile_tables import number, to_ns
 from mindswap.errors import CostError
 
-__all__ = ["read_transfers"]
-
 LINKS = ("HCCS", "RDMA", "PCIE", "SIO")
 TIMES, LINK_FIGURES = "Communication Time Info", "Communication Bandwidth Info"
 MAX_BYTES = 2**28

@@ -18,13 +18,13 @@ from mindswap.cost.profile_tables import Progress, Table, read_kernels, read_pea
 from mindswap.cost.profile_trace import read_copies
 from mindswap.errors import CostError
 
-__all__ = ["find_profiles", "load_profile", "read_bytes"]
-
 OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
 RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
 RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
 # Written by MindSpore before 2.4; has no shapes.
 OLD_KERNELS_PATTERN = "aicore_intermediate_"
+# `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone, all there is.
+DATABASE_PATTERN = re.compile(r"(ascend_\w+_profiler|msprof)\w*\.db")
 # Those of the frameworks go before those of msprof.
 KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
 MAX_DEPTH = 6
@@ -67,15 +67,10 @@ JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communicati
 
 @dataclass(frozen=True)
 class RankFiles:
-    """The files of one rank.
+    """The files of one rank."""
 
-    Attributes:
-        folder: where they are.
-        files: by what they hold.
-    """
-
-    folder: Path
-    files: dict[Table | Text, tuple[Path, ...]]
+    folder: Path  # where they are
+    files: dict[Table | Text, tuple[Path, ...]]  # by what they hold
 
     def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
         """Those of the first kind that there is."""
@@ -117,11 +112,7 @@ def read_bytes(ranks: Iterable[RankFiles]) -> int:
 
 
 def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
-    """Read the profiles of all ranks below a folder as one.
-
-    Args:
-        path: see `find_profiles`.
-        progress: given the bytes of all traces and kernels, gives what is to be told of those read.
+    """Read the profiles of all ranks below a folder as one; `progress`, given the bytes to read, is told of those read.
 
     Raises:
         CostError: if there is none, or a file is not what a profiler writes.
@@ -244,6 +235,12 @@ def _nothing_found(path: Path, names: list[str]) -> str:
         return (
             f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
             "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2"
+        )
+    if any(DATABASE_PATTERN.fullmatch(name) for name in names):
+        return (
+            f"{path}: this profile was exported as a database: it has no table of kernels\n"
+            "    fix:     profile with export_type=[ExportType.Text]; where PROF_* is below it,\n"
+            "             msprof --export=on --output=PATH makes tables of what is there"
         )
     if any(RAW_PATTERN.match(name) for name in names):
         return (

@@ -18,18 +18,6 @@ from mindswap.cost.profile import ProfiledKernel, Share
 from mindswap.errors import CostError
 from mindswap.graph.model import TensorType
 
-__all__ = [
-    "CHUNK_CHARS",
-    "Progress",
-    "Table",
-    "number",
-    "read_kernels",
-    "read_peak",
-    "read_steps",
-    "recognise_table",
-    "to_ns",
-]
-
 # Told of characters that were read, after every so many.
 Progress = Callable[[int], object]
 CHUNK_CHARS = 2**20
@@ -86,10 +74,6 @@ def recognise_table(path: Path) -> Table | None:
 
 def read_kernels(path: Path, progress: Progress | None = None) -> Iterator[ProfiledKernel]:
     """Every row of a table of kernels.
-
-    Args:
-        path: the table.
-        progress: told of characters that were read.
 
     Raises:
         CostError: if it has no shapes, or a row cannot be read.

@@ -13,8 +13,6 @@ from mindswap.cost.profile import ProfiledCopy
 from mindswap.cost.profile_tables import CHUNK_CHARS, Progress, number, to_ns
 from mindswap.errors import CostError
 
-__all__ = ["read_copies", "read_events"]
-
 COPY_NAME = "MEMCPY_ASYNC"
 SIZE_KEYS, DIRECTION_KEYS = ("data size(Byte)", "size(B)"), ("memcpy direction", "operation")
 # "ex": the host side is memory that the runtime keeps itself, such as arguments of kernels.

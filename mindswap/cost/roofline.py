@@ -20,19 +20,12 @@ from mindswap.graph.ops import ComputeUnit, OpClass, classify, line_of
 from mindswap.graph.work import Work
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = ["moving_ns", "operator_ns"]
-
 # Rows and columns of the output tiles of a product: the base tile of CANN's MatMulV3 for 16 bit types.
 TILE = (128, 256)
 
 
 def operator_ns(node: Node, work: Work, device: Device) -> int:
     """Time of one operator on an otherwise idle device, in ns, rounded up; 0 if it has no kernel.
-
-    Args:
-        node: the operator.
-        work: its work, from `graph.work.measure_work`.
-        device: where it runs.
 
     Raises:
         ValueError: for communication, whose time depends on the ranks (`transfer.collective_ns`).

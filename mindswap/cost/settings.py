@@ -14,26 +14,17 @@ from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
 from mindswap.policy.words import closest_names
 
-__all__ = ["CostSettings", "read_cost_settings"]
-
 SECTION = "mindswap"
 
 
 @dataclass(frozen=True)
 class CostSettings:
-    """The device as a configuration states it.
+    """The device as a configuration states it."""
 
-    Attributes:
-        device: name or file; None if it is not said. A calibration is a device file as well.
-        is_calibration: `device` was given as `calibration`.
-        overrides: figures to replace, for `load_device`.
-        problems: what is wrong; values with a problem are left out.
-    """
-
-    device: str | None = None
-    is_calibration: bool = False
-    overrides: Mapping[str, str] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    device: str | None = None  # name or file; None if it is not said. A calibration is a device file as well
+    is_calibration: bool = False  # `device` was given as `calibration`
+    overrides: Mapping[str, str] = field(default_factory=dict)  # figures to replace, for `load_device`
+    problems: tuple[Problem, ...] = ()  # what is wrong; values with a problem are left out
 
 
 def read_cost_settings(document: Document) -> CostSettings:

@@ -12,49 +12,26 @@ from mindswap.errors import CostError
 from mindswap.policy.words import closest_names
 from mindswap.units import ceil_div
 
-__all__ = [
-    "OPTIMIZERS",
-    "Optimizer",
-    "Parameter",
-    "StaticMemory",
-    "estimate_static_memory",
-    "find_optimizer",
-    "num_parameter_shards",
-]
-
 FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """A weight as one rank has it before the parallel optimizer cuts it.
-
-    Attributes:
-        name: of the parameter.
-        size_bytes: as it is stored (`param_init_type`).
-        num_elements: numbers in it.
-        num_copies: ranks that have the same weight, where these are not those of data parallelism.
-        is_cut: the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`).
-    """
+    """A weight as one rank has it before the parallel optimizer cuts it."""
 
     name: str
-    size_bytes: int
+    size_bytes: int  # as it is stored (`param_init_type`)
     num_elements: int
-    is_cut: bool = True
-    num_copies: int | None = None
+    is_cut: bool = True  # the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`)
+    num_copies: int | None = None  # ranks that have the same weight, where these are not those of data parallelism
 
 
 @dataclass(frozen=True)
 class Optimizer:
-    """What an optimizer keeps for each weight.
+    """What an optimizer keeps for each weight."""
 
-    Attributes:
-        num_float32_states: tensors of its shape in float32, whatever the type of the weight.
-        num_like_states: tensors of its shape and type.
-    """
-
-    num_float32_states: int
-    num_like_states: int = 0
+    num_float32_states: int  # tensors of its shape in float32, whatever the type of the weight
+    num_like_states: int = 0  # tensors of its shape and type
 
 
 # None of them keeps a float32 copy of a half precision weight: MindFormers keeps the weight itself in
@@ -73,26 +50,18 @@ OPTIMIZERS = {
 
 @dataclass(frozen=True)
 class StaticMemory:
-    """Bytes on one rank that do not change during forward and backward.
+    """Bytes on one rank that do not change during forward and backward."""
 
-    Attributes:
-        parameter_bytes: weights as they are stored; copies in `compute_dtype` are activations of the graph.
-        gradient_bytes: what gradients are summed up in over micro-batches (`accu_grads` of MindFormers). Gradients
-            themselves come and go with backward: the simulator has them over time.
-        optimizer_bytes: optimizer state.
-        workspace_bytes: the largest that an operator needs while it runs.
-        constant_bytes: constants and inputs of the graph, such as a causal mask without compression.
-    """
-
-    parameter_bytes: int
+    parameter_bytes: int  # weights as they are stored; copies in `compute_dtype` are activations of the graph
+    # what gradients are summed up in over micro-batches (`accu_grads` of MindFormers). Gradients themselves come and go
+    # with backward: the simulator has them over time
     gradient_bytes: int
-    optimizer_bytes: int
-    workspace_bytes: int
-    constant_bytes: int = 0
+    optimizer_bytes: int  # optimizer state
+    workspace_bytes: int  # the largest that an operator needs while it runs
+    constant_bytes: int = 0  # constants and inputs of the graph, such as a causal mask without compression
 
     @property
     def total_bytes(self) -> int:
-        """All of it."""
         state_bytes = self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         return state_bytes + self.workspace_bytes + self.constant_bytes
 
@@ -117,7 +86,6 @@ def estimate_static_memory(
     Args:
         parameters: weights of this rank and pipeline stage, cut by tensor parallel already.
         settings: optimizer, and what of weights, states and sums of gradients the parallel optimizer cuts.
-        workspace_bytes: what operators need while they run.
 
     Raises:
         CostError: if the optimizer is not known.

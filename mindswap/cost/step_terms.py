@@ -7,7 +7,6 @@ neighbours are one kernel (`clusterable_ops_with_level_dvm` of graph_kernel_clus
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from mindswap.config.step import StepSettings
 from mindswap.cost.hardware import Device
@@ -15,33 +14,28 @@ from mindswap.cost.static_memory import FLOAT32_BYTES, Parameter, find_optimizer
 from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = [
-    "accumulate_ns",
-    "clip_ns",
-    "exchange_gradient_ns",
-    "move_states_ns",
-    "optimize_ns",
-    "overflow_ns",
-    "scale_ns",
-]
-
 # Optimizers that are written as single operations (mindformers/core/optim/adamw.py, pma_adamw.py). The average of
 # PmaAdamW is renewed once in `interleave_step` steps and left out. All others are one kernel for each weight.
 UNFUSED_OPTIMIZERS = ("AdamW", "PmaAdamW")
 
 
-@dataclass(frozen=True)
-class UpdateKernel:
-    """What a kernel reads and writes for each number of a weight, one letter for each tensor.
-
-    W has the type of the weight, G that of the gradient, F is float32. These are in memory and have been there for
-    long; their small letters, and b of one byte, are results of the kernels before. A kernel that only changes the
-    type is none where the types are the same.
-    """
-
-    reads: str
-    writes: str
-    is_cast: bool = False
+# The kernels of each term: what each reads and writes for each number of a weight, one letter for each tensor. W has
+# the type of the weight, G that of the gradient, F is float32. These are in memory and have been there for long; their
+# small letters, and b of one byte, are results of the kernels before. "!" marks a kernel that only changes the type: it
+# is none where the types are the same. Of two texts the second is what `jit_level: O1` makes of the first.
+SUM = "WW>W"
+SCALE = ("W>f! f>F", "W>F")
+SCALE_SUMS = ("W>w w>W", "W>W")
+CLEAR_SUMS = ("W>b b>w w>w w>W", "W>W")
+CLIP = ("G>g g> G>f! f>f f>G!", "G> G>G")
+OVERFLOW = "G>"
+ADAM = (
+    "W>f! f>f "  # weight decay
+    "G>f! F>f G>f ff>f f>F "  # first moment
+    "F>f fff>f f>F "  # second moment
+    "f>f f>f f>f "  # corrected, its root, eps
+    "ff>f f>f ff>f f>w! w>W"  # the step
+)
 
 
 def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
@@ -52,7 +46,7 @@ def accumulate_ns(parameters: Iterable[Parameter], settings: StepSettings, devic
     """
     num_sums = settings.num_turns - (0 if settings.is_accumulating else 1)
     num_shards = _num_sum_shards(settings) if settings.is_accumulating else 1
-    return num_sums * _kernels_ns((UpdateKernel("WW", "W"),), parameters, num_shards, device) if num_sums else 0
+    return num_sums * _kernels_ns(SUM, parameters, num_shards, device) if num_sums else 0
 
 
 def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: Device) -> int:
@@ -62,21 +56,9 @@ def scale_ns(parameters: Sequence[Parameter], settings: StepSettings, device: De
     tensor_shard_grad_scale_pipeline for several.
     """
     if not settings.is_accumulating:
-        kernels: tuple[UpdateKernel, ...] = (UpdateKernel("W", "f", is_cast=True), UpdateKernel("f", "F"))
-        if settings.is_fused:
-            kernels = (UpdateKernel("W", "F"),)
-        return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device)
-    scale: tuple[UpdateKernel, ...] = (UpdateKernel("W", "w"), UpdateKernel("w", "W"))
-    clear: tuple[UpdateKernel, ...] = (
-        UpdateKernel("W", "b"),
-        UpdateKernel("b", "w"),
-        UpdateKernel("w", "w"),
-        UpdateKernel("w", "W"),
-    )
-    if settings.is_fused:
-        scale = clear = (UpdateKernel("W", "W"),)
-    scale_ns = _kernels_ns(scale, parameters, settings.num_optimizer_shards, device)
-    return scale_ns + _kernels_ns(clear, parameters, _num_sum_shards(settings), device)
+        return _kernels_ns(SCALE[settings.is_fused], parameters, settings.num_optimizer_shards, device)
+    scale_ns = _kernels_ns(SCALE_SUMS[settings.is_fused], parameters, settings.num_optimizer_shards, device)
+    return scale_ns + _kernels_ns(CLEAR_SUMS[settings.is_fused], parameters, _num_sum_shards(settings), device)
 
 
 def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
@@ -84,16 +66,7 @@ def clip_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Dev
 
     Source: mindformers/core/clip_grad.py: squares and their sum, then each gradient times a factor in float32.
     """
-    kernels: tuple[UpdateKernel, ...] = (
-        UpdateKernel("G", "g"),
-        UpdateKernel("g", ""),
-        UpdateKernel("G", "f", is_cast=True),
-        UpdateKernel("f", "f"),
-        UpdateKernel("f", "G", is_cast=True),
-    )
-    if settings.is_fused:
-        kernels = (UpdateKernel("G", ""), UpdateKernel("G", "G"))
-    return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
+    return _of_gradients_ns(CLIP[settings.is_fused], parameters, settings, device)
 
 
 def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
@@ -102,38 +75,15 @@ def overflow_ns(parameters: Iterable[Parameter], settings: StepSettings, device:
     Source: mindspore/nn/wrap/loss_scale.py, get_overflow_status: AllFinite on Atlas A2; both wrapper cells of
     MindFormers call it in every step.
     """
-    return _kernels_ns(
-        (UpdateKernel("G", ""),), parameters, settings.num_optimizer_shards, device, settings.is_accumulating
-    )
+    return _of_gradients_ns(OVERFLOW, parameters, settings, device)
 
 
 def optimize_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
-    """Time of the optimizer, in ns."""
     optimizer = find_optimizer(settings.optimizer)
     states = "F" * optimizer.num_float32_states + "W" * optimizer.num_like_states
-    kernels: tuple[UpdateKernel, ...] = (UpdateKernel("WG" + states, "W" + states),)
-    if settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused:
-        kernels = (
-            UpdateKernel("W", "f", is_cast=True),
-            UpdateKernel("f", "f"),  # weight decay
-            UpdateKernel("G", "f", is_cast=True),
-            UpdateKernel("F", "f"),  # first moment
-            UpdateKernel("G", "f"),
-            UpdateKernel("ff", "f"),
-            UpdateKernel("f", "F"),
-            UpdateKernel("F", "f"),  # second moment
-            UpdateKernel("fff", "f"),
-            UpdateKernel("f", "F"),
-            UpdateKernel("f", "f"),  # corrected, its root, eps
-            UpdateKernel("f", "f"),
-            UpdateKernel("f", "f"),
-            UpdateKernel("ff", "f"),  # the step
-            UpdateKernel("f", "f"),
-            UpdateKernel("ff", "f"),
-            UpdateKernel("f", "w", is_cast=True),
-            UpdateKernel("w", "W"),
-        )
-    return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
+    is_unfused = settings.optimizer in UNFUSED_OPTIMIZERS and not settings.is_fused
+    kernels = ADAM if is_unfused else f"WG{states}>W{states}"
+    return _of_gradients_ns(kernels, parameters, settings, device)
 
 
 def move_states_ns(parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
@@ -172,8 +122,13 @@ def _num_sum_shards(settings: StepSettings) -> int:
     return settings.num_optimizer_shards if settings.is_accumulator_sharded else 1
 
 
+def _of_gradients_ns(kernels: str, parameters: Iterable[Parameter], settings: StepSettings, device: Device) -> int:
+    """Kernels that read what gradients are by then; sums of them have the types of the weights."""
+    return _kernels_ns(kernels, parameters, settings.num_optimizer_shards, device, settings.is_accumulating)
+
+
 def _kernels_ns(
-    kernels: Sequence[UpdateKernel],
+    kernels: str,
     parameters: Iterable[Parameter],
     num_shards: int,
     device: Device,
@@ -188,10 +143,10 @@ def _kernels_ns(
         elements = ceil_div(parameter.num_elements, shards)
         width = parameter.size_bytes // max(parameter.num_elements, 1)
         widths = {"F": FLOAT32_BYTES, "W": width, "G": width if are_gradients_like_weights else FLOAT32_BYTES, "B": 1}
-        for kernel in kernels:
-            letters = kernel.reads + kernel.writes
+        for kernel in kernels.split():
+            letters = [letter for letter in kernel if letter.isalpha()]
             sizes = [widths[letter.upper()] for letter in letters]
-            if kernel.is_cast and len(set(sizes)) == 1:
+            if kernel.endswith("!") and len(set(sizes)) == 1:
                 continue
             moved = sum(sizes) * elements
             near = sum(size for letter, size in zip(letters, sizes, strict=True) if letter.islower()) * elements

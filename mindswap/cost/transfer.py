@@ -5,8 +5,6 @@ import math
 from mindswap.cost.hardware import Device, Link, Network
 from mindswap.units import NS_PER_S, ceil_div
 
-__all__ = ["COLLECTIVES", "collective_ns", "copy_in_ns", "copy_out_ns", "send_ns"]
-
 # Shares of the message that each card sends, in rounds of num_ranks - 1 parts: ring algorithms.
 COLLECTIVES = {"AllReduce": 2, "AllGather": 1, "ReduceScatter": 1, "AllToAll": 1, "SendReceive": 2}
 
@@ -22,7 +20,7 @@ def copy_in_ns(size_bytes: int, device: Device) -> int:
 
 
 def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
-    """Latency + size / (bandwidth * efficiency(size)), rounded up; 0 for an empty tensor.
+    """Latency + size / bandwidth, rounded up; 0 for an empty tensor.
 
     All cards of a node run the same step and copy at the same moments, so each has its part of the bandwidth
     of the host.
@@ -37,11 +35,7 @@ def _copy_ns(size_bytes: int, link: Link, device: Device) -> int:
     bandwidth = link.bandwidth_bytes_per_s
     if device.host_bandwidth_bytes_per_s:
         bandwidth = min(bandwidth, device.host_bandwidth_bytes_per_s // device.num_cards_per_node)
-    permille = 1000
-    for least_bytes, reached in link.efficiency:
-        if size_bytes >= least_bytes:
-            permille = reached
-    return link.latency_ns + ceil_div(size_bytes * NS_PER_S * 1000, bandwidth * permille)
+    return link.latency_ns + ceil_div(size_bytes * NS_PER_S, bandwidth)
 
 
 def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, stride: int = 1) -> int:
@@ -57,8 +51,6 @@ def collective_ns(kind: str, size_bytes: int, num_ranks: int, device: Device, st
         kind: one of COLLECTIVES.
         size_bytes: the whole message: what AllReduce and AllToAll have on each rank, what AllGather gives and
             ReduceScatter takes on each rank.
-        num_ranks: ranks that take part.
-        device: where it runs.
         stride: from one rank of the group to the next: 1 for tensor parallel ranks; data parallel ranks have the
             tensor and context parallel ones between them.
 

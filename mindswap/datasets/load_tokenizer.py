@@ -5,8 +5,6 @@ from pathlib import Path
 from mindswap.datasets.tokenizing import TextTokenizer
 from mindswap.errors import DataError
 
-__all__ = ["load_tokenizer"]
-
 # What models call the token that ends a document, most telling first.
 EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|im_end|>", "[EOS]", "[SEP]")
 
@@ -14,9 +12,7 @@ EOS_TOKENS = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<
 def load_tokenizer(path: Path, eos_token: str | None = None) -> TextTokenizer:
     """Load a tokenizer.json, or a sentencepiece .model.
 
-    Args:
-        path: of the file.
-        eos_token: ends a document; None: what the file names, or for a tokenizer.json the first of EOS_TOKENS in it.
+    `eos_token` ends a document; None: what the file names, or for a tokenizer.json the first of EOS_TOKENS in it.
 
     Raises:
         DataError: the file cannot be read or has no such token; or the package that reads it is not installed.

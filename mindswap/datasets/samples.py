@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from mindswap.datasets.text_files import TextSource, read_blocks
 from mindswap.datasets.tokenizing import Tokenizer
 
-__all__ = ["LEGACY_COLUMNS", "NEWER_COLUMNS", "SampleCounts", "four_columns", "read_samples"]
-
 # What the legacy models of MindFormers read, and the newer ones (BlendedMegatronDatasetDataLoader gives the same four).
 LEGACY_COLUMNS = ("input_ids",)
 NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
@@ -16,19 +14,12 @@ NEWER_COLUMNS = ("input_ids", "labels", "loss_mask", "position_ids")
 
 @dataclass
 class SampleCounts:
-    """What `read_samples` has read so far.
+    """What `read_samples` has read so far."""
 
-    Attributes:
-        num_documents: documents that hold any text; empty ones are passed over.
-        num_bytes: their bytes.
-        num_tokens: their tokens, one eos after each document included.
-        num_samples: samples handed out.
-    """
-
-    num_documents: int = 0
-    num_bytes: int = 0
-    num_tokens: int = 0
-    num_samples: int = 0
+    num_documents: int = 0  # documents that hold any text; empty ones are passed over
+    num_bytes: int = 0  # their bytes
+    num_tokens: int = 0  # their tokens, one eos after each document included
+    num_samples: int = 0  # samples handed out
 
 
 def read_samples(
@@ -40,13 +31,8 @@ def read_samples(
 ) -> Iterator["array[int]"]:
     """All documents one after the other, an eos after each, cut into samples; what is left over is dropped.
 
-    Holds one block of text, and one sample, at a time.
-
-    Args:
-        sources, tokenizer: the documents, and what makes tokens of them.
-        sample_length: tokens per sample.
-        counts: kept up to date.
-        on_bytes: called with the size of every block read.
+    Holds one block of text, and one sample, at a time. `counts` are kept up to date; `on_bytes` is called with the size
+    of every block read.
 
     Yields:
         Whole samples, one or several in one array of type code 'i', shape (n * sample_length,).

@@ -11,23 +11,16 @@ from typing import NoReturn
 
 from mindswap.errors import DataError
 
-__all__ = ["TEXT_SUFFIXES", "TextSource", "find_text_sources", "read_blocks"]
-
 TEXT_SUFFIXES = (".txt", ".md", ".rst", ".py", ".tokens")
 BLOCK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
 class TextSource:
-    """One document.
+    """One document."""
 
-    Attributes:
-        path: its file; None is the standard input.
-        size_bytes: None where it is not known before the end (pipes, the standard input).
-    """
-
-    path: Path | None
-    size_bytes: int | None = None
+    path: Path | None  # its file; None is the standard input
+    size_bytes: int | None = None  # None where it is not known before the end (pipes, the standard input)
 
     @property
     def name(self) -> str:

@@ -10,8 +10,6 @@ import numpy as np
 
 from mindswap.errors import DataError
 
-__all__ = ["Tokenizer", "ByteTokenizer", "TextTokenizer"]
-
 # A long document is cut before a line that begins with text, else before a word, else anywhere, so
 # that a tokenizer meets whole words.
 _LAST_LINE = re.compile(r".*\n(?=\S)", re.DOTALL)
@@ -67,11 +65,7 @@ class TextTokenizer:
         self._encode = encode
 
     def tokens(self, name: str, blocks: Iterable[bytes]) -> Iterator["array[int]"]:
-        """See `Tokenizer.tokens`.
-
-        Raises:
-            DataError: bytes that are not UTF-8, with their offset.
-        """
+        """See `Tokenizer.tokens`. Raises DataError: bytes that are not UTF-8, with their offset."""
         for piece in split_pieces(decode_utf8(name, blocks)):
             yield array("i", self._encode(piece))
 

@@ -5,8 +5,6 @@ from mindswap.doctor.model import Diagnosis, MachineFacts
 from mindswap.doctor.software import find_in_environment, find_in_software
 from mindswap.document.problem import Level
 
-__all__ = ["examine"]
-
 _CHECKS = (find_in_software, find_in_environment, find_in_machine, find_in_job)
 
 

@@ -16,8 +16,6 @@ from mindswap.graph.cache import cache_folder
 from mindswap.launch.msrun import count_cards
 from mindswap.version import __version__
 
-__all__ = ["gather_machine", "gather_software", "host_memory"]
-
 _CANN_FOLDERS = ("usr/local/Ascend/ascend-toolkit/latest", "usr/local/Ascend/cann", "usr/local/Ascend/nnae/latest")
 _LISTENING = "0A"
 # Of the class that checks CANN in MindSpore's own run_check/_check_version.py.

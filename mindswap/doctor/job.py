@@ -5,13 +5,12 @@ from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.config.step import StepSettings, read_step_settings
+from mindswap.config.weight_sharding import is_whole_number
 from mindswap.doctor.model import CheckedJob
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 from mindswap.stage.expand import RULE as STAGE_RULE
-
-__all__ = ["DEFAULT_NUM_WORKERS", "gather_job", "layer_activation_bytes"]
 
 DEFAULT_NUM_WORKERS = 8
 _CHECKPOINTS = (".ckpt", ".safetensors")
@@ -23,16 +22,16 @@ def gather_job(document: Document, environ: Mapping[str, str], num_cards: int) -
         return CheckedJob(document.file, is_pynative=True)
     checked = check_document(document, environ=environ, ignore={STAGE_RULE, "lazy-inline-env"})
     step = read_step_settings(document)
-    node = document.get("load_checkpoint")
-    checkpoint = node.value if node is not None and isinstance(node.value, str) else ""
+    stated = document.value("load_checkpoint")
+    checkpoint = stated if isinstance(stated, str) else ""
     return CheckedJob(
         document.file,
         num_errors=len(checked.errors),
         swaps=checked.is_swap_enabled,
-        disables_lazy_inline=_is_on(document, "model", "model_config", "disable_lazy_inline"),
+        disables_lazy_inline=document.value("model", "model_config", "disable_lazy_inline") is True,
         num_local_workers=min(step.num_cards, num_cards or DEFAULT_NUM_WORKERS),
         swapped_bytes=_swapped_bytes(document, step, checked.policy, checked.num_layers),
-        loads_whole_checkpoint=bool(checkpoint) and _is_on(document, "auto_trans_ckpt"),
+        loads_whole_checkpoint=bool(checkpoint) and document.value("auto_trans_ckpt") is True,
         checkpoint_bytes=_size_of(Path(checkpoint)) if checkpoint else 0,
     )
 
@@ -48,8 +47,8 @@ def layer_activation_bytes(seq_length: int, batch_size: int, hidden_size: int, m
 
 def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None, num_layers: int | None) -> int:
     """At most: everything of every layer that swap names, for all micro-batches that the first stage holds."""
-    hidden = _number(document, "model", "model_config", "hidden_size")
-    if policy is None or not policy.is_swap_enabled or not hidden or not num_layers:
+    hidden = document.value("model", "model_config", "hidden_size")
+    if policy is None or not policy.is_swap_enabled or not is_whole_number(hidden) or not num_layers:
         return 0
     swaps: tuple[LayerSwap | OpSwap, ...] = (*policy.layer_swap, *policy.op_swap)
     named = union_layers([entry.layers for entry in swaps]).resolve(num_layers)
@@ -57,16 +56,6 @@ def _swapped_bytes(document: Document, step: StepSettings, policy: Policy | None
     held = min(step.num_micro_batches, num_stages)
     one = layer_activation_bytes(step.seq_length, step.batch_size, hidden, step.model_parallel * step.context_parallel)
     return one * -(-len(named) // num_stages) * held
-
-
-def _is_on(document: Document, *path: str) -> bool:
-    node = document.get(*path)
-    return node is not None and node.value is True
-
-
-def _number(document: Document, *path: str) -> int:
-    node = document.get(*path)
-    return node.value if node is not None and isinstance(node.value, int) and not isinstance(node.value, bool) else 0
 
 
 def _size_of(place: Path) -> int:

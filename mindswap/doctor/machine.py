@@ -5,8 +5,6 @@ from collections.abc import Iterator
 from mindswap.doctor.model import Diagnosis, MachineFacts, error, warning
 from mindswap.units import format_bytes
 
-__all__ = ["find_in_job", "find_in_machine"]
-
 # Docker gives 64 MiB. assumed: workers of a data set with python_multiprocessing hand over batches there.
 MIN_SHM_BYTES = 1 << 30
 # assumed: the least that makes sense for offloaded activations, where no configuration says how much it is.

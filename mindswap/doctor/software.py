@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from mindswap.adapters.installed import describe_pair, is_known_pair
 from mindswap.doctor.model import Diagnosis, MachineFacts, error, warning
 
-__all__ = ["find_in_environment", "find_in_software"]
-
 _PYTHONS = ((3, 11), (3, 12))
 # Left behind by a launcher, or exported by hand: then no worker of msrun is what it thinks it is.
 _WORKER_VARIABLES = ("MS_ROLE", "MS_WORKER_NUM", "MS_SCHED_HOST", "MS_SCHED_PORT")

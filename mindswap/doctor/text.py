@@ -10,8 +10,6 @@ from mindswap.report.problems import escape
 from mindswap.units import format_bytes, format_count
 from mindswap.version import __version__
 
-__all__ = ["doctor_to_json", "format_doctor"]
-
 _SHOWN_OF_MACHINE = ("host_bytes", "memlock_bytes", "shm_bytes", "num_numa_nodes", "cache_folder")
 _TEXT_COMMANDS = "check, explain, convert, calibrate, status"
 _COMPILING_COMMANDS = "run, verify, inspect, simulate, compare, plan, prove"

@@ -13,8 +13,6 @@ from mindswap.document.nodes import Document, DocumentNode, DuplicateKey, Mappin
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.spans import Span, span_of
 
-__all__ = ["Builder", "mark_location"]
-
 # MindFormers itself refuses mappings nested deeper than 10. The limits only keep hostile files from using up memory or
 # the stack.
 MAX_DEPTH = 64

@@ -11,8 +11,6 @@ from mindswap.document.render import block_lines, inline_text, is_inline, key_te
 from mindswap.document.spans import Span
 from mindswap.errors import PolicyError
 
-__all__ = ["COMMENT_MARK", "Editor", "above_own_comment", "apply_edits", "is_same", "refusal"]
-
 # Begins every comment line that mindswap writes; such lines are replaced the next time.
 COMMENT_MARK = "# mindswap:"
 DEFAULT_STEP = 2

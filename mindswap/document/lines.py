@@ -2,8 +2,6 @@
 
 import re
 
-__all__ = ["after_line", "line_above", "line_end", "line_start", "newline_at"]
-
 _BREAK = re.compile(r"\r\n|\r|\n")
 
 

@@ -11,8 +11,6 @@ import yaml
 from mindswap.document.nodes import children_first
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["LOADER", "MAX_MAPPING_DEPTH", "find_load_problem", "loader_for"]
-
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 # PyYAML's own loader, which MindFormers uses, is stricter (about tabs, say) and takes a second for 200 KB.
 MAX_CHARS_OF_SLOW_LOADER = 64 * 1024

@@ -14,8 +14,6 @@ from mindswap.document.nodes import Document, DocumentNode, MappingEntry
 from mindswap.document.parse import parse_file
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["FOLDER_KEY", "FOLDER_RULE", "given_folder", "use_folder", "with_model_of_folder"]
-
 FOLDER_KEY = "pretrained_model_dir"
 FOLDER_RULE = "pretrained-model-dir"
 CONFIG_NAME = "config.json"

@@ -11,29 +11,18 @@ from typing import Any, TypeVar
 from mindswap.document.problem import Location, Problem
 from mindswap.document.spans import Span
 
-__all__ = [
-    "Document", "DocumentNode", "DuplicateKey", "MappingEntry", "children_first", "expanded_size", "is_huge",
-    "key_text", "show", "to_data",
-]  # fmt: skip
-
 MAX_SHOWN_CHARS = 60
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class DocumentNode:
-    """One value: a scalar, a list or a mapping.
+    """One value: a scalar, a list or a mapping."""
 
-    Attributes:
-        location: where the value begins.
-        value: the value of a scalar; None for a list or a mapping.
-        items: the elements of a list, else None.
-        entries: the entries of a mapping, else None; a key may stand more than once, the last one counts.
-    """
-
-    location: Location
-    value: Any = None
-    items: "tuple[DocumentNode, ...] | None" = None
+    location: Location  # where the value begins
+    value: Any = None  # the value of a scalar; None for a list or a mapping
+    items: "tuple[DocumentNode, ...] | None" = None  # the elements of a list, else None
+    # the entries of a mapping, else None; a key may stand more than once, the last one counts
     entries: "tuple[MappingEntry, ...] | None" = None
     _entry_of: "dict[object, MappingEntry]" = field(init=False)  # derived: the entries that count, by their keys
 
@@ -83,17 +72,11 @@ class MappingEntry:
 
 @dataclass(frozen=True)
 class DuplicateKey:
-    """A key that stands twice in one mapping.
+    """A key that stands twice in one mapping."""
 
-    Attributes:
-        path: key path, e.g. `swap_config.swap`.
-        location: of the second key.
-        first: of the first key.
-    """
-
-    path: str
-    location: Location
-    first: Location
+    path: str  # key path, e.g. `swap_config.swap`
+    location: Location  # of the second key
+    first: Location  # of the first key
 
     @property
     def section(self) -> str:
@@ -108,20 +91,13 @@ class DuplicateKey:
 
 @dataclass(frozen=True, eq=False)
 class Document:
-    """A configuration that was read.
+    """A configuration that was read."""
 
-    Attributes:
-        file: name of the file, for messages.
-        root: the top-level mapping; None if the file could not be read.
-        problems: what is wrong with the text itself.
-        duplicates: keys that stand twice.
-        span: where the top level stands in the text, and in it each value; None where there is no text.
-    """
-
-    file: str
-    root: DocumentNode | None
-    problems: tuple[Problem, ...] = ()
-    duplicates: tuple[DuplicateKey, ...] = ()
+    file: str  # name of the file, for messages
+    root: DocumentNode | None  # the top-level mapping; None if the file could not be read
+    problems: tuple[Problem, ...] = ()  # what is wrong with the text itself
+    duplicates: tuple[DuplicateKey, ...] = ()  # keys that stand twice
+    # where the top level stands in the text, and in it each value; None where there is no text
     span: Span | None = None
 
     def get(self, *keys: str) -> DocumentNode | None:

@@ -10,8 +10,6 @@ from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.files import is_recorded_step
 
-__all__ = ["parse_document", "parse_file"]
-
 # A MindFormers configuration is a few hundred lines.
 MAX_FILE_BYTES = 32 * 1024 * 1024
 

@@ -7,8 +7,6 @@ from typing import Any
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry, is_huge
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["document_from_data"]
-
 COMMAND_LINE = "command line"
 MAX_DEPTH = 64
 MAX_NODES = 200_000

@@ -4,8 +4,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
 
-__all__ = ["Level", "Location", "Problem", "sort_problems"]
-
 
 class Level(Enum):
     """How bad a problem is: an ERROR stops a run, a WARNING does not."""
@@ -31,25 +29,21 @@ class Location:
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong, and what to do about it.
+    """One thing that is wrong, and what to do about it."""
 
-    Attributes:
-        location: where the wrong value stands.
-        rule: id of the check, the name of its function in `check/rules/` with dashes.
-        level: error or warning.
-        message: what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`.
-        allowed: what would be accepted; may be empty.
-        fix: what to write instead; may be empty.
-        subject: key path or option that it is about, where a command asks for it; the message begins with it.
-    """
-
-    location: Location
-    rule: str
-    level: Level
-    message: str
-    allowed: str = ""
-    fix: str = ""
+    location: Location  # where the wrong value stands
+    rule: str  # id of the check, the name of its function in `check/rules/` with dashes
+    level: Level  # error or warning
+    message: str  # what is wrong; begins with the key path, e.g. `swap_config.op_swap[1].op_name: ...`
+    allowed: str = ""  # what would be accepted; may be empty
+    fix: str = ""  # what to write instead; may be empty
+    # key path or option that it is about, where a command asks for it; the message begins with it
     subject: str = field(default="", compare=False)
+
+
+def find_errors(problems: Iterable[Problem]) -> tuple[Problem, ...]:
+    """Those that stop a run."""
+    return tuple(problem for problem in problems if problem.level is Level.ERROR)
 
 
 def sort_problems(problems: Iterable[Problem]) -> tuple[Problem, ...]:

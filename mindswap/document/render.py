@@ -5,8 +5,6 @@ from collections.abc import Mapping
 
 import yaml
 
-__all__ = ["block_lines", "inline_text", "is_inline", "key_text"]
-
 _PLAIN_KEY = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -33,12 +31,9 @@ def inline_text(value: object) -> str:
 
 
 def block_lines(value: object, indent: int, step: int) -> list[str]:
-    """The lines of a mapping, or of a list of mappings, without line ends.
+    """The lines of a mapping, or of a list of mappings (what `is_inline` refuses), without line ends.
 
-    Args:
-        value: what `is_inline` refuses.
-        indent: spaces before each line.
-        step: more spaces per level.
+    Each begins with so many spaces, `step` more per level.
     """
     lines = []
     margin = " " * indent

@@ -10,8 +10,6 @@ from typing import Any, Generic, TypeVar
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["Finding", "Rule", "load_rules", "rule"]
-
 C = TypeVar("C")
 Find = Callable[[C], "Iterator[Finding | Problem]"]
 
@@ -29,19 +27,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Rule(Generic[C]):
-    """A check of a configuration.
+    """A check of a configuration."""
 
-    Attributes:
-        id: its name in messages.
-        level: how bad its problems are (single ones may be milder).
-        text: its page of documentation: what it finds, with a PASS and a FAIL example.
-        find: what it finds in a context; problems of another rule that it ran stay as they are.
-    """
-
-    id: str
-    level: Level
-    text: str
-    find: Find[C]
+    id: str  # its name in messages
+    level: Level  # how bad its problems are (single ones may be milder)
+    text: str  # its page of documentation: what it finds, with a PASS and a FAIL example
+    find: Find[C]  # what it finds in a context; problems of another rule that it ran stay as they are
 
     def check(self, context: C) -> Iterator[Problem]:
         """The problems that it finds."""

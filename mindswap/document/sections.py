@@ -13,8 +13,6 @@ from mindswap.document.parse import parse_document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
 
-__all__ = ["rewrite_section"]
-
 BYTE_ORDER_MARK = "\ufeff"
 
 
@@ -55,11 +53,7 @@ def rewrite_section(
 
 
 def _read(text: str, file: str) -> Document:
-    """The document of a text; an empty one has no root.
-
-    Raises:
-        PolicyError: with every problem of the text.
-    """
+    """The document of a text; an empty one has no root. Raises PolicyError with every problem of the text."""
     document = parse_document(text.encode("utf-8", "surrogatepass"), file)
     is_blank = not any(line.strip() and not line.lstrip().startswith("#") for line in text.splitlines())
     if document.root is None and is_blank:

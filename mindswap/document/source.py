@@ -8,8 +8,6 @@ from mindswap.document.nodes import Document, DocumentNode, MappingEntry
 from mindswap.document.parse import parse_file
 from mindswap.document.problem import Level, Problem
 
-__all__ = ["BASE_CONFIG", "load_document"]
-
 BASE_CONFIG = "base_config"
 MAX_FILES = 100
 

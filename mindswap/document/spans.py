@@ -10,34 +10,20 @@ from dataclasses import dataclass, field
 
 import yaml
 
-__all__ = ["Span", "span_of"]
-
 
 @dataclass(eq=False)
 class Span:
-    """The characters of one value.
+    """The characters of one value."""
 
-    Attributes:
-        start: index of the first character; an anchor or a tag before the value belongs to it.
-        end: index behind the last one. Comments and blank lines behind a block do not belong to it.
-        column: column of the first character, from 0.
-        is_flow: a list or mapping in brackets.
-        anchor: name of its anchor, or of the one it is an alias of.
-        alias_of: for an alias, what it stands for.
-        entries: (key, value) of a mapping.
-        items: elements of a list.
-        text: text of a scalar.
-    """
-
-    start: int
-    end: int
-    column: int
-    is_flow: bool = False
-    anchor: str | None = None
-    alias_of: "Span | None" = None
-    entries: "list[tuple[Span, Span]]" = field(default_factory=list)
-    items: "list[Span]" = field(default_factory=list)
-    text: str = ""
+    start: int  # index of the first character; an anchor or a tag before the value belongs to it
+    end: int  # index behind the last one. Comments and blank lines behind a block do not belong to it.
+    column: int  # column of the first character, from 0
+    is_flow: bool = False  # a list or mapping in brackets
+    anchor: str | None = None  # name of its anchor, or of the one it is an alias of
+    alias_of: "Span | None" = None  # for an alias, what it stands for
+    entries: "list[tuple[Span, Span]]" = field(default_factory=list)  # (key, value) of a mapping
+    items: "list[Span]" = field(default_factory=list)  # elements of a list
+    text: str = ""  # text of a scalar
 
     def walk(self) -> "Iterator[Span]":
         """This span and all that stand in it; what an alias stands for is not in it."""

@@ -11,39 +11,27 @@ from mindswap.graph.storage import classify_saved, kept_by_layer
 from mindswap.policy.match import Match
 from mindswap.policy.resolve import Claim, Decision, LayerDecisions, Treatment, matches_of
 
-__all__ = ["RecomputeEffect", "compare_recompute", "idle_recompute", "is_marked", "runs_again", "to_names"]
-
 # The attribute that `select_comm_recompute` sets.
 COMM_ATTRIBUTE = "recompute_comm_op"
 
 
 @dataclass(frozen=True)
 class RecomputeEffect:
-    """One layer: what was asked, and what the compiled graph does.
-
-    Attributes:
-        is_whole: the whole layer was asked for.
-        operators: what backward runs again, `cell path primitive`, each once; without what it runs again
-            in any case.
-        num_recomputed: how many operators backward runs again, all of them.
-        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with recompute.
-        missing: operators that were asked for, are not marked in the graph, and do not run again in backward.
-        unasked: operators that backward runs again though nobody asked.
-        idle: parts that were asked for and of which backward runs nothing again.
-        comm_missing, comm_unasked: the same for communication that is to be repeated.
-    """
+    """One layer: what was asked, and what the compiled graph does."""
 
     layer_index: int
-    is_whole: bool
+    is_whole: bool  # the whole layer was asked for
+    # what backward runs again, `cell path primitive`, each once; without what it runs again in any case
     operators: tuple[str, ...]
-    num_recomputed: int
-    kept_before_bytes: int = 0
-    kept_bytes: int = 0
+    num_recomputed: int  # how many operators backward runs again, all of them
+    kept_before_bytes: int = 0  # kept from forward to backward without recompute
+    kept_bytes: int = 0  # and with it
+    # operators that were asked for, are not marked in the graph, and do not run again in backward
     missing: tuple[str, ...] = ()
-    unasked: tuple[str, ...] = ()
-    idle: tuple[str, ...] = ()
-    comm_missing: tuple[str, ...] = ()
-    comm_unasked: tuple[str, ...] = ()
+    unasked: tuple[str, ...] = ()  # operators that backward runs again though nobody asked
+    idle: tuple[str, ...] = ()  # parts that were asked for and of which backward runs nothing again
+    comm_missing: tuple[str, ...] = ()  # the same for communication that is to be repeated
+    comm_unasked: tuple[str, ...] = ()  # likewise
 
     @property
     def is_as_asked(self) -> bool:

@@ -13,8 +13,6 @@ from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import Fate, SavedStorage, classify_saved, kept_by_layer, resolve_storage
 from mindswap.policy.resolve import LayerDecisions, Setting, matches_of
 
-__all__ = ["Idle", "IdleReason", "LayerEffect", "compare_effect"]
-
 
 class IdleReason(Enum):
     """Why an entry of the policy moves nothing in a layer."""
@@ -29,51 +27,33 @@ class IdleReason(Enum):
 
 @dataclass(frozen=True)
 class Idle:
-    """An entry of the policy without effect in a layer.
+    """An entry of the policy without effect in a layer."""
 
-    Attributes:
-        entry: the pattern, or "layer_swap".
-        reason: one of `IdleReason`.
-        keeps_instead: operators that read the named ones and are what backward keeps.
-    """
-
-    entry: str
-    reason: IdleReason
-    keeps_instead: tuple[str, ...] = ()
+    entry: str  # the pattern, or "layer_swap"
+    reason: IdleReason  # one of `IdleReason`
+    keeps_instead: tuple[str, ...] = ()  # operators that read the named ones and are what backward keeps
 
 
 @dataclass(frozen=True)
 class LayerEffect:
-    """One layer: what was asked, and what the compiled graph does.
-
-    Attributes:
-        pairs: copies out with their copies back in, all that the graph has in this layer.
-        missing: operators asked to be swapped whose output stays on the device until backward all the
-            same, though they are not recomputed.
-        unasked: copies of operators that the policy does not name.
-        wrong_prefetch: copies with another prefetch distance than the policy's.
-        one_way: copies to the host that never come back.
-        idle: entries of the policy that move nothing in this layer, each with the reason.
-        wasted: storages that are copied out while another name of them stays on the device.
-        beyond_specification: copies whose output a recomputed operator uses. The specification says that
-            such a swap has no effect; MindSpore 2.9 copies all the same, and the recomputed operator
-            reads what came back.
-        num_recomputed: operators that backward runs again.
-        kept_before_bytes, kept_bytes: what the layer keeps from forward to backward, without and with swap.
-    """
+    """One layer: what was asked, and what the compiled graph does."""
 
     layer_index: int
-    pairs: tuple[SwapPair, ...]
+    pairs: tuple[SwapPair, ...]  # copies out with their copies back in, all that the graph has in this layer
+    # operators asked to be swapped whose output stays on the device until backward all the same, though they are not
+    # recomputed
     missing: tuple[Node, ...]
-    unasked: tuple[SwapPair, ...]
-    wrong_prefetch: tuple[SwapPair, ...]
-    one_way: tuple[Node, ...]
-    idle: tuple[Idle, ...]
-    wasted: tuple[SavedStorage, ...]
+    unasked: tuple[SwapPair, ...]  # copies of operators that the policy does not name
+    wrong_prefetch: tuple[SwapPair, ...]  # copies with another prefetch distance than the policy's
+    one_way: tuple[Node, ...]  # copies to the host that never come back
+    idle: tuple[Idle, ...]  # entries of the policy that move nothing in this layer, each with the reason
+    wasted: tuple[SavedStorage, ...]  # storages that are copied out while another name of them stays on the device
+    # copies whose output a recomputed operator uses. The specification says that such a swap has no effect; MindSpore
+    # 2.9 copies all the same, and the recomputed operator reads what came back
     beyond_specification: tuple[SwapPair, ...]
-    num_recomputed: int
-    kept_before_bytes: int
-    kept_bytes: int
+    num_recomputed: int  # operators that backward runs again
+    kept_before_bytes: int  # kept from forward to backward without swap
+    kept_bytes: int  # and with it
 
     @property
     def is_as_asked(self) -> bool:

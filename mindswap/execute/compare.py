@@ -9,50 +9,31 @@ import numpy as np
 from mindswap.execute.run import Executed
 from mindswap.execute.timetable import StepTimetable
 
-__all__ = [
-    "CurveCheck", "Execution", "Reference", "Witness", "compare_curves", "compare_runs", "make_reference",
-    "relative_difference",
-]  # fmt: skip
-
 TOLERANCE = 1e-6  # of gradients between kernels that add up in another order
 
 
 @dataclass(frozen=True)
 class CurveCheck:
-    """Live bytes at each operator, executed and simulated.
+    """Live bytes at each operator, executed and simulated."""
 
-    Attributes:
-        peak_bytes, simulated_peak_bytes: highest of each.
-        num_different: operators at which they differ.
-        first_difference: the first of them, in words; "" if there is none.
-    """
-
-    peak_bytes: int
-    simulated_peak_bytes: int
-    num_different: int
-    first_difference: str
+    peak_bytes: int  # executed
+    simulated_peak_bytes: int  # simulated
+    num_different: int  # operators at which they differ
+    first_difference: str  # the first of them, in words; "" if there is none
 
     @property
     def is_equal(self) -> bool:
-        """Equal at every operator."""
         return not self.first_difference
 
 
 @dataclass(frozen=True)
 class Witness:
-    """MindSpore's own execution of the network, without any policy.
+    """MindSpore's own execution of the network, without any policy."""
 
-    Attributes:
-        is_loss_equal: bit for bit.
-        num_equal: gradients that are equal bit for bit.
-        relative_difference: largest difference of a gradient, by its largest element.
-        failure: why there is none; then the rest means nothing.
-    """
-
-    is_loss_equal: bool = False
-    num_equal: int = 0
-    relative_difference: float = 0.0
-    failure: str = ""
+    is_loss_equal: bool = False  # bit for bit
+    num_equal: int = 0  # gradients that are equal bit for bit
+    relative_difference: float = 0.0  # largest difference of a gradient, by its largest element
+    failure: str = ""  # why there is none; then the rest means nothing
 
     @property
     def is_ok(self) -> bool:
@@ -62,64 +43,38 @@ class Witness:
 
 @dataclass(frozen=True)
 class Reference:
-    """The run without swap and recompute; tensors as digests of their type, shape and bytes.
+    """The run without swap and recompute; tensors as digests of their type, shape and bytes."""
 
-    Attributes:
-        names: weights, in order of their gradients.
-        loss, gradients: digests.
-        peak_bytes: highest of its live bytes.
-        witness: MindSpore's own execution of the same; None where it was not asked.
-    """
-
-    names: tuple[str, ...]
-    loss: str
-    gradients: tuple[str, ...]
-    peak_bytes: int
-    witness: Witness | None = None
+    names: tuple[str, ...]  # weights, in order of their gradients
+    loss: str  # digest
+    gradients: tuple[str, ...]  # digests
+    peak_bytes: int  # highest of its live bytes
+    witness: Witness | None = None  # MindSpore's own execution of the same; None where it was not asked
 
 
 @dataclass(frozen=True)
 class Execution:
-    """Result of `verify --execute`.
+    """Result of `verify --execute`."""
 
-    Attributes:
-        num_forward, num_backward: operators that ran.
-        num_gradients: gradients of weights.
-        different: names of the weights whose gradients are not equal bit for bit to those of the plain run.
-        is_loss_equal: the same of the loss.
-        is_finite: no gradient has NaN or infinity.
-        misreads: operators that read memory that was not theirs, in words.
-        num_copies: copies to the host, and back.
-        offloaded_bytes: bytes that left.
-        curve: against the simulator.
-        plain_peak_bytes: executed without swap and recompute.
-        stand_ins: operators without a kernel for the CPU -> how often they ran as stand-ins.
-        in_float32: operators that ran in float32 and were rounded.
-        num_repeats: masks and tables that the compiler computes several times and this run once.
-        num_moved: operators that stand elsewhere in the frontend's own order.
-        notes: what was changed in the configuration so that it could run.
-        witness: MindSpore's own execution; None where it was not asked.
-        num_one_way: copies to the host that never come back, beside `num_copies`.
-    """
-
-    num_forward: int
+    num_forward: int  # operators that ran
     num_backward: int
-    num_gradients: int
+    num_gradients: int  # gradients of weights
+    # names of the weights whose gradients are not equal bit for bit to those of the plain run
     different: tuple[str, ...]
-    is_loss_equal: bool
-    is_finite: bool
-    misreads: tuple[str, ...]
-    num_copies: int
-    offloaded_bytes: int
-    curve: CurveCheck
-    plain_peak_bytes: int
-    stand_ins: Mapping[str, int]
-    in_float32: Mapping[str, int]
-    num_repeats: int
-    num_moved: int
-    notes: tuple[str, ...] = ()
-    witness: Witness | None = None
-    num_one_way: int = 0
+    is_loss_equal: bool  # the same of the loss
+    is_finite: bool  # no gradient has NaN or infinity
+    misreads: tuple[str, ...]  # operators that read memory that was not theirs, in words
+    num_copies: int  # copies to the host, and back
+    offloaded_bytes: int  # bytes that left
+    curve: CurveCheck  # against the simulator
+    plain_peak_bytes: int  # executed without swap and recompute
+    stand_ins: Mapping[str, int]  # operators without a kernel for the CPU -> how often they ran as stand-ins
+    in_float32: Mapping[str, int]  # operators that ran in float32 and were rounded
+    num_repeats: int  # masks and tables that the compiler computes several times and this run once
+    num_moved: int  # operators that stand elsewhere in the frontend's own order
+    notes: tuple[str, ...] = ()  # what was changed in the configuration so that it could run
+    witness: Witness | None = None  # MindSpore's own execution; None where it was not asked
+    num_one_way: int = 0  # copies to the host that never come back, beside `num_copies`
 
     @property
     def are_gradients_equal(self) -> bool:
@@ -128,18 +83,13 @@ class Execution:
 
     @property
     def is_ok(self) -> bool:
-        """All checks hold."""
         return self.are_gradients_equal and self.curve.is_equal and (self.witness is None or self.witness.is_ok)
 
 
 def compare_curves(
     timetable: StepTimetable, executed: Sequence[int], ops: Sequence[str], labels: Sequence[str], live: Sequence[int]
 ) -> CurveCheck:
-    """Executed live bytes at each operator that ran against those of the simulator.
-
-    Args:
-        ops, labels, live: primitive, name and live bytes of each operator of the simulator.
-    """
+    """Executed live bytes at each operator against the simulator's `live`, of operators `ops` with names `labels`."""
     first, num_different = "", 0
     for position, (operator, size) in enumerate(zip(timetable.operators, executed, strict=True)):
         node = operator.node

@@ -2,8 +2,6 @@
 
 import numpy as np
 
-__all__ = ["POISON", "ExecutedMemory"]
-
 # NaN in every floating point type, -1 or the largest number in every integer type.
 POISON = 0xFF
 
@@ -13,9 +11,6 @@ class ExecutedMemory:
 
     What is given back is filled with poison and stays readable: whoever still reads it computes with poison, as with
     memory that has another owner by then.
-
-    Attributes:
-        live_bytes: what is taken now.
     """
 
     def __init__(self, alignment_bytes: int = 1) -> None:

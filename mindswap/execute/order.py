@@ -16,8 +16,6 @@ from mindswap.graph.ops import NO_WORK_OPS, TYING_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.graph.uses import depending
 
-__all__ = ["find_repeats", "find_shared", "follow", "has_kernel", "weight_reads"]
-
 # Attributes that say how an operator is treated, not what it computes.
 POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute", "mindswap_path")
 FAR = 256  # operators among which `follow` looks for the one that comes next
@@ -81,15 +79,10 @@ def find_repeats(graph: Graph, shared: frozenset[str]) -> dict[str, str]:
 
 
 def follow(nodes: Sequence[Node], wanted: Sequence[tuple[str, bool]]) -> tuple[list[Node], int]:
-    """The operators in an order that another source has for them, if both have the same operators.
+    """The operators in the order of another source, if both have the same operators; and how many of them were moved.
 
-    Args:
-        nodes: operators, each behind what it reads.
-        wanted: the other order: primitive of each operator, and whether it runs again in backward.
-
-    Returns:
-        The operators, and how many of them were moved. Nothing is moved where the other order has other operators, or
-        an operator before one that it reads.
+    Nothing is moved where that order (the primitive of each, and whether it runs again) has other
+    operators, or an operator before one that it reads.
     """
     if Counter((node.op, node.is_duplicate) for node in nodes) != Counter(wanted):
         return list(nodes), 0

@@ -14,8 +14,6 @@ from mindswap.graph.load_code import MONAD, Call, Function, Instruction, StepCod
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import NO_MEMORY_OPS, TYING_OPS, VIEW_OPS
 
-__all__ = ["Executed", "Kernels", "Misread", "dtype_of", "run_step"]
-
 # What numpy has of the types of the compiler.
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64",
@@ -27,36 +25,23 @@ Kernels = Callable[[str, Mapping[str, object], tuple[Any, ...], tuple[TensorType
 
 @dataclass(frozen=True)
 class Misread:
-    """An operator that read memory which was not its own: given back before, or not yet fetched.
+    """An operator that read memory which was not its own: given back before, or not yet fetched."""
 
-    Attributes:
-        reader, position: the operator, and its place among all.
-        buffer: the memory.
-        was_taken: it had been given back; else it was not there yet.
-    """
-
-    reader: Node
-    position: int
-    buffer: str
-    was_taken: bool
+    reader: Node  # the operator
+    position: int  # its place among all
+    buffer: str  # the memory
+    was_taken: bool  # it had been given back; else it was not there yet
 
 
 @dataclass(frozen=True, eq=False)
 class Executed:
-    """What one run of a step gave.
+    """What one run of a step gave."""
 
-    Attributes:
-        loss: first output of forward.
-        gradients: what the step returns, in order of its outputs.
-        curve_bytes: live bytes while each operator runs.
-        offloaded_bytes: bytes that left for the host.
-    """
-
-    loss: np.ndarray | None
-    gradients: tuple[np.ndarray, ...]
-    curve_bytes: tuple[int, ...]
+    loss: np.ndarray | None  # first output of forward
+    gradients: tuple[np.ndarray, ...]  # what the step returns, in order of its outputs
+    curve_bytes: tuple[int, ...]  # live bytes while each operator runs
     misreads: tuple[Misread, ...]
-    offloaded_bytes: int
+    offloaded_bytes: int  # bytes that left for the host
 
 
 def run_step(

@@ -10,8 +10,6 @@ from typing import Any
 
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["small_copy"]
-
 # Elements of hidden states of all layers that are run as they are.
 LARGEST = 2**22
 SEQ_LENGTH, HEAD_DIM, NUM_HEADS, VOCAB_SIZE, FFN_SIZE, NUM_EXPERTS = 64, 16, 4, 256, 128, 4
@@ -42,11 +40,7 @@ PARALLEL_KEYS = ("model_parallel", "context_parallel", "expert_parallel", "pipel
 
 
 def small_copy(config: Mapping[str, Any]) -> tuple[dict[str, Any] | None, tuple[str, ...]]:
-    """A configuration of MindFormers in small, for one rank that has the whole model.
-
-    Returns:
-        None where the model is small already and on one rank; and what was changed, in words.
-    """
+    """A configuration in small, for one rank with the whole model, None where it is; and what was changed, in words."""
     small = copy.deepcopy(dict(config))
     model = (small.get("model") or {}).get("model_config") or {}
     notes = []

@@ -23,24 +23,18 @@ from mindswap.execute.order import find_repeats, find_shared, follow, has_kernel
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 
-__all__ = ["Fetch", "TimedOperator", "StepTimetable", "make_timetable"]
-
 DELAY_FACTOR = 3
 
 
 @dataclass(frozen=True)
 class TimedOperator:
-    """One operator where it runs.
-
-    Attributes:
-        makes: pieces of memory of its outputs; None for an output without bytes or one that is a result of the step.
-        reads: pieces of memory that it reads.
-    """
+    """One operator where it runs."""
 
     node: Node
     is_forward: bool
+    # pieces of memory of its outputs; None for an output without bytes or one that is a result of the step
     makes: tuple[str | None, ...]
-    reads: tuple[str, ...]
+    reads: tuple[str, ...]  # pieces of memory that it reads
 
 
 @dataclass(frozen=True)
@@ -54,26 +48,17 @@ class Fetch:
 
 @dataclass(frozen=True)
 class StepTimetable:
-    """What happens at each operator.
+    """What happens at each operator."""
 
-    Attributes:
-        operators: forward, then backward.
-        fetches: before each operator.
-        offloads: after each operator, the `MoveTo` whose copies leave.
-        releases: after each operator, pieces of memory that are given back.
-        aliases: values that are another value under another name: repeats of masks, and what backward is handed.
-        num_repeats: operators that run once here and several times on the device.
-        num_moved: operators that stand elsewhere in the frontend's own order.
-    """
-
-    operators: tuple[TimedOperator, ...]
+    operators: tuple[TimedOperator, ...]  # forward, then backward
     num_forward: int
-    fetches: tuple[tuple[Fetch, ...], ...]
-    offloads: tuple[tuple[Node, ...], ...]
-    releases: tuple[tuple[str, ...], ...]
+    fetches: tuple[tuple[Fetch, ...], ...]  # before each operator
+    offloads: tuple[tuple[Node, ...], ...]  # after each operator, the `MoveTo` whose copies leave
+    releases: tuple[tuple[str, ...], ...]  # after each operator, pieces of memory that are given back
+    # values that are another value under another name: repeats of masks, and what backward is handed
     aliases: Mapping[str, str]
-    num_repeats: int = 0
-    num_moved: int = 0
+    num_repeats: int = 0  # operators that run once here and several times on the device
+    num_moved: int = 0  # operators that stand elsewhere in the frontend's own order
 
 
 def make_timetable(
@@ -81,9 +66,8 @@ def make_timetable(
 ) -> StepTimetable:
     """The timetable of a compiled step with lazy_inline on.
 
-    Args:
-        results: values of backward that the step returns: gradients of weights, which count with the weights.
-        wanted_backward: the order of backward in another source, as `order.follow` takes it; default the frontend's.
+    `results` are values of backward that the step returns: gradients, which count with the weights. `wanted_backward`
+    is the order of backward in another source, as `order.follow` takes it; default the frontend's.
     """
     return _Planner(graph, frozenset(results)).plan(wanted_backward)
 

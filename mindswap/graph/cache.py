@@ -16,8 +16,6 @@ from typing import Any, TypeVar
 from mindswap.files import replace_file
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 
-__all__ = ["cache_folder", "cached", "make_key"]
-
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
@@ -39,12 +37,7 @@ def make_key(**parts: Any) -> str:
 
 
 def cached(folder: Path, key: str, classes: Mapping[str, type], make: Callable[[], T]) -> T:
-    """The value kept under a key of `make_key`, in a file of the folder; made and kept if there is none.
-
-    Args:
-        folder: made if missing.
-        classes: dataclasses that the value is made of, by name.
-    """
+    """The value kept under a key of `make_key`, made of these dataclasses (by name); made and kept if there is none."""
     path = folder / f"{key}.json.gz"
     try:
         return from_plain(json.loads(gzip.decompress(path.read_bytes())), classes)

@@ -6,8 +6,6 @@ from typing import Any
 
 from mindswap.errors import MindswapError
 
-__all__ = ["CodecError", "from_plain", "to_plain"]
-
 # JSON knows no tuples and no dataclasses: both are written as an object with one of these keys. No field of a
 # dataclass can be called `class`.
 TUPLE, KIND = "tuple", "class"

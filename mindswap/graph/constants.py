@@ -8,8 +8,6 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.sequences import is_cache
 
-__all__ = ["STAND_IN_NAME", "constant_bytes", "restore_constants"]
-
 # A parameter that the capture puts in place of a constant too large for a protobuf has this name below its cell.
 STAND_IN_NAME = "lower_triangle_mask"
 
@@ -32,13 +30,10 @@ def restore_constants(graph: Graph) -> Graph:
 
 
 def constant_bytes(graph: Graph) -> Mapping[int | None, int]:
-    """Bytes of the constants and inputs that the operators of a step read, each once.
+    """Bytes of the constants and inputs that a step reads, by the layer that alone reads them; None for all others.
 
     They are on the device all the time: the runtime copies constants there before the first step and never frees
     them. A causal mask without compression and the tables of rotary embedding are the large ones.
-
-    Returns:
-        Layer -> bytes of what it alone reads; None -> of what several layers read, or something outside them.
     """
     handed = {saved.backward_name for saved in graph.saved}
     readers: dict[str, set[int | None]] = {}

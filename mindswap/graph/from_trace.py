@@ -14,8 +14,6 @@ from mindswap.graph.names import Names
 from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.pynative.trace import EventKind, Operator, Trace, Value
 
-__all__ = ["TAG", "graph_of_trace"]
-
 # Attribute that carries the path of an operator.
 TAG = "mindswap_path"
 # Names of PyNative kernels whose work is that of an operator of the table.

@@ -8,8 +8,6 @@ from mindswap.graph.model import Node, Saved, first_source
 from mindswap.graph.ops import MATMUL_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.branches import Branches
 
-__all__ = ["MTP_CELL", "place_forward", "place_gradients"]
-
 # Name of a weight of a layer: `model.decoder.layers.1.mlp.router.weight`.
 WEIGHT_LAYER = re.compile(r"\.layers\.(?P<index>\d+)\.(?P<cell>.*)\.\w+$")
 # Layers of multi-token prediction are behind those of the model, with the head.
@@ -93,12 +91,9 @@ def place_gradients(
 ) -> tuple[Node, ...]:
     """Gradients belong to the cell of the operator that they are the gradient of.
 
-    Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What
-    has no origin (copies to the device, sums of gradients) belongs where its first input does.
-
-    Args:
-        origins: for each operator of backward those of forward with the compiler's id of its origin; several where
-            the model calls one function in many places.
+    Their scopes do not tell: autodiff makes the gradient of an operator once and uses it in all layers. What has no
+    origin (copies to the device, sums of gradients) belongs where its first input does. `origins` are the operators of
+    forward with the compiler's id of its origin; several where the model calls one function in many places.
     """
     placed = {node.name: node for node in forward}
     branches = Branches(forward, {entry.backward_name: entry.forward_name for entry in saved}, constants)

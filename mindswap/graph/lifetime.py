@@ -14,21 +14,14 @@ from mindswap.graph.ops import NO_MEMORY_OPS
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import StorageKind, classify_saved, kept_by_layer, resolve_storage
 
-__all__ = ["Peak", "find_peak"]
-
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of highest activation memory.
+    """The moment of highest activation memory."""
 
-    Attributes:
-        size_bytes: bytes alive at that moment, outputs of the operator included.
-        node, is_forward: the operator that runs then, and whether it does in forward.
-    """
-
-    size_bytes: int
-    node: Node
-    is_forward: bool
+    size_bytes: int  # bytes alive at that moment, outputs of the operator included
+    node: Node  # the operator that runs then
+    is_forward: bool  # whether it does in forward
 
 
 def find_peak(graph: Graph, sample: LayerSample) -> Peak:

@@ -13,8 +13,6 @@ from mindswap.graph.layer_places import MTP_CELL, place_forward, place_gradients
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.untagged import place_untagged
 
-__all__ = ["BACKWARD_MARK", "FORWARD_MARK", "Message", "load_graph", "primitive_of", "read_tensor_type", "read_value"]
-
 Message = Any  # of MindSpore's protobuf, whose classes come with MindSpore
 Primitives = Mapping[str, Message]  # by name
 

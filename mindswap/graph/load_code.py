@@ -17,8 +17,6 @@ from mindswap.graph.load import (
 )
 from mindswap.graph.model import TensorType
 
-__all__ = ["MONAD", "Call", "Function", "Instruction", "StepCode", "TensorValue", "Unknown", "load_code"]
-
 MONAD = object()  # ties operators with side effects together; no value
 
 
@@ -68,20 +66,14 @@ class Function:
 
 @dataclass(frozen=True)
 class StepCode:
-    """All that it takes to run a compiled step.
+    """All that it takes to run a compiled step."""
 
-    Attributes:
-        main: calls forward, then backward.
-        forward, backward: the two functions of the lazy_inline cell.
-        weights: name in `main` -> name of the parameter in the network, and its type.
-        constants: by name: numbers, texts, tuples, None, `TensorValue`, `MONAD`, or `Unknown`.
-    """
-
-    main: Function
-    forward: Function
-    backward: Function
+    main: Function  # calls forward, then backward
+    forward: Function  # of the lazy_inline cell
+    backward: Function  # likewise
+    # name in `main` -> name of the parameter in the network, and its type
     weights: Mapping[str, tuple[str, TensorType]]
-    constants: Mapping[str, object]
+    constants: Mapping[str, object]  # by name: numbers, texts, tuples, None, `TensorValue`, `MONAD`, or `Unknown`
 
 
 def load_code(model: Message) -> StepCode:

@@ -11,42 +11,29 @@ from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = ["LayerMemory", "OperatorMemory", "OperatorNames", "measure_layers", "path_from_root"]
-
 
 @dataclass(frozen=True)
 class OperatorMemory:
-    """What one operator makes that backward needs.
+    """What one operator makes that backward needs."""
 
-    Attributes:
-        path: operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root.
-            Text: several names that the graph cannot tell apart have `|` between them.
-        kept_bytes: stays on the device from forward to backward.
-        swapped_bytes: crosses the link, each way; what is copied for nothing included.
-        recomputed_bytes: would be kept, and is made again in backward instead.
-        swappable_bytes: leaves the device if `op_swap` names this operator, alone among all.
-    """
-
+    # operator path below the layer as `op_swap` names it; outside the layers, the cell path from the root. Text:
+    # several names that the graph cannot tell apart have `|` between them
     path: str
     op: str
-    kept_bytes: int = 0
-    swapped_bytes: int = 0
-    recomputed_bytes: int = 0
-    swappable_bytes: int = 0
+    kept_bytes: int = 0  # stays on the device from forward to backward
+    swapped_bytes: int = 0  # crosses the link, each way; what is copied for nothing included
+    recomputed_bytes: int = 0  # would be kept, and is made again in backward instead
+    swappable_bytes: int = 0  # leaves the device if `op_swap` names this operator, alone among all
 
 
 @dataclass(frozen=True)
 class LayerMemory:
-    """Activation memory of one layer, or of what is outside the layers.
+    """Activation memory of one layer, or of what is outside the layers."""
 
-    Attributes:
-        layer_index: index in the model; None for what is made once for all layers (masks, rotary tables) and
-            for embedding, head and loss.
-        operators: in execution order, each operator once.
-    """
-
+    # index in the model; None for what is made once for all layers (masks, rotary tables) and for embedding, head and
+    # loss
     layer_index: int | None
-    operators: tuple[OperatorMemory, ...]
+    operators: tuple[OperatorMemory, ...]  # in execution order, each operator once
 
     @property
     def kept_bytes(self) -> int:
@@ -78,11 +65,8 @@ def path_from_root(node: Node) -> str:
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
-    Args:
-        layers: tree of each compiled layer.
-        tagged: a graph in which primitives that share cell and type carry their path.
-        tag: name of that attribute.
-        has_all_tags: every primitive carries its path; what has none is none of the model's.
+    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`, in the attribute
+    `tag`. With `has_all_tags` every primitive does; what has none is none of the model's.
     """
 
     def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
@@ -97,7 +81,6 @@ class OperatorNames:
         return self.is_tagged(node) or node.place in self._by_place[node.layer_index]
 
     def is_tagged(self, node: Node) -> bool:
-        """Whether an operator carries its path."""
         return node.scope.removeprefix("recompute_") in self._tags
 
     def __call__(self, node: Node) -> Names:
@@ -112,12 +95,7 @@ class OperatorNames:
 
 
 def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
-    """Activation memory of every layer of the model, what is outside the layers last.
-
-    Args:
-        graph: the network under its policy.
-        plain: the same layers without swap and recompute: what there is to save.
-    """
+    """Activation memory of every layer under its policy, what is outside them last; `plain`: what there is to save."""
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 
     def add(entry: SavedStorage, node: Node, **sizes: int) -> None:

@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
-__all__ = ["HOST_COPY", "Graph", "GraphIndex", "Node", "Saved", "SwapPair", "TensorType", "first_source"]
-
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
 
@@ -25,33 +23,22 @@ class TensorType:
 
 @dataclass(frozen=True)
 class Node:
-    """One operator of forward or backward, in execution order.
+    """One operator of forward or backward, in execution order."""
 
-    Attributes:
-        name: unique in its function; what `inputs` of other nodes refer to.
-        op: primitive name, e.g. `MatMul`.
-        layer_index: index of the transformer layer it belongs to; None outside the layers.
-        cell_path: path of the cell that calls it: below the layer inside one (`attention.wq`), from
-            the root outside; "" for the layer itself.
-        scope: the compiler's own scope text, unique per operator of a function.
-        inputs: names of nodes or function parameters.
-        outputs: types of the outputs, flat; empty where the compiler gives none.
-        is_recomputed: in forward, the node belongs to a recomputed scope; in backward as `is_duplicate`.
-        is_duplicate: a copy of a forward operator that backward runs again.
-        origin: in backward, name of the forward operator that this is the gradient or the copy of; "" where
-            the compiler does not say, or where it merged that operator into another.
-    """
-
-    name: str
-    op: str
-    layer_index: int | None
+    name: str  # unique in its function; what `inputs` of other nodes refer to
+    op: str  # primitive name, e.g. `MatMul`
+    layer_index: int | None  # index of the transformer layer it belongs to; None outside the layers
+    # path of the cell that calls it: below the layer inside one (`attention.wq`), from the root outside; "" for the
+    # layer itself
     cell_path: str
-    scope: str
-    inputs: tuple[str, ...]
-    outputs: tuple[TensorType, ...]
+    scope: str  # the compiler's own scope text, unique per operator of a function
+    inputs: tuple[str, ...]  # names of nodes or function parameters
+    outputs: tuple[TensorType, ...]  # types of the outputs, flat; empty where the compiler gives none
     attributes: Mapping[str, object]
-    is_recomputed: bool = False
-    is_duplicate: bool = False
+    is_recomputed: bool = False  # in forward, the node belongs to a recomputed scope; in backward as `is_duplicate`
+    is_duplicate: bool = False  # a copy of a forward operator that backward runs again
+    # in backward, name of the forward operator that this is the gradient or the copy of; "" where the compiler does not
+    # say, or where it merged that operator into another
     origin: str = ""
 
     @property
@@ -83,31 +70,21 @@ class Node:
 
 @dataclass(frozen=True)
 class Saved:
-    """One value handed from forward to backward.
+    """One value handed from forward to backward."""
 
-    Attributes:
-        forward_name, backward_name: node (or parameter) of forward that gives it, parameter of backward that takes it.
-    """
-
-    forward_name: str
-    backward_name: str
+    forward_name: str  # node or parameter of forward that gives it
+    backward_name: str  # parameter of backward that takes it
 
 
 @dataclass(frozen=True)
 class SwapPair:
-    """A copy to the host in forward and the copy back in backward.
+    """A copy to the host in forward and the copy back in backward."""
 
-    Attributes:
-        producer: operator whose output leaves the device.
-        copy_out: `MoveTo` in forward.
-        copies_in: `MoveTo` nodes in backward that bring it back; more than one if the compiler made more.
-        num_prefetch_ops: `backward_prefetch` of the copy in.
-    """
-
-    producer: Node
-    copy_out: Node
+    producer: Node  # operator whose output leaves the device
+    copy_out: Node  # `MoveTo` in forward
+    # `MoveTo` nodes in backward that bring it back; more than one if the compiler made more
     copies_in: tuple[Node, ...]
-    num_prefetch_ops: int
+    num_prefetch_ops: int  # `backward_prefetch` of the copy in
     size_bytes: int
 
 
@@ -122,7 +99,6 @@ class GraphIndex:
 
     @functools.cached_property
     def forward_nodes(self) -> Mapping[str, Node]:
-        """Operators of forward by name."""
         return {node.name: node for node in self._forward}
 
     @functools.cached_property
@@ -194,26 +170,19 @@ def _readers(nodes: Iterable[Node]) -> Mapping[str, Sequence[Node]]:
 
 @dataclass(frozen=True, eq=False)
 class Graph:
-    """One training step.
+    """One training step."""
 
-    Attributes:
-        forward, backward: operators in execution order.
-        saved: what forward hands to backward; empty without lazy_inline, and then nothing can be swapped.
-        has_lazy_inline: forward and backward are functions of their own.
-        constants: values of the integer constants, by name.
-        tuples: values of the constants that are tuples of integers, by name.
-        types: types of the tensors that no node makes (constants, parameters of forward), by name.
-        index: who makes and who reads each value.
-    """
-
-    forward: tuple[Node, ...]
-    backward: tuple[Node, ...]
+    forward: tuple[Node, ...]  # in execution order
+    backward: tuple[Node, ...]  # likewise
+    # what forward hands to backward; empty without lazy_inline, and then nothing can be swapped
     saved: tuple[Saved, ...]
-    has_lazy_inline: bool
-    constants: Mapping[str, int] = field(default_factory=dict)
+    has_lazy_inline: bool  # forward and backward are functions of their own
+    constants: Mapping[str, int] = field(default_factory=dict)  # values of the integer constants, by name
+    # values of the constants that are tuples of integers, by name
     tuples: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    # types of the tensors that no node makes (constants, parameters of forward), by name
     types: Mapping[str, TensorType] = field(default_factory=dict)
-    index: GraphIndex = field(init=False, repr=False)
+    index: GraphIndex = field(init=False, repr=False)  # who makes and who reads each value
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "index", GraphIndex(self.forward, self.backward, self.saved))

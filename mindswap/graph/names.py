@@ -1,7 +1,5 @@
 """Names of operators as values: several where a graph cannot tell operators apart."""
 
-__all__ = ["Label", "Names"]
-
 
 class Names(tuple[str, ...]):
     """The operator paths that one operator of a graph may have; most often one. As text, `|` stands between them."""

@@ -10,15 +10,6 @@ from dataclasses import dataclass
 from enum import Enum, Flag, auto
 from typing import Any
 
-__all__ = [
-    "BOOKKEEPING_OPS", "COMMUNICATION_OPS", "COMM_PASSING_OPS", "COUNTED_OPS", "FIRST_INPUT_OPS", "FUSED_OPS",
-    "GRADIENT_PASSING_OPS", "KEEPING_OPS", "LAYER_PASSING_OPS", "MATMUL_OPS", "NO_MEMORY_OPS", "NO_WORK_OPS",
-    "PARTIAL_READ_OPS", "PRODUCT_OPS", "RANDOM_OPS", "REDISTRIBUTION_OPS", "RESHAPING_OPS", "SPLIT_PASSING_OPS",
-    "SUM_PASSING_OPS", "TABLE", "TUPLE_OPS", "TYING_OPS", "UNJOINING_OPS", "UNNAMED_OPS", "VALUE_PASSING_OPS",
-    "VIEW_OPS", "WEIGHT_OPS", "WRITING_OPS", "ComputeUnit", "Cut", "OpClass", "Operators", "Trait", "classify",
-    "is_kernel", "line_of",
-]  # fmt: skip
-
 
 class ComputeUnit(Enum):
     """Where an operator runs."""
@@ -121,25 +112,18 @@ class Trait(Flag):
 
 @dataclass(frozen=True)
 class Operators:
-    """A line of the table: operators that are alike in everything.
+    """A line of the table: operators that are alike in everything."""
 
-    Attributes:
-        names: primitives, as MindSpore spells them.
-        kind: class.
-        traits: what else is to be known.
-        cut: rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of
-            a tensor as the tensor; None where no rule is known.
-        rate: figure in `Device.vector_rates`, for kernels that the vector units bound.
-        gradient: of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py).
-        products: of attention, products with the head size of queries and keys, and with that of values.
-    """
-
-    names: tuple[str, ...]
-    kind: OpClass = OpClass.ELEMENTWISE
-    traits: Trait = Trait.NONE
+    names: tuple[str, ...]  # primitives, as MindSpore spells them
+    kind: OpClass = OpClass.ELEMENTWISE  # class
+    traits: Trait = Trait.NONE  # what else is to be known
+    # rule for the cut of the outputs; a tuple says of each output as which operand it is cut: the gradient of a tensor
+    # as the tensor; None where no rule is known
     cut: Cut | tuple[int, ...] | None = None
-    rate: str = ""
+    rate: str = ""  # figure in `Device.vector_rates`, for kernels that the vector units bound
+    # of communication, the communication that is its gradient (ops/_grad_experimental/grad_comm_ops.py)
     gradient: str = ""
+    # of attention, products with the head size of queries and keys, and with that of values
     products: tuple[int, int] | None = None
 
 

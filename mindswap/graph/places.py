@@ -6,8 +6,6 @@ from mindswap.graph.storage import resolve_storage
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["Place", "decisions_by_place", "places_below", "places_of", "value_key"]
-
 # (cell path below the layer, primitive name)
 Place = tuple[str, str]
 

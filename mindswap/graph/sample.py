@@ -9,20 +9,13 @@ from collections import Counter, defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LayerSample", "sample_layers"]
-
 
 @dataclass(frozen=True)
 class LayerSample:
-    """Layers of a model that are compiled, and what each layer of the model looks like.
+    """Layers of a model that are compiled, and what each layer of the model looks like."""
 
-    Attributes:
-        indices: model layers that are compiled, in order.
-        layer_map: for each layer of the model, the position in `indices` of the one that stands for it.
-    """
-
-    indices: tuple[int, ...]
-    layer_map: tuple[int, ...]
+    indices: tuple[int, ...]  # model layers that are compiled, in order
+    layer_map: tuple[int, ...]  # for each layer of the model, the position in `indices` of the one that stands for it
 
     @property
     def is_whole(self) -> bool:

@@ -12,8 +12,6 @@ from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node
 
-__all__ = ["cache_bytes", "cache_readers", "is_cache", "is_sequence_state", "with_cache_gradients"]
-
 CACHES = ("key_cache", "value_cache")
 # Parameters of the model that are never trained: the caches, the mask so far, the number of the piece.
 STATE_NAMES = (*CACHES, "mask_cache", "seq_chunk")

@@ -12,8 +12,6 @@ from enum import Enum
 from mindswap.graph.model import Graph, Node, SwapPair, TensorType, first_source
 from mindswap.graph.ops import VIEW_OPS, WEIGHT_OPS
 
-__all__ = ["Fate", "SavedStorage", "Storage", "StorageKind", "classify_saved", "kept_by_layer", "resolve_storage"]
-
 
 class StorageKind(Enum):
     """What a piece of memory is."""
@@ -33,20 +31,13 @@ class Fate(Enum):
 
 @dataclass(frozen=True)
 class Storage:
-    """One piece of device memory.
+    """One piece of device memory."""
 
-    Attributes:
-        producer: operator that makes it; None for an input, a constant or a weight.
-        name: name of the producer's output, or of the function parameter.
-        output_index: which output of the producer.
-        type: shape, dtype and bytes; None where the compiler gives none.
-    """
-
-    producer: Node | None
-    name: str
-    output_index: int
+    producer: Node | None  # operator that makes it; None for an input, a constant or a weight
+    name: str  # name of the producer's output, or of the function parameter
+    output_index: int  # which output of the producer
     kind: StorageKind
-    type: TensorType | None
+    type: TensorType | None  # shape, dtype and bytes; None where the compiler gives none
 
     @property
     def key(self) -> tuple[str, int]:
@@ -66,20 +57,13 @@ class Storage:
 
 @dataclass(frozen=True)
 class SavedStorage:
-    """A storage that backward needs.
-
-    Attributes:
-        fate: kept, swapped, or both.
-        keepers: nodes through which backward holds it on the device.
-        pairs: copies to the host and back; more than one moves the same bytes several times.
-        first_user: position in `Graph.backward` of the first operator that reads it there, under any name.
-    """
+    """A storage that backward needs."""
 
     storage: Storage
-    fate: Fate
-    keepers: tuple[Node, ...]
-    pairs: tuple[SwapPair, ...]
-    first_user: int
+    fate: Fate  # kept, swapped, or both
+    keepers: tuple[Node, ...]  # nodes through which backward holds it on the device
+    pairs: tuple[SwapPair, ...]  # copies to the host and back; more than one moves the same bytes several times
+    first_user: int  # position in `Graph.backward` of the first operator that reads it there, under any name
 
     @property
     def kept_bytes(self) -> int:

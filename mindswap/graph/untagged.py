@@ -16,8 +16,6 @@ from mindswap.graph.model import Node
 from mindswap.graph.ops import WEIGHT_OPS
 from mindswap.graph.ranks.gather import weight_name
 
-__all__ = ["place_untagged"]
-
 BEFORE = -1
 
 

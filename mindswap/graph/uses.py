@@ -4,11 +4,8 @@ from collections.abc import Callable, Iterable, Iterator
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node
-from mindswap.graph.names import Names
-from mindswap.graph.ops import UNNAMED_OPS
+from mindswap.graph.ops import LAYER_PASSING_OPS, NO_WORK_OPS, UNNAMED_OPS
 from mindswap.policy.cell_tree import CellNode
-
-__all__ = ["depending", "graph_uses", "merged_readers", "operator_uses"]
 
 
 def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
@@ -18,23 +15,6 @@ def depending(nodes: Iterable[Node], roots: Iterable[str]) -> set[str]:
         if not found.isdisjoint(node.inputs):
             found.add(node.name)
     return found
-
-
-def graph_uses(graph: Graph, tag: str) -> dict[str, list[str]]:
-    """Tag of an operator, in this attribute -> sorted tags of the operators that use its output in forward.
-
-    Operators without the tag (the compiler adds `TupleGetItem`, `Depend`, ...) are looked through.
-    """
-    uses: dict[str, set[str]] = {}
-
-    def has_tag(node: Node) -> bool:
-        return node.attributes.get(tag) is not None
-
-    for node in filter(has_tag, graph.forward):
-        for producer in _producers(graph, node, has_tag, UNNAMED_OPS):
-            for path in Names.of(producer.attributes[tag]):
-                uses.setdefault(path, set()).update(Names.of(node.attributes[tag]))
-    return {producer: sorted(found) for producer, found in sorted(uses.items())}
 
 
 def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], frozenset[tuple[int, str]]]:
@@ -47,7 +27,7 @@ def operator_uses(graph: Graph, names: OperatorNames) -> dict[tuple[int, str], f
         if node.layer_index is None or node.op in UNNAMED_OPS:
             continue
         users = {(node.layer_index, path) for path in names(node)}
-        for producer in _producers(graph, node, names.can_name, None):
+        for producer in _producers(graph, node, names.can_name):
             assert producer.layer_index is not None
             for path in names(producer):
                 uses.setdefault((producer.layer_index, path), set()).update(users)
@@ -58,12 +38,8 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     """The operators that read a reshape and are not in the graph: of two in a row the compiler leaves one.
 
     It has the name of the first and the cell of the second. Where the settings of the two differ, both stay.
-
-    Args:
-        node: an operator of a step without settings, with its own paths.
-
-    Returns:
-        Paths of the reshapes of that cell: one of them was the second.
+    Given are an operator of a step without settings and its own paths; paths of the reshapes of its cell come back: one
+    of them was the second.
     """
     cell = tuple(node.cell_path.split("."))
     if node.op != "Reshape" or any(path[:-1] == cell for path in paths):
@@ -71,10 +47,8 @@ def merged_readers(node: Node, paths: Iterable[tuple[str, ...]], layer: CellNode
     return list(map(".".join, layer.primitives_by_place().get(node.place, ())))
 
 
-def _producers(
-    graph: Graph, node: Node, is_named: Callable[[Node], bool], passed: frozenset[str] | None
-) -> Iterator[Node]:
-    """The named operators whose output a node reads, behind others of some types; None for all types."""
+def _producers(graph: Graph, node: Node, is_named: Callable[[Node], bool]) -> Iterator[Node]:
+    """The named operators whose output a node reads, directly or behind others."""
     pending = list(node.inputs)
     seen = set()
     while pending:
@@ -85,5 +59,27 @@ def _producers(
         producer = graph.forward_nodes[name]
         if is_named(producer):
             yield producer
-        elif passed is None or producer.op in passed:
+        else:
             pending.extend(producer.inputs)
+
+
+def find_handed_on(graph: Graph) -> frozenset[str]:
+    """Names of the operators of layers with which operators of another layer, or of none, compute.
+
+    To make one again in backward takes what the layer before hands on, and so on down to the first layer.
+    """
+    nodes = graph.forward_nodes
+    found: set[str] = set()
+    for reader in graph.forward:
+        if reader.op in NO_WORK_OPS:  # the compiler ties what backward needs in tuples of no layer
+            continue
+        stack = list(reader.inputs)
+        while stack:
+            source = nodes.get(stack.pop())
+            if source is None or source.name in found:
+                continue
+            if source.op in LAYER_PASSING_OPS:
+                stack += source.inputs
+            if source.layer_index not in (None, reader.layer_index):
+                found.add(source.name)
+    return frozenset(found)

@@ -5,15 +5,13 @@ Counts only; how long it takes is for `cost/` to say.
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
 from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
-
-__all__ = ["Work", "count_attention_pairs", "count_work", "measure_work"]
 
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
@@ -27,25 +25,17 @@ NUM_TRANSPOSES = 2
 
 @dataclass(frozen=True)
 class Work:
-    """What one run of an operator takes.
+    """What one run of an operator takes."""
 
-    Attributes:
-        flops: floating point operations. A multiply-add of a matrix product counts as two, any other operator
-            as one for each element. Attention counts the pairs of positions that its mask leaves: kernels skip the
-            rest.
-        read_bytes, written_bytes: of the inputs, each once, and of the outputs.
-        inputs: types of the tensors it reads, members of tuples one by one.
-        is_fused: it runs in the kernel of an operator before it (`graph.fusion`).
-        is_weight_gradient: a product with a transposed first operand, as gradients of weights are.
-        piece_flops: of attention of cut sequences, `flops` of each piece, whose mean `flops` is then.
-    """
-
+    # floating point operations. A multiply-add of a matrix product counts as two, any other operator as one for each
+    # element. Attention counts the pairs of positions that its mask leaves: kernels skip the rest
     flops: int
-    read_bytes: int
-    written_bytes: int
-    inputs: tuple[TensorType, ...] = ()
-    is_fused: bool = False
-    is_weight_gradient: bool = False
+    read_bytes: int  # of the inputs, each once
+    written_bytes: int  # of the outputs
+    inputs: tuple[TensorType, ...] = ()  # types of the tensors it reads, members of tuples one by one
+    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.fusion`)
+    is_weight_gradient: bool = False  # a product with a transposed first operand, as gradients of weights are
+    # of attention of cut sequences, `flops` of each piece, whose mean `flops` is then
     piece_flops: tuple[int, ...] = ()
 
 
@@ -79,7 +69,7 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     inputs = tuple(known for name in node.inputs for known in types.get(name, ()))
     constants = [graph.constants.get(name) for name in node.inputs[-NUM_ATTENTION_INTEGERS:]]
     is_attention = classify(node.op) is OpClass.ATTENTION
-    work = count_work(node.op, inputs, node.outputs, constants if is_attention else ())
+    work = count_work(node.op, inputs, node.outputs, tuple(constants) if is_attention else ())
     num_ranks, _ = ring_axes(graph, node) if is_attention else (1, 1)
     if num_ranks > 1:
         layout = constants[LAYOUT]
@@ -92,14 +82,11 @@ def _measure(graph: Graph, node: Node, types: Mapping[str, tuple[TensorType, ...
     return work
 
 
+@functools.lru_cache(maxsize=4096)  # steps are measured under many policies, and layers are alike
 def count_work(
-    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None] = ()
+    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: tuple[int | None, ...] = ()
 ) -> Work:
-    """Work of one operator with these types.
-
-    Args:
-        attention: for attention, its last five inputs; without them every pair of positions counts.
-    """
+    """Work of one operator; of attention with its last five inputs, without which every pair of positions counts."""
     if op in NO_WORK_OPS:
         return Work(0, 0, 0)
     read_bytes = sum(known.size_bytes for known in inputs)
@@ -119,7 +106,7 @@ def _is_transposed(op: str, inputs: tuple[TensorType, ...], outputs: tuple[Tenso
 
 
 def _count_flops(
-    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: Sequence[int | None]
+    op: str, inputs: tuple[TensorType, ...], outputs: tuple[TensorType, ...], attention: tuple[int | None, ...]
 ) -> int:
     elements = sum(math.prod(output.shape) for output in outputs)
     if op in MATMUL_OPS and inputs and outputs and outputs[0].shape:
@@ -143,7 +130,7 @@ OF_LAST_RANK = {0: 4, 2: 3}
 
 
 def _count_attention_flops(
-    op: str, inputs: tuple[TensorType, ...], result: tuple[int, ...], attention: Sequence[int | None]
+    op: str, inputs: tuple[TensorType, ...], result: tuple[int, ...], attention: tuple[int | None, ...]
 ) -> int:
     query, key = inputs[0].shape, inputs[1].shape
     before, after, _, layout, sparse_mode = (*attention, *[None] * NUM_ATTENTION_INTEGERS)[:NUM_ATTENTION_INTEGERS]

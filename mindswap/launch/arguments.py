@@ -7,8 +7,6 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 
-__all__ = ["USAGE", "Job", "parse_arguments"]
-
 USAGE = """\
 usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
@@ -36,28 +34,18 @@ PLOG_REDIRECT_TO_OUTPUT=True puts Ascend's logs under output/plog"""
 
 @dataclass(frozen=True)
 class Job:
-    """One call of the launcher.
+    """One call of the launcher."""
 
-    Attributes:
-        order: EXECUTE_ORDER as given.
-        num_workers: on all machines.
-        num_local_workers: on this machine.
-        master_addr, master_port: where the scheduler listens.
-        node_rank: number of this machine; -1: MindSpore numbers the workers.
-        log_dir: as given, without MF_LOG_SUFFIX.
-        join: wait for the workers.
-        timeout_s: how long workers wait for each other; negative: for ever.
-    """
-
-    order: str
-    num_workers: int = 8
-    num_local_workers: int = 8
+    order: str  # EXECUTE_ORDER as given
+    num_workers: int = 8  # on all machines
+    num_local_workers: int = 8  # on this machine
+    # master_addr, master_port: where the scheduler listens
     master_addr: str = "127.0.0.1"
     master_port: int = 8118
-    node_rank: int = 0
-    log_dir: str = "output/msrun_log"
-    join: bool = False
-    timeout_s: int = 7200
+    node_rank: int = 0  # number of this machine; -1: MindSpore numbers the workers
+    log_dir: str = "output/msrun_log"  # as given, without MF_LOG_SUFFIX
+    join: bool = False  # wait for the workers
+    timeout_s: int = 7200  # how long workers wait for each other; negative: for ever
 
     @property
     def is_single_node(self) -> bool:
@@ -72,11 +60,7 @@ class Job:
 
 
 def parse_arguments(words: list[str]) -> Job:
-    """The job that the words describe.
-
-    Raises:
-        LaunchError: every problem, one per line.
-    """
+    """The job that the words describe. Raises LaunchError: every problem, one per line."""
     if len(words) not in _FORMS:
         raise LaunchError(f"{len(words)} arguments\n    allowed: 1, 2, 6 or 9")
     values: dict[str, Any] = {}

@@ -7,8 +7,6 @@ from collections.abc import Iterator
 
 from mindswap.launch.processes import marked_processes, stop_processes
 
-__all__ = ["guardian"]
-
 
 @contextlib.contextmanager
 def guardian(name: str, value: str) -> Iterator[None]:

@@ -14,8 +14,6 @@ from collections.abc import Callable, Iterator, Mapping
 
 from mindswap.errors import LaunchError
 
-__all__ = ["VARIABLE", "hold_lifeline", "lifeline", "tie_to_parent"]
-
 # Names the pipe in the environment of the workers.
 VARIABLE = "MINDSWAP_LIFELINE"
 _PR_SET_PDEATHSIG = 1
@@ -25,8 +23,7 @@ _PR_SET_PDEATHSIG = 1
 def lifeline() -> Iterator[str]:
     """While this lasts, processes that hold it live; to be entered after every fork that outlives this process.
 
-    Yields:
-        Its name, for `VARIABLE` in the environment of the workers.
+    Gives its name, for `VARIABLE` in the environment of the workers.
     """
     read_end, write_end = os.pipe()
     try:

@@ -4,9 +4,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from mindswap.logs.tail import find_last_error, read_tail
-from mindswap.report.tables import format_indices
-
-__all__ = ["put_old_logs_aside", "worker_log", "failure_report"]
+from mindswap.policy.words import name_indices
 
 
 def worker_log(folder: Path, rank: int) -> Path:
@@ -15,13 +13,10 @@ def worker_log(folder: Path, rank: int) -> Path:
 
 
 def put_old_logs_aside(folder: Path, ranks: Iterable[int], num_workers: int, *, with_scheduler: bool) -> list[Path]:
-    """Rename logs of an earlier run to `*.log.old`, so that none is taken for one of this run.
+    """Rename logs of an earlier run to `*.log.old`, so that none is taken for one of this run; gives those.
 
     Only logs that this machine is about to write, and those of workers that this job has not: others
     may come from other machines of the same job, in a shared folder.
-
-    Returns:
-        The logs that were renamed.
     """
     mine = set(ranks)
     logs = [folder / "scheduler.log"] if with_scheduler else []
@@ -53,7 +48,7 @@ def failure_report(folder: Path, ranks: Iterable[int]) -> str:
 
 
 def _name(ranks: list[int]) -> str:
-    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else format_indices("worker", ranks)
+    return f"worker_{ranks[0]}.log" if len(ranks) == 1 else name_indices("worker", ranks)
 
 
 def _examine(log: Path) -> tuple[bool, str]:

@@ -13,20 +13,12 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.launch.arguments import Job
 
-__all__ = [
-    "count_cards", "find_msrun", "find_python", "has_cards", "log_folder", "msrun_arguments", "plain_name",
-    "worker_environment",
-]  # fmt: skip
-
 
 def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
-    """The arguments of msrun.
+    """The arguments of msrun; `bind_core` gives every worker CPU cores of its own, near its card.
 
-    Args:
-        job: the job.
-        log_dir: folder of the logs; msrun hands this name to a shell, so it must be plain.
-        command: `python` and its arguments; after `--`, without which msrun takes some of them for its own.
-        bind_core: give every worker CPU cores of its own, near its card.
+    msrun hands the name of `log_dir` to a shell, so it must be plain. `command` is `python` and its arguments; after
+    `--`, without which msrun takes some of them for its own.
     """
     return [
         *(["--bind_core=True"] if bind_core else []),

@@ -6,16 +6,11 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 
-__all__ = ["check_port", "free_port"]
-
 
 def check_port(address: str, port: int, fix: str = "") -> None:
     """Raise if the master runs here and its port is taken; a port of another machine is not checked.
 
-    Args:
-        address: of the master.
-        port: of the master.
-        fix: what is typed before the free port, such as `add --master_port=`.
+    `fix` is what is typed before the free port, such as `add --master_port=`.
 
     Raises:
         LaunchError: naming a free port; or the address is unknown.

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 
-__all__ = ["split_order", "worker_command"]
-
 _PLUGIN = ["-m", "mindswap", "run"]
 _ENTRY = "run_mindformer.py"
 # Quoted text and escaped characters; outside single quotes a shell drops a backslash with the line end after it.

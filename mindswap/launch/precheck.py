@@ -7,8 +7,6 @@ from mindswap.document.source import load_document
 from mindswap.errors import LaunchError
 from mindswap.launch.training import find_option, parse_training
 
-__all__ = ["check_configuration"]
-
 
 def check_configuration(command: list[str]) -> None:
     """Check the YAML of a worker's command, `-m mindswap run [SCRIPT.py] OPTIONS`, as it stands.

@@ -9,11 +9,6 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-__all__ = [
-    "adopt_orphans", "descendants", "marked_processes", "raise_process_limit", "stop_descendants", "stop_processes",
-    "worker_ranks",
-]  # fmt: skip
-
 _PR_SET_CHILD_SUBREAPER = 36
 
 
@@ -58,15 +53,9 @@ def stop_descendants(grace_s: float = 5.0) -> int:
 
 
 def stop_processes(find: Callable[[], list[int]], grace_s: float = 5.0, limit_s: float = 20.0) -> int:
-    """End processes: ask, and after a while force. Waits until they are gone.
+    """End processes: ask, and after `grace_s` force. Waits until they are gone; gives how many there were.
 
-    Args:
-        find: gives those that live.
-        grace_s: until they are forced.
-        limit_s: until it gives up after that: what waits for a device or a file system, no signal ends.
-
-    Returns:
-        How many there were.
+    What waits for a device or a file system, no signal ends: it gives up `limit_s` after that.
     """
     first = find()
     for pid in first:  # parents first, so that msrun starts nothing new

@@ -6,8 +6,6 @@ from pathlib import Path
 from mindswap.errors import LaunchError
 from mindswap.units import format_bytes
 
-__all__ = ["RUN_DIR_BYTES", "describe_full", "free_bytes", "require_room"]
-
 # Plan, state and the logs of a short run; assumed: a rank writes some 100 KiB before its first step.
 RUN_DIR_BYTES = 1 << 20
 

@@ -6,8 +6,6 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import NoReturn
 
-__all__ = ["StoppedBySignal", "signals_raise"]
-
 
 class StoppedBySignal(BaseException):
     """A signal of this number asked this process to end; no `except Exception` on the way may hold it up."""

@@ -7,32 +7,20 @@ from pathlib import Path
 
 from mindswap.errors import LaunchError
 
-__all__ = ["ADAPTIVE_FLAG", "Training", "find_option", "parse_training"]
-
 ADAPTIVE_FLAG = "--adaptive-memory-optimization"
 
 
 @dataclass(frozen=True)
 class Training:
-    """What follows `mindswap run`.
+    """What follows `mindswap run`."""
 
-    Attributes:
-        script: the training script; None for the package's own entry.
-        options: its options.
-        config_path: the YAML, where the script will look for it.
-    """
-
-    script: Path | None
-    options: list[str]
-    config_path: Path
+    script: Path | None  # the training script; None for the package's own entry
+    options: list[str]  # its options
+    config_path: Path  # the YAML, where the script will look for it
 
 
 def parse_training(words: list[str]) -> Training:
-    """Read `[SCRIPT.py] --config CONFIG ...`.
-
-    Raises:
-        LaunchError: if there is no such script, or no --config.
-    """
+    """Read `[SCRIPT.py] --config CONFIG ...`. Raises LaunchError if there is no such script, or no --config."""
     script = Path(words[0]) if words and words[0].endswith(".py") else None
     options = words[1:] if script else words
     if script and not script.is_file():

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
 
-__all__ = ["LogFinding", "FindingLevel", "LogReport", "compare_logs"]
-
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
 _MORE_SWAP = "swap or recompute more, or lower the batch size; the memory statistics say how much is missing"
@@ -27,19 +25,12 @@ class FindingLevel(enum.Enum):
 
 @dataclass(frozen=True)
 class LogFinding:
-    """One thing found in the logs.
+    """One thing found in the logs."""
 
-    Attributes:
-        workers: numbers of the workers whose logs say the same; empty for all of them together.
-        level: an error means that the run did not do what the policy asks, or that this cannot be seen.
-        message: what is wrong.
-        fix: what to do; "" if nothing.
-    """
-
-    workers: tuple[int, ...]
-    level: FindingLevel
-    message: str
-    fix: str = ""
+    workers: tuple[int, ...]  # numbers of the workers whose logs say the same; empty for all of them together
+    level: FindingLevel  # an error means that the run did not do what the policy asks, or that this cannot be seen
+    message: str  # what is wrong
+    fix: str = ""  # what to do; "" if nothing
 
 
 # Level, message and fix of a finding, before it is known who shares it.
@@ -48,19 +39,13 @@ _Said = tuple[FindingLevel, str, str]
 
 @dataclass(frozen=True)
 class LogReport:
-    """The logs of a run against the policy.
+    """The logs of a run against the policy."""
 
-    Attributes:
-        num_workers: workers whose logs were read.
-        findings: errors first; workers with the same finding in one.
-        memory: of the workers that printed statistics, by their number.
-        predicted_peak_bytes: what the measured peak is compared with.
-    """
-
-    num_workers: int
-    findings: tuple[LogFinding, ...]
+    num_workers: int  # workers whose logs were read
+    findings: tuple[LogFinding, ...]  # errors first; workers with the same finding in one
+    # of the workers that printed statistics, by their number
     memory: Mapping[int, MemoryStatistics] = field(default_factory=dict)
-    predicted_peak_bytes: int | None = None
+    predicted_peak_bytes: int | None = None  # what the measured peak is compared with
 
     @property
     def is_ok(self) -> bool:
@@ -79,13 +64,7 @@ def compare_logs(
     logs: Sequence[WorkerLog],
     predicted_peak_bytes: int | None = None,
 ) -> LogReport:
-    """Compare what every worker logged with what it should have.
-
-    Args:
-        expected: the lines of each layer, from `mindswap.policy.actions.format_log_lines`.
-        logs: what was read, one per worker.
-        predicted_peak_bytes: highest use of device memory that was predicted, for the table.
-    """
+    """Compare what every worker logged with the lines of each layer that `policy.log_lines` gives."""
     wanted = {line.text: line for lines in expected for line in map(parse_set_line, lines) if line}
     is_any_finished = any(log.is_finished for log in logs)
     # Workers of which the same is said are one finding.

@@ -4,8 +4,6 @@ import re
 
 from mindswap.logs.model import SetLine
 
-__all__ = ["clean_line", "has_header", "parse_set_line", "split_messages", "without_header"]
-
 _ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|[@-Z\\-_])?")
 # The start of a line of MindFormers' or Python's logger, and of GLOG.
 _HEADER = re.compile(

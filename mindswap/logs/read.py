@@ -10,8 +10,6 @@ from mindswap.logs.model import WorkerLog
 from mindswap.logs.scan import LogScanner
 from mindswap.logs.tail import find_last_error, find_last_step, read_tail
 
-__all__ = ["read_worker_log", "read_worker_logs"]
-
 BLOCK_BYTES = 1 << 18
 _NAME = re.compile(r"worker_(\d{1,9})\.log")
 

@@ -8,8 +8,6 @@ from mindswap.logs.lines import clean_line, has_header, parse_set_line, split_me
 from mindswap.logs.model import OomEvent, SetLine, WorkerLog
 from mindswap.logs.oom import parse_oom
 
-__all__ = ["LogScanner", "NEEDLES", "REPORT_MEMORY"]
-
 # Environment variable that makes workers log their peak memory while they train.
 REPORT_MEMORY = "MINDSWAP_REPORT_MEMORY"
 
@@ -57,7 +55,6 @@ class LogScanner:
         self._log = WorkerLog(0)  # what is no list
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes of the log."""
         if b"\0" in block:
             block = block.replace(b"\0", b"")  # a file with holes
         if b"\n" not in block and len(self._carry) + len(block) < MAX_LINE_BYTES:

@@ -4,24 +4,16 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-__all__ = ["ReportedStep", "format_step", "parse_steps"]
-
 _LINE = re.compile(r"mindswap: step (\d{1,9}): loss ([-+.0-9a-z]{1,32}), (\d{1,18}) ns")
 
 
 @dataclass(frozen=True)
 class ReportedStep:
-    """What a worker says of a step.
+    """What a worker says of a step."""
 
-    Attributes:
-        number: from 1.
-        loss: on this worker; the very number that it computed.
-        duration_ns: from the begin of the step until the loss was there.
-    """
-
-    number: int
-    loss: float
-    duration_ns: int
+    number: int  # from 1
+    loss: float  # on this worker; the very number that it computed
+    duration_ns: int  # from the begin of the step until the loss was there
 
 
 def format_step(step: ReportedStep) -> str:

@@ -4,8 +4,6 @@ import re
 from collections import deque
 from dataclasses import dataclass
 
-__all__ = ["LoggedStep", "StepScanner"]
-
 # `{ Epoch:[  1/  2], step:[   37/   40], loss:[...], per_step_time: 309ms, ...` of MindFormers' MFLossMonitor.
 _STEP = re.compile(
     rb"Epoch:\[ *(\d{1,9}) */ *(\d{1,9})\], step:\[ *(\d{1,12}) */ *(\d{1,12})\]"
@@ -17,15 +15,10 @@ MAX_TIMES = 256
 
 @dataclass(frozen=True)
 class LoggedStep:
-    """The step a worker came to.
+    """The step a worker came to."""
 
-    Attributes:
-        number: from 1, over all epochs.
-        num_steps: of the whole training.
-    """
-
-    number: int
-    num_steps: int
+    number: int  # from 1, over all epochs
+    num_steps: int  # of the whole training
 
 
 class StepScanner:
@@ -38,7 +31,6 @@ class StepScanner:
         self.times_ns: deque[int] = deque(maxlen=MAX_TIMES)
 
     def feed(self, block: bytes) -> None:
-        """Take the next bytes of the log."""
         block = self._carry + block
         end = block.rfind(b"\n") + 1
         self._carry = block[end:][-MAX_CARRY_BYTES:]

@@ -3,8 +3,6 @@
 import re
 from pathlib import Path
 
-__all__ = ["find_last_error", "find_last_step", "read_tail"]
-
 TAIL_BYTES = 1 << 18
 MAX_LINE = 300
 # The last line of a Python traceback, or a MindSpore log line; both only where the line begins.

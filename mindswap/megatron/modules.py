@@ -10,8 +10,6 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import match_pattern
 from mindswap.policy.model import Layers
 
-__all__ = ["NamedOperators", "find_operators", "known_modules", "possible_modules"]
-
 
 @dataclass(frozen=True)
 class NamedOperators:

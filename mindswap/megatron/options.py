@@ -7,8 +7,6 @@ from typing import Any
 
 from mindswap.document.problem import Level, Location, Problem
 
-__all__ = ["OPTIONS", "RULE", "OptionKind", "MegatronOptions", "Option", "option_name", "read_options", "read_tokens"]
-
 RULE = "megatron-options"
 
 
@@ -24,19 +22,12 @@ class OptionKind(Enum):
 
 @dataclass(frozen=True)
 class Option:
-    """One option of Megatron-LM.
+    """One option of Megatron-LM."""
 
-    Attributes:
-        kind: what it takes.
-        help: for `--help`.
-        choices: of a CHOICE.
-        field: name of the attribute of `MegatronOptions`.
-    """
-
-    kind: OptionKind
-    help: str
-    choices: tuple[str, ...]
-    field: str = ""
+    kind: OptionKind  # what it takes
+    help: str  # for `--help`
+    choices: tuple[str, ...]  # of a CHOICE
+    field: str = ""  # name of the attribute of `MegatronOptions`
 
     @property
     def name(self) -> str:
@@ -51,11 +42,7 @@ def _option(kind: OptionKind, help: str, *choices: str) -> Any:
 
 @dataclass(frozen=True)
 class MegatronOptions:
-    """The options that decide; None and False where one is not given.
-
-    Attributes:
-        places: where each given option stands, by field name.
-    """
+    """The options that decide; None and False where one is not given."""
 
     recompute_activations: bool = _option(OptionKind.FLAG, "same as --recompute-granularity selective")
     recompute_granularity: str | None = _option(OptionKind.CHOICE, "full layers, or parts of them", "full", "selective")
@@ -82,7 +69,7 @@ class MegatronOptions:
     account_for_embedding_in_pipeline_split: bool = _option(OptionKind.FLAG, "the embedding counts as a layer")
     account_for_loss_in_pipeline_split: bool = _option(OptionKind.FLAG, "the loss counts as a layer")
     pipeline_model_parallel_layout: str | None = _option(OptionKind.TEXT, "not supported")
-    places: tuple[tuple[str, Location], ...] = ()
+    places: tuple[tuple[str, Location], ...] = ()  # where each given option stands, by field name
 
     def place(self, field: str) -> Location:
         """Where an option stands; the first option at all where it is not given."""
@@ -143,8 +130,7 @@ def read_options(
 ) -> tuple[MegatronOptions, tuple[Problem, ...]]:
     """Options from their values as text, by the names of the options, and where each stands.
 
-    Returns:
-        The options that could be read, and why the others could not.
+    Gives those that could be read, and why the others could not.
     """
     values: dict[str, object] = {}
     problems = []

@@ -10,8 +10,6 @@ from mindswap.config.pipeline import Layout
 from mindswap.errors import MindswapError
 from mindswap.megatron.options import MegatronOptions
 
-__all__ = ["PlacementError", "block_layers", "group_ends", "place_layers"]
-
 
 class PlacementError(MindswapError):
     """Megatron refuses to spread the layers like this.

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.document.problem import Level, Problem, find_errors, sort_problems
 from mindswap.megatron.modules import find_operators, known_modules, possible_modules
 from mindswap.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.megatron.placement import block_layers, group_ends, place_layers
@@ -11,47 +11,32 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import NO_LAYERS, Layers, OpRecompute, OpSwap, Policy, union_layers
 from mindswap.policy.words import format_layers
 
-__all__ = ["MegatronPolicy", "policy_of_megatron"]
-
 
 @dataclass(frozen=True)
 class MegatronPolicy:
-    """What the options ask for.
+    """What the options ask for."""
 
-    Attributes:
-        policy: with swap enabled; None if there is an error.
-        problems: errors and warnings.
-        summary: one line for each part, in words.
-    """
-
-    policy: Policy | None
-    problems: tuple[Problem, ...]
-    summary: tuple[str, ...] = ()
+    policy: Policy | None  # with swap enabled; None if there is an error
+    problems: tuple[Problem, ...]  # errors and warnings
+    summary: tuple[str, ...] = ()  # one line for each part, in words
 
 
 def policy_of_megatron(
     options: MegatronOptions, use_legacy: bool, trees: LayerTrees | None, num_prefetch_ops: int
 ) -> MegatronPolicy:
-    """The policy of Megatron-LM's options for a model of MindFormers.
+    """The policy of Megatron-LM's options, `num_layers` among them, for a model of MindFormers.
 
-    Args:
-        options: what is given; `num_layers` too.
-        use_legacy: the model belongs to the legacy family.
-        trees: its layers; None if they are not known, which only module names need.
-        num_prefetch_ops: prefetch distance of what is offloaded; Megatron has no such number.
+    `trees` are its layers; None if they are not known, which only module names need. Megatron has no distance like
+    `num_prefetch_ops`, at which what is offloaded comes back.
     """
     problems = find_problems(options, known_modules())
-    if not _has_errors(problems):
+    if not find_errors(problems):
         translation = _Translation(options, use_legacy, trees)
         policy = translation.policy(num_prefetch_ops)
         problems += tuple(translation.problems)
-        if not _has_errors(problems):
+        if not find_errors(problems):
             return MegatronPolicy(policy, sort_problems(problems), tuple(translation.summary))
     return MegatronPolicy(None, sort_problems(problems))
-
-
-def _has_errors(problems: tuple[Problem, ...]) -> bool:
-    return any(problem.level is Level.ERROR for problem in problems)
 
 
 class _Translation:

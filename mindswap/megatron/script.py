@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 from mindswap.errors import MindswapError
 from mindswap.megatron.options import OPTIONS, OptionKind, read_tokens
 
-__all__ = ["ScriptError", "find_command", "line_of"]
-
 MAX_VALUE_CHARS = 100_000
 MAX_NESTED = 8
 
@@ -46,15 +44,10 @@ class ScriptError(MindswapError):
 
 @dataclass(frozen=True)
 class Command:
-    """What a script runs.
+    """What a script runs."""
 
-    Attributes:
-        words: of the command with Megatron's options, variables replaced.
-        unknown: words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`.
-    """
-
-    words: tuple[str, ...]
-    unknown: tuple[str, ...]
+    words: tuple[str, ...]  # of the command with Megatron's options, variables replaced
+    unknown: tuple[str, ...]  # words that stand for arguments which are not known, e.g. `$EXTRA_ARGS`
 
 
 def find_command(text: str) -> Command:

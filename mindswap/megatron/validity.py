@@ -10,8 +10,6 @@ from mindswap.document.problem import Level, Problem
 from mindswap.megatron.options import RULE, MegatronOptions, option_name
 from mindswap.megatron.placement import PlacementError, place_layers
 
-__all__ = ["find_problems"]
-
 INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
 Finding = tuple[str, str, str, str]  # option, message, allowed, fix
 

@@ -5,41 +5,32 @@ from dataclasses import dataclass
 
 from mindswap.config.ignored import misused_ignore, split_ignored
 from mindswap.document.nodes import Document
-from mindswap.document.problem import Level, Problem
+from mindswap.document.problem import Problem, find_errors
 from mindswap.mindformers_2x.effect import SettingsEffect, compute_effect
 from mindswap.mindformers_2x.read import read_pynative
 from mindswap.mindformers_2x.rule_context import Context2x
 from mindswap.mindformers_2x.rules import find_rules
 from mindswap.mindformers_2x.tables import Model, load_model
 
-__all__ = ["PynativeCheck", "check_pynative"]
-
 
 @dataclass(frozen=True, eq=False)
 class PynativeCheck:
-    """What came out of checking a configuration.
+    """What came out of checking a configuration."""
 
-    Attributes:
-        effect: what upstream makes of it, also where there are problems.
-        problems: all of them, in file order.
-        ignored: warnings that the configuration or the caller does not want to hear.
-    """
-
-    effect: SettingsEffect
-    problems: tuple[Problem, ...]
-    ignored: tuple[Problem, ...] = ()
+    effect: SettingsEffect  # what upstream makes of it, also where there are problems
+    problems: tuple[Problem, ...]  # all of them, in file order
+    ignored: tuple[Problem, ...] = ()  # warnings that the configuration or the caller does not want to hear
 
     @property
     def errors(self) -> tuple[Problem, ...]:
         """The problems that have to be mended."""
-        return tuple(problem for problem in self.problems if problem.level is Level.ERROR)
+        return find_errors(self.problems)
 
 
 def check_pynative(
     document: Document,
     num_layers: int | None = None,
     model: Model | None = None,
-    ignore: Collection[str] = (),
     silence: Collection[str] = (),
 ) -> PynativeCheck:
     """Check a configuration of MindFormers 2.x with every rule.
@@ -48,7 +39,6 @@ def check_pynative(
         document: the configuration.
         num_layers: layers of the model without those for multi-token prediction; None takes what it states.
         model: names of the layers; None takes the table of the model, if there is one.
-        ignore: rules whose problems are left out.
         silence: rules whose warnings are only counted, besides those of `mindswap.ignore`.
     """
     settings = read_pynative(document, num_layers)
@@ -58,4 +48,4 @@ def check_pynative(
     rules, context = find_rules(), Context2x(document, settings, effect)
     problems = (problem for rule in rules.values() for problem in rule.check(context))
     found = (*document.problems, *problems, *misused_ignore(document, rules))
-    return PynativeCheck(effect, *split_ignored(document, found, ignore, silence))
+    return PynativeCheck(effect, *split_ignored(document, found, (), silence))

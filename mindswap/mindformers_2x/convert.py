@@ -10,40 +10,27 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
-from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.renaming import LayerNames, pattern_to_1_9, patterns_to_2x
 from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.policy.words import index_runs
-
-__all__ = ["ConvertedSettings", "Swapped", "to_1_9", "to_2x"]
+from mindswap.policy.schema import RECOMPUTE_FLAGS
+from mindswap.policy.words import index_runs, name_indices
 
 
 @dataclass(frozen=True)
 class Swapped:
-    """What the other form shall swap.
+    """What the other form shall swap."""
 
-    Attributes:
-        whole: layers that are swapped as a whole.
-        paths: dotted path -> layers in which it is named.
-    """
-
-    whole: tuple[int, ...]
-    paths: Mapping[str, tuple[int, ...]]
+    whole: tuple[int, ...]  # layers that are swapped as a whole
+    paths: Mapping[str, tuple[int, ...]]  # dotted path -> layers in which it is named
 
 
 @dataclass(frozen=True)
 class ConvertedSettings:
-    """Settings in the other form.
+    """Settings in the other form."""
 
-    Attributes:
-        sections: top-level sections as plain data.
-        lost: what the other form cannot say, or says in another way, in words.
-        by: how it was found, in words.
-    """
-
-    sections: dict[str, dict[str, Any]]
-    lost: tuple[str, ...]
-    by: str = "by name"
+    sections: dict[str, dict[str, Any]]  # top-level sections as plain data
+    lost: tuple[str, ...]  # what the other form cannot say, or says in another way, in words
+    by: str = "by name"  # how it was found, in words
 
 
 def to_2x(
@@ -53,13 +40,10 @@ def to_2x(
     """A policy of MindFormers 1.9 in the sections of 2.x.
 
     Args:
-        policy: what 1.9 does.
-        num_layers: layers of the model.
-        num_stages: pipeline stages.
-        num_layer_ops: operators of a layer in backward, for the distance.
+        policy, num_layers, num_stages: what 1.9 does, with how many layers of the model and pipeline stages.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
         names: what is known of the layers of both versions.
         by_tensor: given how many of the first layers can be swapped, what moves the tensors of the policy.
-        source: where `num_layer_ops` is from, in words.
     """
     lost: list[str] = []
     told = f"({source}: {num_layer_ops} operators of a layer in backward; --ops-per-layer)"
@@ -114,7 +98,7 @@ def _swap_2x(
     if op_swap:
         swap["op_swap"] = op_swap
     if beyond:
-        lost.append(f"swap of {layers_in_words(beyond)}: the last {prefetch} cannot be swapped in 2.x")
+        lost.append(f"swap of {name_indices('layer', beyond)}: the last {prefetch} cannot be swapped in 2.x")
     return swap if whole or op_swap else {"enable": False}
 
 
@@ -138,11 +122,7 @@ def _recompute_2x(policy: Policy, num_layers: int, names: LayerNames, lost: list
         lost.append("select_comm_recompute_exclude: 2.x has nothing like it")
     if policy.output_recompute:
         lost.append("mindswap.output_recompute: 2.x has nothing like it")
-    for name, default in (
-        ("mp_comm_recompute", True),
-        ("parallel_optimizer_comm_recompute", False),
-        ("recompute_slice_activation", False),
-    ):
+    for name, default in RECOMPUTE_FLAGS.items():
         if getattr(policy, name) != default:
             lost.append(f"{name}: {getattr(policy, name)}: 2.x has nothing like it")
     return sections
@@ -165,14 +145,13 @@ def to_1_9(
     by_tensor: Swapped | None = None,
     source: str = "assumed",
 ) -> ConvertedSettings:
-    """Settings of MindFormers 2.x in the sections of 1.9.
+    """Settings of MindFormers 2.x in the sections of 1.9; what 2.x drops is not converted.
 
     Args:
-        effect: what 2.x makes of them; what it drops is not converted.
-        num_layer_ops: operators of a layer in backward, for the distance.
+        effect: what 2.x makes of them.
+        num_layer_ops, source: operators of a layer in backward, for the distance; and where that is from, in words.
         use_legacy: names of the legacy models, such as `feed_forward`.
         by_tensor: what moves the tensors that 2.x moves.
-        source: where `num_layer_ops` is from, in words.
     """
     settings, lost = effect.settings, []
     prefetch = (settings.prefetch or 1) * num_layer_ops
@@ -185,7 +164,7 @@ def to_1_9(
         )
         inside = [index for index, layer in enumerate(effect.layers) if layer.is_swapped and layer.is_recomputed]
         if inside:
-            lost.append(f"swap of the inputs of recomputed {layers_in_words(inside)}: 1.9 recomputes only")
+            lost.append(f"swap of the inputs of recomputed {name_indices('layer', inside)}: 1.9 recomputes only")
         if by_tensor is None:
             whole = [index for index, layer in enumerate(effect.layers) if layer.is_swapped]
             named = _names_1_9({i: layer.swapped for i, layer in enumerate(effect.layers)}, use_legacy, lost)

@@ -12,22 +12,14 @@ from mindswap.mindformers_2x.settings import Settings2x, Target
 from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.match import PatternError
 
-__all__ = ["Drop", "SettingsEffect", "LayerOutcome", "Maps", "compute_effect"]
-
 
 @dataclass(frozen=True)
 class Drop:
-    """A path that the settings name and that gets no wrapper.
+    """A path that the settings name and that gets no wrapper."""
 
-    Attributes:
-        option: as in `Target.option`.
-        path: what is named.
-        reason: why nothing comes of it, in words.
-    """
-
-    option: str
-    path: str
-    reason: str
+    option: str  # as in `Target.option`
+    path: str  # what is named
+    reason: str  # why nothing comes of it, in words
 
 
 @dataclass(frozen=True)
@@ -70,20 +62,13 @@ class Maps:
 
 @dataclass(frozen=True, eq=False)
 class SettingsEffect:
-    """What becomes of the settings.
+    """What becomes of the settings."""
 
-    Attributes:
-        settings: what was asked.
-        model: names of the layers; None if not known.
-        maps: as upstream prints them.
-        layers: one per layer of the model; empty where their number is not known.
-        unmatched: (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings.
-    """
-
-    settings: Settings2x
-    model: Model | None
-    maps: Maps
-    layers: tuple[LayerOutcome, ...]
+    settings: Settings2x  # what was asked
+    model: Model | None  # names of the layers; None if not known
+    maps: Maps  # as upstream prints them
+    layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty where their number is not known
+    # (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings
     unmatched: tuple[tuple[str, str], ...]
 
     @property

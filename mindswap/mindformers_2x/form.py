@@ -6,8 +6,6 @@ from mindswap.document.nodes import Document
 from mindswap.document.problem import Level, Location, Problem
 from mindswap.errors import PolicyError
 
-__all__ = ["RULE", "Form", "find_form", "form_problem", "refuse_pynative"]
-
 RULE = "form-2x"
 
 
@@ -42,11 +40,7 @@ def form_problem(document: Document) -> Problem | None:
 
 
 def refuse_pynative(document: Document) -> None:
-    """Stop a command that reads the graph form only.
-
-    Raises:
-        PolicyError: the file has the 2.x form.
-    """
+    """Stop a command that reads the graph form only. Raises PolicyError: the file has the 2.x form."""
     problem = form_problem(document)
     if problem is not None:
         raise PolicyError([problem])

@@ -6,10 +6,6 @@ from dataclasses import dataclass
 
 from mindswap.document.nodes import DocumentNode, is_huge
 from mindswap.document.problem import Location
-from mindswap.policy.model import Layers
-from mindswap.policy.words import format_layers
-
-__all__ = ["LayerSpec", "indices_of", "layers_in_words", "parse_spec"]
 
 # `_LAYER_ID_SPEC_PATTERN` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
 _SPEC = re.compile(r"(\d+)(?:-(\d+))?")
@@ -50,8 +46,3 @@ def indices_of(specs: Iterable[LayerSpec], limit: int) -> tuple[int, ...]:
     for spec in specs:
         found.update(range(spec.first, min(spec.last, limit - 1) + 1))
     return tuple(sorted(found))
-
-
-def layers_in_words(indices: Iterable[int]) -> str:
-    """`layer 3`, or `layers 0-2, 5`."""
-    return format_layers(Layers(indices))

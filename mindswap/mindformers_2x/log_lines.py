@@ -4,8 +4,6 @@ from collections.abc import Iterator
 
 from mindswap.mindformers_2x.effect import LayerMap, SettingsEffect
 
-__all__ = ["log_lines"]
-
 # How a warning calls an option, and which configuration it names.
 _LABELS = {
     "select_module": ("select_module", "recompute config"),

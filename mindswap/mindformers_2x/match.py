@@ -9,22 +9,14 @@ from dataclasses import dataclass
 
 from mindswap.policy.match import PART_TIMEOUT_S, PatternError, compile_part
 
-__all__ = ["LayerPaths", "is_below", "match_paths"]
-
 
 @dataclass(frozen=True)
 class LayerPaths:
-    """What a pattern can name in one layer.
+    """What a pattern can name in one layer."""
 
-    Attributes:
-        cells: dotted paths of cells.
-        callables: dotted paths of callables: primitives, functions, methods.
-        order: all of them in the order in which upstream lists them.
-    """
-
-    cells: frozenset[str]
-    callables: frozenset[str]
-    order: tuple[str, ...]
+    cells: frozenset[str]  # dotted paths of cells
+    callables: frozenset[str]  # dotted paths of callables: primitives, functions, methods
+    order: tuple[str, ...]  # all of them in the order in which upstream lists them
 
 
 @functools.lru_cache(maxsize=4096)

@@ -7,8 +7,6 @@ from mindswap.mindformers_2x.settings import SECTION_KEYS, Expect2x, Settings2x,
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, is_index, is_pattern, is_prefetch
 from mindswap.policy.unread import Unread
 
-__all__ = ["find_mtp_layers", "find_num_layers_2x", "read_pynative"]
-
 NUM_LAYERS_KEYS = ("num_hidden_layers", "num_layers", "n_layer", "n_layers")
 MTP_KEYS = ("num_nextn_predict_layers", "mtp_num_layers")
 _OFF_WORDS = ("false", "off", "no", "n", "0", "none", "null")

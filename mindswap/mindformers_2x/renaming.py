@@ -10,8 +10,6 @@ from mindswap.mindformers_2x.match import is_below
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import PatternError, match_pattern
 
-__all__ = ["LayerNames", "pattern_to_1_9", "patterns_to_2x", "to_2x_path"]
-
 # Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
 LEGACY_CELLS = {
     "attention.flash_attention": "self_attention.core_attention",
@@ -49,17 +47,11 @@ _SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_
 
 @dataclass(frozen=True)
 class LayerNames:
-    """What is known of both layers; None where a model is in no table.
+    """What is known of both layers; None where a model is in no table."""
 
-    Attributes:
-        layer_1_9: the layer of 1.9.
-        paths_2x: what can be named in the layer of 2.x.
-        cells_2x: which of that are cells.
-    """
-
-    layer_1_9: CellNode | None = None
-    paths_2x: frozenset[str] | None = None
-    cells_2x: frozenset[str] = frozenset()
+    layer_1_9: CellNode | None = None  # the layer of 1.9
+    paths_2x: frozenset[str] | None = None  # what can be named in the layer of 2.x
+    cells_2x: frozenset[str] = frozenset()  # which of that are cells
 
 
 def to_2x_path(path: str) -> str:

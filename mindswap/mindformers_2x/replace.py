@@ -12,8 +12,6 @@ from mindswap.document.problem import Level, Location, Problem
 from mindswap.document.render import block_lines
 from mindswap.errors import PolicyError
 
-__all__ = ["replace_sections"]
-
 _COMMENT = re.compile(r"#[^\r\n]*")
 _STEP = 2
 

@@ -8,24 +8,16 @@ from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.effect import SettingsEffect
 from mindswap.mindformers_2x.settings import Settings2x
 
-__all__ = ["Context2x", "rule"]
-
 rule = functools.partial(rules.rule, prefix="pynative-")
 
 
 @dataclass(frozen=True, eq=False)
 class Context2x:
-    """What a rule looks at.
+    """What a rule looks at."""
 
-    Attributes:
-        document: the configuration, as located nodes.
-        settings: what it says, statement by statement.
-        effect: what upstream makes of that.
-    """
-
-    document: Document
-    settings: Settings2x
-    effect: SettingsEffect
+    document: Document  # the configuration, as located nodes
+    settings: Settings2x  # what it says, statement by statement
+    effect: SettingsEffect  # what upstream makes of that
 
     @property
     def num_layers(self) -> int | None:

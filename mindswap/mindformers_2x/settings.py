@@ -8,8 +8,6 @@ from mindswap.mindformers_2x.layers import LayerSpec, indices_of
 from mindswap.policy.schema import MAX_NUM_LAYERS
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["SECTION_KEYS", "Expect2x", "Settings2x", "Target"]
-
 # Keys of each section. Source: mindformers/pynative/config/config.py (2.1.0), SwapConfig and the two above it.
 SECTION_KEYS = {
     "swap": ("enable", "default_prefetch", "layer_swap", "op_swap"),
@@ -37,55 +35,34 @@ class Expect2x(Enum):
 
 @dataclass(frozen=True)
 class Target:
-    r""" "These cells or operators, in these layers", as one place says it.
+    r""" "These cells or operators, in these layers", as one place says it."""
 
-    Attributes:
-        option: key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`,
-            `exclude_op`, or `comm` for `recompute_comm.select_module`.
-        path: key path of the entry, e.g. `swap.op_swap[1]`.
-        location: where the entry begins.
-        pattern: regular expression for whole paths; None for whole layers.
-        pattern_path: key path of the pattern.
-        pattern_location: where it stands.
-        layers_path: key path of the list of layers.
-        layers_location: where the list begins.
-        specs: its elements, those that could be read.
-    """
-
+    # key it stands under: `layer_swap`, `op_swap`, `full_recompute_layer`, `select_module`, `exclude_op`, or `comm` for
+    # `recompute_comm.select_module`
     option: str
-    path: str
-    location: Location
-    pattern: str | None
-    pattern_path: str
-    pattern_location: Location
-    layers_path: str
-    layers_location: Location
-    specs: tuple[LayerSpec, ...]
+    path: str  # key path of the entry, e.g. `swap.op_swap[1]`
+    location: Location  # where the entry begins
+    pattern: str | None  # regular expression for whole paths; None for whole layers
+    pattern_path: str  # key path of the pattern
+    pattern_location: Location  # where it stands
+    layers_path: str  # key path of the list of layers
+    layers_location: Location  # where the list begins
+    specs: tuple[LayerSpec, ...]  # its elements, those that could be read
 
 
 @dataclass(frozen=True, eq=False)
 class Settings2x:
-    """Everything the three sections say, and what could not be read of it.
+    """Everything the three sections say, and what could not be read of it."""
 
-    Attributes:
-        num_layers: layers of the model with those for multi-token prediction; None if not known.
-        num_mtp_layers: how many of them are for multi-token prediction.
-        is_swap_enabled: what `swap.enable` says; also True where its value is no bool and not like "off".
-        prefetch: `swap.default_prefetch`, in layers; None where it could not be read.
-        mode: `recompute.mode`; None where it could not be read.
-        is_comm_enabled: what `recompute_comm.enable` says.
-        targets: all that acts or is meant to act, in order.
-        misfits, unknown_keys, missing_keys: what could not be read; of unknown keys upstream ignores those in an entry
-            and refuses those in a section.
-    """
-
-    num_layers: int | None
-    num_mtp_layers: int
-    is_swap_enabled: bool
-    prefetch: int | None
-    mode: str | None
-    is_comm_enabled: bool
-    targets: tuple[Target, ...]
+    num_layers: int | None  # layers of the model with those for multi-token prediction; None if not known
+    num_mtp_layers: int  # how many of them are for multi-token prediction
+    is_swap_enabled: bool  # what `swap.enable` says; also True where its value is no bool and not like "off"
+    prefetch: int | None  # `swap.default_prefetch`, in layers; None where it could not be read
+    mode: str | None  # `recompute.mode`; None where it could not be read
+    is_comm_enabled: bool  # what `recompute_comm.enable` says
+    targets: tuple[Target, ...]  # all that acts or is meant to act, in order
+    # misfits, unknown_keys, missing_keys: what could not be read; of unknown keys upstream ignores those in an entry
+    # and refuses those in a section
     misfits: tuple[Misfit, ...]
     unknown_keys: tuple[UnknownKey, ...]
     missing_keys: tuple[MissingKey, ...]

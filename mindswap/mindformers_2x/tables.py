@@ -10,20 +10,13 @@ from typing import Any, NamedTuple
 from mindswap.document.nodes import Document
 from mindswap.mindformers_2x.match import LayerPaths
 
-__all__ = ["Model", "dense_layer", "load_model", "paths_from_outline"]
-
 
 @dataclass(frozen=True)
 class Model:
-    """The layers of a model.
+    """The layers of a model."""
 
-    Attributes:
-        layers: what can be named, layer by layer.
-        source: where that comes from, for messages.
-    """
-
-    layers: tuple[LayerPaths, ...]
-    source: str
+    layers: tuple[LayerPaths, ...]  # what can be named, layer by layer
+    source: str  # where that comes from, for messages
 
 
 def load_model(document: Document, num_layers: int | None, num_mtp_layers: int = 0) -> Model | None:

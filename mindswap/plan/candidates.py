@@ -13,9 +13,9 @@ from mindswap.graph.model import Graph, Node
 from mindswap.graph.names import Names
 from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.gather import is_gathering
-from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.graph.uses import find_handed_on
 
 __all__ = ["Item", "find_items"]
 

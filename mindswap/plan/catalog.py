@@ -13,8 +13,9 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
 from mindswap.simulate.block import Block
+from mindswap.simulate.compiled_layers import HELD
 from mindswap.simulate.program import NO_OP
-from mindswap.simulate.step_model import HELD, StepModel
+from mindswap.simulate.step_model import StepModel
 
 __all__ = [
     "WHOLE_LAYER",

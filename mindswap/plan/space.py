@@ -12,9 +12,10 @@ import numpy as np
 
 from mindswap.graph.names import Label, Names
 from mindswap.simulate.block import Block
-from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.memory import peak_memory, profile_memory
 from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulate.program import MemoryKind
@@ -180,7 +181,7 @@ class Space(ABC):
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
         program = build_program(self.blocks(choice), self.transfers, self.layout, self.stage)
-        return simulate(program, check=False)
+        return simulate(program)
 
     def score(self, timeline: Timeline) -> Score:
         """What a timeline of this stage comes to."""

@@ -10,9 +10,10 @@ from mindswap.plan.rows import Rows
 from mindswap.plan.space import Figures, Score, Space, Worth
 from mindswap.policy.model import Policy
 from mindswap.simulate.block import Block
-from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import peak_host_bytes
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.schedules import most_in_flight
 from mindswap.simulate.step_model import StepModel
@@ -135,7 +136,7 @@ class WholeSpace(_ModelSpace):
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """All stages."""
-        return simulate(build_program(self.blocks(choice), self.transfers, self.layout), check=False)
+        return simulate(build_program(self.blocks(choice), self.transfers, self.layout))
 
     def score(self, timeline: Timeline) -> Score:
         """What is over the budgets, of all stages together; the peak is that of the fullest."""

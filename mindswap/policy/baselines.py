@@ -10,22 +10,14 @@ from mindswap.policy.match import match_pattern
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import default_operators
 
-__all__ = ["BASELINES", "KEEP_ALL", "Baseline", "baseline_policy"]
-
 
 @dataclass(frozen=True)
 class Baseline:
-    """A setting that treats all layers alike.
+    """A setting that treats all layers alike."""
 
-    Attributes:
-        title: in tables.
-        meaning: as one would write it.
-        policy: for the trees of all kinds of layers.
-    """
-
-    title: str
-    meaning: str
-    policy: Callable[[Sequence[CellNode]], Policy]
+    title: str  # in tables
+    meaning: str  # as one would write it
+    policy: Callable[[Sequence[CellNode]], Policy]  # for the trees of all kinds of layers
 
 
 def _always(**fields: Any) -> Callable[[Sequence[CellNode]], Policy]:

@@ -7,8 +7,6 @@ from mindswap.policy.model import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 from mindswap.policy.settings import PolicySettings, Statement
 
-__all__ = ["build_policy"]
-
 
 def build_policy(settings: PolicySettings) -> Policy:
     """The policy of everything that could be read."""

@@ -7,24 +7,15 @@ An adapter makes the tree from a real network, or it is read from a table of the
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-__all__ = ["CellNode", "LayerTrees"]
-
 
 @dataclass(frozen=True)
 class CellNode:
-    """One cell or primitive.
+    """One cell or primitive."""
 
-    Attributes:
-        name: attribute name in its parent; "" for the layer itself.
-        type_name: class name, e.g. `LLamaAttention`, or primitive name, e.g. `MatMul`.
-        is_primitive: True for a primitive (it has no children).
-        children: what the cell holds, cells and primitives, in order of definition.
-    """
-
-    name: str
-    type_name: str
-    is_primitive: bool = False
-    children: tuple["CellNode", ...] = ()
+    name: str  # attribute name in its parent; "" for the layer itself
+    type_name: str  # class name, e.g. `LLamaAttention`, or primitive name, e.g. `MatMul`
+    is_primitive: bool = False  # True for a primitive (it has no children)
+    children: tuple["CellNode", ...] = ()  # what the cell holds, cells and primitives, in order of definition
     _hash: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -52,18 +43,12 @@ class CellNode:
 
 @dataclass(frozen=True)
 class LayerTrees:
-    """The layers of a model.
+    """The layers of a model."""
 
-    Attributes:
-        layers: one tree per layer; equal layers may be the same object.
-        uses: for a primitive path in a layer (`attention.wq.matmul`), the paths of the primitives
-            in the same layer that read its output in forward. Read from a compiled graph; empty
-            where it is not known.
-        source: where the trees come from, for messages ("the real network", "table llama ...").
-        prediction: tree of the layer of multi-token prediction, which has the number of the last layer; None without.
-    """
-
-    layers: tuple[CellNode, ...]
+    layers: tuple[CellNode, ...]  # one tree per layer; equal layers may be the same object
+    # for a primitive path in a layer (`attention.wq.matmul`), the paths of the primitives in the same layer that read
+    # its output in forward. Read from a compiled graph; empty where it is not known
     uses: dict[str, tuple[str, ...]]
-    source: str
+    source: str  # where the trees come from, for messages ("the real network", "table llama ...")
+    # tree of the layer of multi-token prediction, which has the number of the last layer; None without
     prediction: CellNode | None = None

@@ -9,23 +9,16 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.match import Match, PatternError, match_pattern
 from mindswap.policy.model import Layers
 
-__all__ = ["Coverage"]
-
 
 class Coverage:
-    """Patterns against the layers of one model. Layers with equal trees are one kind.
-
-    Attributes:
-        kinds: the distinct trees.
-        kind_of: for each layer the index of its tree in `kinds`.
-    """
+    """Patterns against the layers of one model. Layers with equal trees are one kind."""
 
     def __init__(self, trees: LayerTrees):
         self.trees = trees
         self.num_layers = len(trees.layers)
         index_of: dict[CellNode, int] = {}
-        self.kind_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)
-        self.kinds = tuple(index_of)
+        self.kind_of = tuple(index_of.setdefault(tree, len(index_of)) for tree in trees.layers)  # by layer
+        self.kinds = tuple(index_of)  # the distinct trees
         self._operators: dict[tuple[str | None, int], frozenset[str]] = {}
         self._errors: dict[str, PatternError] = {}
 

@@ -10,15 +10,9 @@ from typing import Any
 
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 
-__all__ = ["load_layer_trees"]
-
 
 def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTrees | None:
-    """The layers of a model by the `model` section of its configuration, as plain data.
-
-    Returns:
-        The trees; None if no table has this model, or none of its variants fits the configuration.
-    """
+    """The layers of a model by the `model` section of its configuration; None if no variant of a table fits it."""
     names = _architecture_names(model_section)
     model_config = _mapping(model_section.get("model_config"))
     for table in _tables():

@@ -14,11 +14,6 @@ import regex
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 
-__all__ = [
-    "MAX_PATTERN_CHARS", "SEPARATOR", "Match", "PatternError", "compile_part", "exact_pattern", "is_match",
-    "match_pattern", "split_pattern",
-]  # fmt: skip
-
 SEPARATOR = r"\."
 MAX_PATTERN_CHARS = 1000
 # One part against one attribute name takes microseconds; a pattern that needs longer is
@@ -27,32 +22,23 @@ PART_TIMEOUT_S = 0.2
 
 
 class PatternError(MindswapError):
-    """A pattern is not a regular expression, or matching it does not come to an end.
-
-    Attributes:
-        reason: what is wrong, in the words of the regex compiler.
-    """
+    """A pattern is not a regular expression, or matching it does not come to an end."""
 
     def __init__(self, pattern: str, reason: str):
         self.pattern = pattern
-        self.reason = reason
+        self.reason = reason  # in the words of the regex compiler
         super().__init__(f"'{pattern}': {reason}")
 
 
 @dataclass(frozen=True)
 class Match:
-    """One cell or primitive that a pattern names.
+    """One cell or primitive that a pattern names."""
 
-    Attributes:
-        path: attribute names from the layer down, e.g. `("attention", "flash_attention")`.
-    """
-
-    path: tuple[str, ...]
+    path: tuple[str, ...]  # attribute names from the layer down, e.g. `("attention", "flash_attention")`
     node: CellNode
 
     @property
     def name(self) -> str:
-        """The path joined by dots."""
         return ".".join(self.path)
 
 

@@ -23,8 +23,6 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import PolicySettings, Statement
 
-__all__ = ["NUM_LAYERS_KEYS", "find_num_layers", "read_settings"]
-
 # The names MindFormers takes for the number of layers, in model.model_config.
 NUM_LAYERS_KEYS = ("num_layers", "num_hidden_layers", "n_layer", "n_layers")
 

@@ -10,8 +10,6 @@ from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, Expect, i
 from mindswap.policy.settings import LayerRef
 from mindswap.policy.unread import Unread
 
-__all__ = ["Parts", "Pattern", "is_empty", "is_range"]
-
 _RANGE = re.compile(r"\s*(\d{1,6})\s*-\s*(\d{1,6})\s*", re.ASCII)
 
 

@@ -16,8 +16,6 @@ from mindswap.policy.schema import (
 )
 from mindswap.policy.settings import LayerRef, StageCounts, Statement
 
-__all__ = ["RecomputeReader"]
-
 
 @dataclass(eq=False)
 class RecomputeReader:
@@ -31,7 +29,6 @@ class RecomputeReader:
     stage_counts: list[StageCounts] = field(default_factory=list)
 
     def read_section(self, node: DocumentNode | None) -> None:
-        """Read `recompute_config`."""
         section = self.parts.section(node, "recompute_config")
         if section is None:
             return
@@ -50,7 +47,6 @@ class RecomputeReader:
                     self.parts.unread.misfit(path, entry.value, Expect.BOOL)
 
     def read_own_section(self, node: DocumentNode | None) -> None:
-        """Read `mindswap`."""
         section = self.parts.section(node, "mindswap")
         if section is None:
             return

@@ -20,11 +20,6 @@ from mindswap.policy.match import Match, match_pattern
 from mindswap.policy.model import OpRecompute, Policy
 from mindswap.policy.schema import SELECT_OPTIONS
 
-__all__ = [
-    "Claim", "Decision", "Entry", "LayerDecisions", "Path", "Setting", "Treatment", "acting_entries", "matches_of",
-    "resolve_layer",
-]  # fmt: skip
-
 # Attribute names from the layer down; () is the layer itself.
 Path = tuple[str, ...]
 
@@ -58,17 +53,11 @@ class Treatment(Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """One entry of a policy.
-
-    Attributes:
-        setting: where it stands.
-        pattern: what it names; "" for the whole layer.
-        prefetch: prefetch distance in operators; None for recompute.
-    """
+    """One entry of a policy."""
 
     setting: Setting
-    pattern: str = ""
-    prefetch: int | None = None
+    pattern: str = ""  # what it names; "" for the whole layer
+    prefetch: int | None = None  # prefetch distance in operators; None for recompute
 
 
 @dataclass(frozen=True)
@@ -80,25 +69,18 @@ class Claim:
 
     @property
     def path(self) -> Path:
-        """Of what is named."""
         return self.match.path
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What happens to one operator.
+    """What happens to one operator."""
 
-    Attributes:
-        recomputed_by: entries that have it run again in backward.
-        offloaded_by: of the entries that offload it the one that counts; without effect where it is recomputed.
-        excluded_by: entries that keep it from being recomputed.
-        communicated_again_by: entries that have its communication repeated.
-    """
-
-    recomputed_by: tuple[Claim, ...] = ()
+    recomputed_by: tuple[Claim, ...] = ()  # entries that have it run again in backward
+    # of the entries that offload it the one that counts; without effect where it is recomputed
     offloaded_by: Claim | None = None
-    excluded_by: tuple[Claim, ...] = ()
-    communicated_again_by: tuple[Claim, ...] = ()
+    excluded_by: tuple[Claim, ...] = ()  # entries that keep it from being recomputed
+    communicated_again_by: tuple[Claim, ...] = ()  # entries that have its communication repeated
 
     @property
     def treatment(self) -> Treatment:
@@ -127,34 +109,33 @@ class Decision:
 
 @dataclass(frozen=True)
 class LayerDecisions:
-    """What a policy decides for a layer.
-
-    Attributes:
-        layer_index, layer: index of the layer, its tree.
-        recomputes: what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole.
-        is_output_recomputed: with the whole layer its output, too.
-        comm_recomputes: primitives whose communication is repeated.
-        excludes, comm_excludes: what must not be recomputed, what must not communicate again.
-        offloads: weakest first: of those that cover an operator the last one counts.
-        overridden: claims that others of their kind take everything from.
-        silent: entries that have the layer and do not act in it.
-    """
+    """What a policy decides for a layer."""
 
     layer_index: int
     layer: CellNode
+    # what runs again: the layer, or cells and primitives of it; nothing that is excluded as a whole
     recomputes: tuple[Claim, ...] = ()
-    is_output_recomputed: bool = False
-    comm_recomputes: tuple[Claim, ...] = ()
-    excludes: tuple[Claim, ...] = ()
-    comm_excludes: tuple[Claim, ...] = ()
-    offloads: tuple[Claim, ...] = ()
-    overridden: tuple[Claim, ...] = ()
-    silent: tuple[Entry, ...] = ()
+    is_output_recomputed: bool = False  # with the whole layer its output, too
+    comm_recomputes: tuple[Claim, ...] = ()  # primitives whose communication is repeated
+    excludes: tuple[Claim, ...] = ()  # what must not be recomputed
+    comm_excludes: tuple[Claim, ...] = ()  # what must not communicate again
+    offloads: tuple[Claim, ...] = ()  # weakest first: of those that cover an operator the last one counts
+    overridden: tuple[Claim, ...] = ()  # claims that others of their kind take everything from
+    silent: tuple[Entry, ...] = ()  # entries that have the layer and do not act in it
 
     @property
     def is_fully_recomputed(self) -> bool:
-        """Whether the layer is recomputed whole."""
         return any(not claim.path for claim in self.recomputes)
+
+    @property
+    def layer_prefetch(self) -> int | None:
+        """Prefetch distance of the layer as a whole; None where it is not offloaded whole."""
+        return next((claim.entry.prefetch for claim in self.offloads if not claim.path), None)
+
+    @property
+    def op_swaps(self) -> tuple[Claim, ...]:
+        """Cells and primitives to offload; one inside another comes later and overrides it."""
+        return tuple(claim for claim in self.offloads if claim.path)
 
     def of(self, *paths: Path) -> Decision:
         """The decision for an operator.
@@ -187,7 +168,6 @@ class LayerDecisions:
         return {path: self.of(path) for path, node in self.layer.walk() if not node.children}
 
     def primitives(self) -> Mapping[Path, Decision]:
-        """The decision for each primitive."""
         return {path: self.of(path) for path, node in self.layer.walk() if node.is_primitive}
 
 

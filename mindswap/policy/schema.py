@@ -8,12 +8,6 @@ from enum import Enum
 
 from mindswap.document.nodes import DocumentNode
 
-__all__ = [
-    "DEVICE_KEYS", "ENTRY_KEYS", "Expect", "MINDSWAP_KEYS", "MAX_NUM_LAYERS", "MAX_SECTION_VALUES",
-    "PREFETCH_DEFAULT", "RECOMPUTE_FLAGS", "RECOMPUTE_KEYS", "SELECT_OPTIONS", "SWAP_KEYS", "default_operators",
-    "is_index", "is_pattern", "is_prefetch",
-]  # fmt: skip
-
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (
     "select_recompute",

@@ -11,8 +11,6 @@ from mindswap.document.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 
-__all__ = ["LayerRef", "PolicySettings", "StageCounts", "Statement"]
-
 
 @dataclass(frozen=True)
 class LayerRef:
@@ -24,35 +22,20 @@ class LayerRef:
 
 @dataclass(frozen=True)
 class Statement:
-    """ "These operators, in these layers", as one place of the configuration says it.
+    """ "These operators, in these layers", as one place of the configuration says it."""
 
-    Attributes:
-        option: the option it belongs to, e.g. `op_swap`.
-        path: key path of the entry, e.g. `swap_config.op_swap[1]`.
-        location: where the entry begins.
-        pattern: the operators; None for whole layers; "" where the configuration has none that is usable.
-        pattern_path: key path of the pattern.
-        pattern_location: where the pattern stands (for whole layers: where the entry begins).
-        layers: the layers; only those that could be read.
-        layers_path: key path of the layers.
-        layer_refs: each index with its place; empty for `True`.
-        num_prefetch_ops: prefetch distance; None for recomputation, or where it could not be read.
-        prefetch_location: where it stands.
-        is_default: the pattern is mindswap's, not the user's.
-    """
-
-    option: str
-    path: str
-    location: Location
-    pattern: str | None
-    pattern_path: str
-    pattern_location: Location
-    layers: Layers
-    layers_path: str
-    layer_refs: tuple[LayerRef, ...] = ()
-    num_prefetch_ops: int | None = None
-    prefetch_location: Location | None = None
-    is_default: bool = False
+    option: str  # the option it belongs to, e.g. `op_swap`
+    path: str  # key path of the entry, e.g. `swap_config.op_swap[1]`
+    location: Location  # where the entry begins
+    pattern: str | None  # the operators; None for whole layers; "" where the configuration has none that is usable
+    pattern_path: str  # key path of the pattern
+    pattern_location: Location  # where the pattern stands (for whole layers: where the entry begins)
+    layers: Layers  # the layers; only those that could be read
+    layers_path: str  # key path of the layers
+    layer_refs: tuple[LayerRef, ...] = ()  # each index with its place; empty for `True`
+    num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation, or where it could not be read
+    prefetch_location: Location | None = None  # where it stands
+    is_default: bool = False  # the pattern is mindswap's, not the user's
 
 
 @dataclass(frozen=True, eq=False)
@@ -65,27 +48,20 @@ class StageCounts:
 
 @dataclass(frozen=True, eq=False)
 class PolicySettings:
-    """Everything the configuration says, and what could not be read of it.
+    """Everything the configuration says, and what could not be read of it."""
 
-    Attributes:
-        is_swap_enabled: what `swap_config.swap` says; also True where its value is no bool and does
-            not look like "off", so that the rest is checked.
-        num_layers: layers of the model; None if not known.
-        pipeline: how layers are spread over stages.
-        default_prefetch: prefetch of the default strategy; None where it does not act.
-        swap: statements of layer_swap and op_swap, in file order (the default strategy included).
-        recompute: statements of `recompute` and the select options.
-        misfits, stage_counts, unknown_keys, missing_keys: what could not be read.
-    """
-
+    # what `swap_config.swap` says; also True where its value is no bool and does not look like "off", so that the rest
+    # is checked
     is_swap_enabled: bool
     use_legacy: bool
-    num_layers: int | None
-    pipeline: Pipeline
-    default_prefetch: int | None = None
+    num_layers: int | None  # layers of the model; None if not known
+    pipeline: Pipeline  # how layers are spread over stages
+    default_prefetch: int | None = None  # prefetch of the default strategy; None where it does not act
+    # statements of layer_swap and op_swap, in file order (the default strategy included)
     swap: tuple[Statement, ...] = ()
-    recompute: tuple[Statement, ...] = ()
+    recompute: tuple[Statement, ...] = ()  # statements of `recompute` and the select options
     flags: tuple[tuple[str, bool], ...] = ()
+    # misfits, stage_counts, unknown_keys, missing_keys: what could not be read
     misfits: tuple[Misfit, ...] = ()
     stage_counts: tuple[StageCounts, ...] = ()
     unknown_keys: tuple[UnknownKey, ...] = ()
@@ -93,9 +69,7 @@ class PolicySettings:
 
     @property
     def statements(self) -> tuple[Statement, ...]:
-        """All statements."""
         return self.swap + self.recompute
 
     def of(self, option: str) -> tuple[Statement, ...]:
-        """The statements of one option."""
         return tuple(statement for statement in self.statements if statement.option == option)

@@ -5,8 +5,6 @@ from enum import Enum
 
 from mindswap.document.nodes import DocumentNode, MappingEntry, key_text
 
-__all__ = ["Misfit", "MissingKey", "UnknownKey", "Unread"]
-
 
 @dataclass(frozen=True, eq=False)
 class Misfit:

@@ -5,10 +5,6 @@ from collections.abc import Iterable
 
 from mindswap.policy.model import Layers
 
-__all__ = [
-    "closest_names", "edit_distance", "format_indices", "format_layers", "format_names", "index_runs", "last_key",
-]  # fmt: skip
-
 MAX_COMPARED_CHARS = 120
 
 
@@ -28,11 +24,17 @@ def index_runs(indices: Iterable[int]) -> list[str]:
     return [str(first) if first == last else f"{first}-{last}" for first, last in runs]
 
 
+def name_indices(noun: str, indices: Iterable[int]) -> str:
+    """`worker 3`, `workers 1-2`, `workers 0, 3-5`."""
+    named = set(indices)
+    return f"{noun}{'' if len(named) == 1 else 's'} {format_indices(named) or '(none)'}"
+
+
 def format_layers(layers: Layers) -> str:
     """A set of layers in words: `layer 3`, `layers 0-2, 5`, `every layer`."""
     if layers.indices is None:
         return "every layer"
-    return f"layer{'' if len(layers.indices) == 1 else 's'} {format_indices(layers.indices) or '(none)'}"
+    return name_indices("layer", layers.indices)
 
 
 def format_names(names: Iterable[str], limit: int = 3) -> str:
@@ -43,12 +45,7 @@ def format_names(names: Iterable[str], limit: int = 3) -> str:
 
 
 def closest_names(name: str, candidates: Iterable[str], limit: int = 1, max_distance: int | None = None) -> list[str]:
-    """The candidates that take the fewest edits to reach, closest first.
-
-    Args:
-        limit: how many to give.
-        max_distance: leave out what is further away; None keeps all.
-    """
+    """The candidates that take the fewest edits to reach, at most `max_distance`, closest first."""
     # The lengths, then the letters that differ bound the distance from below; most candidates need no closer look.
     letters = Counter(name.lower())
     bounds: list[tuple[int, int, str]] = []

@@ -6,8 +6,6 @@ from collections.abc import Callable, Iterator
 from mindswap.prove.model import Check, MeasuredRun, Proof, Simulated, Variant, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["LOSS_TOLERANCE", "MEMORY_PERMILLE", "OVERLAP_PERMILLE", "STEP_PERMILLE", "make_checks"]
-
 # The simulator claims no more: 15 % of the step time for a single configuration (issue of the published runs).
 STEP_PERMILLE = 150
 # assumed: statistics are in whole MiB, and pool and workspace differ by version; more is an error of the model.

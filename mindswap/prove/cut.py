@@ -5,8 +5,6 @@ from typing import Any
 
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 
-__all__ = ["cut_policy", "kept_layers"]
-
 
 def kept_layers(num_layers: int, num_kept: int) -> tuple[int, ...]:
     """Layers of the whole model that the layers of the cut one stand for: the first, the last, evenly between.

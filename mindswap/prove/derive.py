@@ -9,8 +9,6 @@ from mindswap.document.render import block_lines, inline_text, is_inline
 from mindswap.errors import LaunchError
 from mindswap.policy.read import NUM_LAYERS_KEYS
 
-__all__ = ["SyntheticData", "Wanted", "derive", "format_config", "switched_off"]
-
 # A profile of this level has sizes and directions of copies; Level1 has neither.
 PROFILER_LEVEL = 2
 
@@ -25,23 +23,14 @@ class SyntheticData:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the runs are to be.
+    """What the runs are to be."""
 
-    Attributes:
-        num_steps: steps of training.
-        num_workers: workers of msrun; 0: as the configuration has, which `derive` does not look up.
-        num_layers: layers of the cut model; None leaves them.
-        data: in place of the user's; None keeps that.
-        is_profiled: profile the last step of rank 0.
-        is_deterministic: kernels that give the same bits each time.
-    """
-
-    num_steps: int
-    num_workers: int
-    num_layers: int | None = None
-    data: SyntheticData | None = None
-    is_profiled: bool = True
-    is_deterministic: bool = False
+    num_steps: int  # steps of training
+    num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up
+    num_layers: int | None = None  # layers of the cut model; None leaves them
+    data: SyntheticData | None = None  # in place of the user's; None keeps that
+    is_profiled: bool = True  # profile the last step of rank 0
+    is_deterministic: bool = False  # kernels that give the same bits each time
 
 
 def derive(config: Mapping[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[str, ...]]:

@@ -3,31 +3,20 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Interval", "Overlap", "measure_overlap"]
-
 # (start, end) in ns.
 Interval = tuple[int, int]
 
 
 @dataclass(frozen=True)
 class Overlap:
-    """Copies of a profile, each of its nanoseconds counted once: hidden, beside communication or exposed.
+    """Copies of a profile, each of its nanoseconds counted once: hidden, beside communication or exposed."""
 
-    Attributes:
-        num_copies: copies between device and host.
-        size_bytes: of all copies; None where the profile has no sizes.
-        copy_ns: sum of their durations.
-        hidden_ns: of that, while the device computed.
-        communication_ns: of that, while it only communicated.
-        compute_ns: time in which the device computed.
-    """
-
-    num_copies: int
-    size_bytes: int | None
-    copy_ns: int
-    hidden_ns: int
-    communication_ns: int
-    compute_ns: int
+    num_copies: int  # copies between device and host
+    size_bytes: int | None  # of all copies; None where the profile has no sizes
+    copy_ns: int  # sum of their durations
+    hidden_ns: int  # of that, while the device computed
+    communication_ns: int  # of that, while it only communicated
+    compute_ns: int  # time in which the device computed
 
     @property
     def exposed_ns(self) -> int:
@@ -48,11 +37,7 @@ def measure_overlap(
 ) -> Overlap:
     """Lay the copies over what else the device did.
 
-    Args:
-        copies: one interval per copy; two that run at once count both.
-        compute: kernels; they may overlap each other.
-        communication: collectives; they may overlap each other and the kernels.
-        size_bytes: of all copies.
+    Two copies that run at once count both; kernels (`compute`) and collectives may overlap each other.
     """
     computing = _union(compute)
     busy = _union([*computing, *communication])

@@ -14,8 +14,6 @@ from typing import Any
 
 from mindswap.prove.overlap import Interval, Overlap, measure_overlap
 
-__all__ = ["trace_overlap"]
-
 HARDWARE, ANALYSIS = "Ascend Hardware", "Overlap Analysis"
 COPY = "MEMCPY_ASYNC"
 COMPUTING, COMMUNICATION = "Computing", "Communication"

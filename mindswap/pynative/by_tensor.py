@@ -9,14 +9,12 @@ from dataclasses import dataclass
 
 from mindswap.mindformers_2x.convert import Swapped
 from mindswap.mindformers_2x.effect import SettingsEffect
-from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import LayerPaths, is_below
 from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
+from mindswap.policy.words import name_indices
 from mindswap.pynative.trace import Operator, Trace
 from mindswap.units import format_bytes
-
-__all__ = ["TensorFate", "choose_1_9", "choose_2x", "differences", "fate_in_1_9", "fate_in_2x"]
 
 # A cell is named where what it moves besides is at most this part of what it shall move: the rim of whole cells.
 RIM = 0.1
@@ -103,8 +101,6 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
     """Storages of one set that another lacks, in words: those of a cell together, equal ones of several layers, too.
 
     Args:
-        trace: the step.
-        before, after: the sets.
         what: is done to those of `before`, e.g. "moves".
         where: what `after` is called, e.g. "2.x".
     """
@@ -124,7 +120,7 @@ def differences(trace: Trace, before: Iterable[int], after: Iterable[int], what:
                 label = f"{len(indices)} tensors of {cell}"
             size = format_bytes(sum(trace.storages[index].size_bytes for index in indices))
             groups.setdefault(f"{label}, {size}", []).append(layer)
-        lines += [f"{where} {verb} {what} {label}, {layers_in_words(layers)}" for label, layers in groups.items()]
+        lines += [f"{where} {verb} {what} {label}, {name_indices('layer', layers)}" for label, layers in groups.items()]
     return lines
 
 

@@ -6,8 +6,6 @@ from mindswap.policy.resolve import LayerDecisions
 from mindswap.pynative.schedule import Distance, Unit
 from mindswap.pynative.trace import Operator, Trace
 
-__all__ = ["decide"]
-
 
 def decide(trace: Trace, layers: Sequence[LayerDecisions], unit: Unit = Unit.OPERATORS) -> dict[int, Distance]:
     """Prefetch distance of each storage that a policy names, in this unit.

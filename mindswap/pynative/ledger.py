@@ -5,24 +5,16 @@ from dataclasses import dataclass
 from mindswap.pynative.schedule import ActionKind, StepSchedule
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Ledger", "Totals", "predict"]
-
 
 @dataclass(frozen=True)
 class Totals:
-    """What a step moved and held.
+    """What a step moved and held."""
 
-    Attributes:
-        device_bytes: live saved bytes behind each event.
-        peak_device_bytes, peak_host_bytes: the most at once; a peak may lie between two events.
-        offloaded_bytes, prefetched_bytes: copied to the host and back.
-    """
-
-    device_bytes: tuple[int, ...]
-    peak_device_bytes: int
-    peak_host_bytes: int
-    offloaded_bytes: int
-    prefetched_bytes: int
+    device_bytes: tuple[int, ...]  # live saved bytes behind each event
+    peak_device_bytes: int  # the most at once; a peak may lie between two events
+    peak_host_bytes: int  # likewise
+    offloaded_bytes: int  # copied to the host
+    prefetched_bytes: int  # and back
 
 
 class Ledger:
@@ -62,12 +54,10 @@ class Ledger:
         self.peak_host_bytes = max(self.peak_host_bytes, self._host_bytes)
 
     def end_event(self) -> None:
-        """All actions of an event are booked."""
         self._over_time.append(self._device_bytes)
 
     @property
     def totals(self) -> Totals:
-        """What was booked so far."""
         return Totals(
             tuple(self._over_time), self.peak_device_bytes, self.peak_host_bytes, self.offloaded_bytes,
             self.prefetched_bytes,

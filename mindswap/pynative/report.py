@@ -5,43 +5,27 @@ from typing import Any
 
 from mindswap.pynative.ledger import Totals
 
-__all__ = ["SwapReport"]
-
 SCHEMA, SCHEMA_VERSION = "mindswap-swap-report", 1
 
 
 @dataclass(frozen=True)
 class SwapReport:
-    """All passes of a training on one rank; a pass is one forward and its backward.
+    """All passes of a training on one rank; a pass is one forward and its backward."""
 
-    Attributes:
-        device: where it ran, e.g. `CPU`.
-        is_audited: layers without swap were watched too, and memory was filled with NaN before it was given back.
-        num_passes: passes that swapped.
-        num_as_predicted: those of them whose bytes were the predicted ones behind every event.
-        num_recorded: passes that were recorded, and ran without swap.
-        num_deviations: passes that were not as recorded, and went on without swap.
-        offloaded_bytes, prefetched_bytes: copied to the host and back, all passes.
-        peak_device_bytes: saved activations on the device at once, at most, of the watched layers.
-        predicted_peak_bytes: the same by the schedule.
-        peak_without_swap_bytes: the same by the schedule that moves nothing.
-        peak_host_bytes: activations on the host at once, at most.
-        left_bytes: on device and host behind the last pass; 0 if nothing was lost.
-    """
-
-    device: str
+    device: str  # where it ran, e.g. `CPU`
+    # layers without swap were watched too, and memory was filled with NaN before it was given back
     is_audited: bool = False
-    num_passes: int = 0
-    num_as_predicted: int = 0
-    num_recorded: int = 0
-    num_deviations: int = 0
-    offloaded_bytes: int = 0
-    prefetched_bytes: int = 0
-    peak_device_bytes: int = 0
-    predicted_peak_bytes: int = 0
-    peak_without_swap_bytes: int = 0
-    peak_host_bytes: int = 0
-    left_bytes: int = 0
+    num_passes: int = 0  # passes that swapped
+    num_as_predicted: int = 0  # those of them whose bytes were the predicted ones behind every event
+    num_recorded: int = 0  # passes that were recorded, and ran without swap
+    num_deviations: int = 0  # passes that were not as recorded, and went on without swap
+    offloaded_bytes: int = 0  # copied to the host, all passes
+    prefetched_bytes: int = 0  # and back
+    peak_device_bytes: int = 0  # saved activations on the device at once, at most, of the watched layers
+    predicted_peak_bytes: int = 0  # the same by the schedule
+    peak_without_swap_bytes: int = 0  # the same by the schedule that moves nothing
+    peak_host_bytes: int = 0  # activations on the host at once, at most
+    left_bytes: int = 0  # on device and host behind the last pass; 0 if nothing was lost
 
     @property
     def is_as_predicted(self) -> bool:
@@ -62,6 +46,5 @@ class SwapReport:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data."""
         header = {"schema": SCHEMA, "version": SCHEMA_VERSION}
         return {**header, **asdict(self), "is_as_predicted": self.is_as_predicted}

@@ -19,8 +19,6 @@ from enum import Enum
 
 from mindswap.pynative.trace import Event, EventKind, Trace, TracedStorage
 
-__all__ = ["StorageAction", "ActionKind", "Distance", "StepSchedule", "Unit", "make_schedule"]
-
 
 class Unit(Enum):
     """What a prefetch distance counts."""
@@ -31,15 +29,10 @@ class Unit(Enum):
 
 @dataclass(frozen=True)
 class Distance:
-    """How long before its first use a storage comes back, and how long after its making it goes.
+    """How long before its first use a storage comes back, and how long after its making it goes."""
 
-    Attributes:
-        count: operators or layers.
-        unit: which of them.
-    """
-
-    count: int
-    unit: Unit = Unit.OPERATORS
+    count: int  # operators or layers
+    unit: Unit = Unit.OPERATORS  # which of them
 
 
 class ActionKind(Enum):
@@ -63,19 +56,12 @@ class StorageAction:
 
 @dataclass(frozen=True)
 class StepSchedule:
-    """All that an executor needs of a step.
+    """All that an executor needs of a step."""
 
-    Attributes:
-        hooked_layers: layers whose saves it has to see.
-        events: what it will see, in order; `index` of a save or a read counts the saves of the trace.
-        actions: for each event, what is done there.
-        moved: storages that leave the device, in order of their first save.
-    """
-
-    hooked_layers: tuple[int, ...]
-    events: tuple[Event, ...]
-    actions: tuple[tuple[StorageAction, ...], ...]
-    moved: tuple[int, ...]
+    hooked_layers: tuple[int, ...]  # layers whose saves it has to see
+    events: tuple[Event, ...]  # what it will see, in order; `index` of a save or a read counts the saves of the trace
+    actions: tuple[tuple[StorageAction, ...], ...]  # for each event, what is done there
+    moved: tuple[int, ...]  # storages that leave the device, in order of their first save
 
     @property
     def first_event(self) -> tuple[EventKind, int]:
@@ -84,14 +70,10 @@ class StepSchedule:
 
 
 def make_schedule(trace: Trace, decisions: Mapping[int, Distance], hooked_layers: Sequence[int] = ()) -> StepSchedule:
-    """Actions of one step.
+    """Actions of one step; `decisions` has the prefetch distance of each storage that moves.
 
-    A storage that may not leave the device, or would be fetched before it is released, stays.
-
-    Args:
-        trace: the step as it ran without swap.
-        decisions: storage -> its prefetch distance; others stay.
-        hooked_layers: layers to watch besides those that have something to move.
+    A storage that may not leave the device, or would be fetched before it is released, stays. `hooked_layers` are
+    watched besides those that have something to move.
     """
     wanted = {
         index: distance

@@ -8,29 +8,19 @@ from mindswap.errors import DataError
 from mindswap.policy.cell_tree import CellNode
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage, Value
 
-__all__ = ["RecordedStep", "dump_trace", "is_trace", "load_trace"]
-
 SCHEMA, SCHEMA_VERSION = "mindswap-trace", 2
 _ALLOWED = "    allowed: a file that `mindswap trace` wrote"
 
 
 @dataclass(frozen=True, eq=False)
 class RecordedStep:
-    """A step and what it is of.
+    """A step and what it is of."""
 
-    Attributes:
-        trace: with the values of operators.
-        layers: tree of each layer.
-        config: the configuration, as YAML.
-        versions: of what recorded it.
-        notes: where the step differs from the one that trains, in words.
-    """
-
-    trace: Trace
-    layers: tuple[CellNode, ...]
-    config: str
-    versions: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    trace: Trace  # with the values of operators
+    layers: tuple[CellNode, ...]  # tree of each layer
+    config: str  # the configuration, as YAML
+    versions: dict[str, str] = field(default_factory=dict)  # of what recorded it
+    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
 
 
 def is_trace(data: object) -> bool:

@@ -14,20 +14,14 @@ from mindswap.errors import ApplyError
 from mindswap.policy.resolve import Claim, LayerDecisions, Path
 from mindswap.pynative.schedule import Unit
 
-__all__ = ["UpstreamCalls", "upstream_calls"]
-
 
 @dataclass(frozen=True)
 class UpstreamCalls:
-    """What upstream is told.
+    """What upstream is told."""
 
-    Attributes:
-        wraps: (layer index, path of a cell below the layer) that get a wrapper; the layer itself has the path ().
-        pairs: (layer index, index of the layer that waits for it and fetches it).
-    """
-
+    # (layer index, path of a cell below the layer) that get a wrapper; the layer itself has the path ()
     wraps: tuple[tuple[int, Path], ...]
-    pairs: tuple[tuple[int, int], ...]
+    pairs: tuple[tuple[int, int], ...]  # (layer index, index of the layer that waits for it and fetches it)
 
 
 def upstream_calls(layers: Sequence[LayerDecisions], unit: Unit) -> UpstreamCalls:

@@ -12,20 +12,14 @@ from typing import Any
 from mindswap.document.problem import Problem
 from mindswap.report.problems import problems_to_data
 
-__all__ = ["VERSION", "answer_text", "error_text"]
-
 # Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.
 VERSION = 1
 
 
 def answer_text(command: str, data: Mapping[str, Any], is_ok: bool, error: str | None = None) -> str:
-    """The answer of a command.
+    """The answer of a command: JSON values, `problems` among them if there are any.
 
-    Args:
-        command: its name; "" where there is no such command.
-        data: JSON values; `problems` among them if there are any.
-        is_ok: whether it exits with 0.
-        error: why there is no data.
+    `command` is "" where there is no such one; `is_ok` says that it exits with 0, `error` why there is no data.
     """
     name = f"mindswap.{command}" if command else "mindswap"
     outer = {"schema": name, "version": VERSION, "ok": is_ok, "error": error}

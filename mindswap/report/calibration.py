@@ -10,8 +10,6 @@ from mindswap.report.device_figures import format_figure
 from mindswap.report.tables import format_table
 from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
 
-__all__ = ["calibration_header", "calibration_json", "format_calibration"]
-
 MAX_SHOWN_OPERATORS = 8
 MAX_SHOWN_OTHERS = 6
 

@@ -5,15 +5,11 @@ from mindswap.cost.hardware import Device
 from mindswap.simulate.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
-__all__ = ["device_figures", "format_figure"]
-
 
 def device_figures(device: Device, dtype: str) -> tuple[DeviceFigure, ...]:
-    """Every figure with its source; those that decide most are marked for captions.
+    """Every figure of a device, options included, with its source; those that decide most are marked for captions.
 
-    Args:
-        device: as used, options included.
-        dtype: that the network computes in; peaks of other types are left out.
+    Peaks of other types than `dtype`, which the network computes in, are left out.
 
     Raises:
         KeyError: if the device has no figure for the dtype.

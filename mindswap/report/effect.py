@@ -8,10 +8,9 @@ from typing import Any, TypeVar
 from mindswap.effect.recompute import RecomputeEffect
 from mindswap.effect.swap import LayerEffect
 from mindswap.graph.model import Node
-from mindswap.report.tables import format_layers, format_table, group_equal
+from mindswap.policy.words import name_indices
+from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
-
-__all__ = ["effect_to_json", "format_effect", "format_recompute_effect", "recompute_effect_to_json"]
 
 HEADER = ("layers", "MoveTo pairs", "swapped", "kept without swap", "kept", "recomputed ops", "as asked")
 RECOMPUTE_HEADER = ("layers", "asked", "recomputed ops", "kept without recompute", "kept", "as asked")
@@ -55,7 +54,7 @@ def _format(
 ) -> str:
     """Table, descriptions, notes, verdict; layers of which the same is said are one row."""
     equal = group_equal(effects, describe, [effect.layer_index for effect in effects])
-    groups = [(format_layers(indices), effect) for indices, effect in equal]
+    groups = [(name_indices("layer", indices), effect) for indices, effect in equal]
     lines = [format_table(header, [(name, *row(effect)) for name, effect in groups]), ""]
     for name, effect in groups:
         if described := describe(effect)[1:]:

@@ -7,8 +7,6 @@ from typing import Any
 from mindswap.execute.compare import Execution, Witness
 from mindswap.units import format_bytes
 
-__all__ = ["execution_to_json", "format_execution"]
-
 
 def format_execution(result: Execution) -> str:
     """A few lines for readers; what failed says so first."""

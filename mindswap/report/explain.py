@@ -10,41 +10,23 @@ from mindswap.mindformers_2x.tables import Model
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.model import Layers, Policy
-from mindswap.policy.words import index_runs
+from mindswap.policy.words import index_runs, name_indices
 from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers
 from mindswap.report.problems import escape
-from mindswap.report.tables import format_indices, format_table
+from mindswap.report.tables import format_table
 from mindswap.stage.applied import as_applied
 from mindswap.stage.expand import StageRecompute
-
-__all__ = [
-    "Explanation",
-    "explain",
-    "explanation_to_json",
-    "format_explanation",
-    "format_paths",
-    "list_paths",
-    "list_paths_2x",
-]
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What happens in each layer.
+    """What happens in each layer."""
 
-    Attributes:
-        policy: of the configuration; with swap off what MindFormers does by itself.
-        groups: equal layers together, in order of their first.
-        num_layers: layers of the model; None if not known.
-        source: where the operators come from; None leaves names as the configuration has them.
-        stages: with swap off, what MindFormers logs and the layers of each stage and chunk.
-    """
-
-    policy: Policy
-    groups: tuple[AlikeLayers, ...]
-    num_layers: int | None
-    source: str | None
-    stages: StageRecompute | None = None
+    policy: Policy  # of the configuration; with swap off what MindFormers does by itself
+    groups: tuple[AlikeLayers, ...]  # equal layers together, in order of their first
+    num_layers: int | None  # layers of the model; None if not known
+    source: str | None  # where the operators come from; None leaves names as the configuration has them
+    stages: StageRecompute | None = None  # with swap off, what MindFormers logs and the layers of each stage and chunk
 
     def cells(self) -> tuple[Cell, ...]:
         """Layers of each stage and chunk; none with swap on, where stages play no role."""
@@ -95,8 +77,8 @@ def _format_group(group: AlikeLayers, explanation: Explanation) -> Iterator[str]
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
         cells = explanation.cells()
         stages = sorted({cell.stage for cell in cells if set(cell.layers) & set(indices)})
-        place = f" on {format_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
-        yield f"[{format_indices('layer', indices)}]{repeat}{place}"
+        place = f" on {name_indices('stage', stages)}" if len({cell.stage for cell in cells}) > 1 else ""
+        yield f"[{name_indices('layer', indices)}]{repeat}{place}"
     yield from (f"    {line}" for line in format_steps(group.steps))
 
 

@@ -8,8 +8,6 @@ from mindswap.errors import DataError
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["load_figure_class", "save_figure"]
-
 
 def load_figure_class() -> "type[Figure]":
     """`matplotlib.figure.Figure`; loaded only when a picture is asked for.

@@ -6,8 +6,6 @@ from pathlib import Path
 
 from mindswap.report.simulation.style import BAR_STYLES, BUDGET, MEMORY_STYLES, STATIC, Style
 
-__all__ = ["FILES", "card", "colours", "list_items", "read_part", "table"]
-
 FILES = Path(__file__).parents[1] / "data" / "report"
 
 

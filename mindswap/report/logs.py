@@ -4,10 +4,9 @@ from typing import Any
 
 from mindswap.logs.compare import FindingLevel, LogFinding, LogReport
 from mindswap.logs.model import MemoryStatistics
-from mindswap.report.tables import format_indices, format_table, group_equal
+from mindswap.policy.words import name_indices
+from mindswap.report.tables import format_table, group_equal
 from mindswap.units import format_bytes, format_count
-
-__all__ = ["format_logs", "logs_to_json"]
 
 # Of the memory of a worker, as `MemoryStatistics` has them.
 FIGURES = ("device", "available", "used_peak", "actual_peak")
@@ -44,7 +43,7 @@ def logs_to_json(report: LogReport) -> dict[str, Any]:
 
 
 def _format_finding(finding: LogFinding) -> list[str]:
-    who = f"{format_indices('worker', finding.workers)}: " if finding.workers else ""
+    who = f"{name_indices('worker', finding.workers)}: " if finding.workers else ""
     level = finding.level.value
     first = f"{who}{level}: {finding.message}" if finding.level is not FindingLevel.NOTE else f"{who}{finding.message}"
     return [first, f"    fix: {finding.fix}"] if finding.fix else [first]
@@ -66,7 +65,7 @@ def _format_memory(report: LogReport) -> str:
     if report.predicted_peak_bytes is not None:
         header += ["simulated peak", "difference"]
     groups = group_equal(report.memory.values(), cells, report.memory)
-    return format_table(header, [(format_indices("worker", workers), *cells(first)) for workers, first in groups])
+    return format_table(header, [(name_indices("worker", workers), *cells(first)) for workers, first in groups])
 
 
 def _size(size_bytes: int | None) -> str:

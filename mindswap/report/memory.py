@@ -7,10 +7,9 @@ from typing import Any
 from mindswap.graph.lifetime import Peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, path_from_root
 from mindswap.graph.model import Graph
-from mindswap.report.tables import format_layers, format_table, group_equal
+from mindswap.policy.words import name_indices
+from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
-
-__all__ = ["LayerMemoryReport", "format_memory", "group_layers", "memory_to_json", "one_way_notes", "rows_of"]
 
 WHATS = ("kept", "swapped", "recomputed")
 COLUMNS = (*WHATS, "op_swap alone frees")
@@ -18,17 +17,11 @@ COLUMNS = (*WHATS, "op_swap alone frees")
 
 @dataclass(frozen=True)
 class LayerMemoryReport:
-    """What `mindswap inspect` shows.
+    """What `mindswap inspect` shows."""
 
-    Attributes:
-        layers: every layer of the model, then what is outside the layers.
-        peak: highest activation memory of one micro-batch.
-        notes: where the compiled network differs from the one that trains.
-    """
-
-    layers: tuple[LayerMemory, ...]
-    peak: Peak
-    notes: tuple[str, ...]
+    layers: tuple[LayerMemory, ...]  # every layer of the model, then what is outside the layers
+    peak: Peak  # highest activation memory of one micro-batch
+    notes: tuple[str, ...]  # where the compiled network differs from the one that trains
 
     def only(self, indices: Collection[int]) -> "LayerMemoryReport":
         """The same with these layers alone, and what is outside the layers."""
@@ -54,7 +47,7 @@ def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, in
         layers = [index for index, position in layer_map.items() if position == copy.layer_index]
         found.setdefault(what, []).extend(layers)
     for what, layers in found.items():
-        where = f", in {'each of ' * (len(layers) > 1)}{format_layers(sorted(layers))}" if layers else ""
+        where = f", in {'each of ' * (len(layers) > 1)}{name_indices('layer', layers)}" if layers else ""
         yield f"copied out and never read back, for nothing: {what}{where}"
 
 
@@ -90,11 +83,7 @@ def memory_to_json(report: LayerMemoryReport) -> dict[str, Any]:
 
     return {
         "layers": [
-            {
-                "layer": layer.layer_index,
-                **sums(layer),
-                "operators": [vars(operator) for operator in layer.operators],
-            }
+            {"layer": layer.layer_index, **sums(layer), "operators": [vars(operator) for operator in layer.operators]}
             for layer in report.layers
         ],
         "total": sums(report.total),
@@ -111,7 +100,7 @@ def group_layers(layers: tuple[LayerMemory, ...]) -> list[tuple[str, LayerMemory
     """Layers that hold the same under one name, what is outside the layers last."""
     inside = {layer.layer_index: layer for layer in layers if layer.layer_index is not None}
     groups = group_equal(inside.values(), lambda layer: layer.operators, inside)
-    named = [(format_layers(indices), layer) for indices, layer in groups]
+    named = [(name_indices("layer", indices), layer) for indices, layer in groups]
     return named + [("outside the layers", layer) for layer in layers if layer.layer_index is None]
 
 

@@ -9,8 +9,6 @@ from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time
 
-__all__ = ["format_plan", "format_sweep", "plan_to_json", "sweep_to_json"]
-
 HEADER = ("simulated", "step time", "tokens/s/card", "vs. keep all", "peak memory", "fits")
 NUM_HOLDERS = 6
 
@@ -78,9 +76,8 @@ def _nothing_fits_lines(plan: Plan, budget_source: str) -> list[str]:
     return [*lines, f"    fix: {fix}"]
 
 
-def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The same for machines; `sections` is the policy as the file has it, default is in the form of MindFormers 1.9."""
-    config = plan.policy.to_config() if sections is None else sections
+def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for machines; `sections` is the policy as the file has it."""
     return {
         "simulated": True,
         "device": device,
@@ -106,7 +103,7 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any] | None = N
             {"name": c.name, "step_time_ns": c.step_time_ns, "peak_bytes": c.peak_bytes, "fits": c.fits}
             for c in plan.compared
         ],
-        **config,
+        **sections,
     }
 
 

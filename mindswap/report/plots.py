@@ -13,8 +13,6 @@ from mindswap.units import format_bytes
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["plot_memory"]
-
 MAX_BARS = 24
 # Right of the longest bar, for its number.
 ROOM = 1.12
@@ -29,13 +27,8 @@ KINDS = (
 def plot_memory(report: LayerMemoryReport, path: Path, title: str, by: str = "operator") -> None:
     """One panel per kind of layer: bytes of each row, largest on top, kept, swapped and recomputed stacked.
 
-    All kinds of layers have one scale; what is outside the layers has its own, as head and loss would dwarf them.
-
-    Args:
-        report: what `mindswap inspect` measured.
-        path: file to write; its ending says the format.
-        title: heading of the picture.
-        by: a row per "layer", per "operator" or per "cell".
+    All kinds of layers have one scale; what is outside the layers has its own, as head and loss would dwarf them. A row
+    is a "layer", an "operator" or a "cell"; the ending of the path says the format.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.

@@ -22,8 +22,6 @@ from mindswap.policy.words import format_layers
 from mindswap.report.problems import escape
 from mindswap.units import format_count
 
-__all__ = ["StepKind", "AlikeLayers", "PartAction", "format_policy", "format_steps", "group_layers"]
-
 # Stands for any layer that no entry names: only entries for every layer hold for it.
 _UNNAMED_LAYER = -1
 
@@ -40,21 +38,14 @@ class StepKind(Enum):
 
 @dataclass(frozen=True)
 class PartAction:
-    """One action on one part of a layer.
+    """One action on one part of a layer."""
 
-    Attributes:
-        action: what happens.
-        name: path of a cell or operator below the layer; "" for the whole layer; a pattern where the
-            model is not known.
-        num_operators: operators it concerns; None where the model is not known.
-        num_prefetch_ops: prefetch distance; None for recomputation.
-        reasons: which entry goes before which, where several name it; only where they were asked for.
-    """
-
-    action: StepKind
+    action: StepKind  # what happens
+    # path of a cell or operator below the layer; "" for the whole layer; a pattern where the model is not known
     name: str
-    num_operators: int | None = None
-    num_prefetch_ops: int | None = None
+    num_operators: int | None = None  # operators it concerns; None where the model is not known
+    num_prefetch_ops: int | None = None  # prefetch distance; None for recomputation
+    # which entry goes before which, where several name it; only where they were asked for
     reasons: tuple[str, ...] = ()
 
     def to_data(self) -> dict[str, Any]:

@@ -7,8 +7,6 @@ from typing import Any
 from mindswap.document.problem import Level, Problem, sort_problems
 from mindswap.units import format_count
 
-__all__ = ["MAX_SHOWN", "escape", "format_counts", "format_problems", "problems_to_data"]
-
 # Nobody reads more at once, and a file can have a hundred thousand.
 MAX_SHOWN = 100
 _COLOURS = {Level.ERROR: "\033[1;31m", Level.WARNING: "\033[1;33m"}

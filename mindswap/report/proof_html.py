@@ -12,8 +12,6 @@ from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_row
 from mindswap.units import format_bytes, format_count, format_time
 from mindswap.version import __version__
 
-__all__ = ["format_proof_html"]
-
 MARKS = {Verdict.PASS: "pass", Verdict.FAIL: "fail", Verdict.UNSEEN: "unseen"}
 CPU_HINT = (
     "The runs were on a CPU: their times are shown and compared with nothing, and there is no device memory. "

@@ -9,8 +9,6 @@ from mindswap.report.tables import format_table
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["FIGURE_HEADER", "count_verdicts", "figure_rows", "format_proof", "proof_to_json", "verdict_line"]
-
 FIGURE_HEADER = ("run", "figure", "measured", "simulated", "difference", "calibrated", "difference")
 NOTHING = "-"
 

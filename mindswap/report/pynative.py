@@ -7,19 +7,12 @@ from mindswap.document.problem import Problem
 from mindswap.mindformers_2x.effect import LayerOutcome, SettingsEffect
 from mindswap.mindformers_2x.form import Form
 from mindswap.mindformers_2x.log_lines import log_lines
-from mindswap.policy.words import format_indices
+from mindswap.policy.words import format_indices, name_indices
 from mindswap.report.problems import escape
-from mindswap.report.tables import format_layers, group_equal
-
-__all__ = ["effect_to_json", "format_effect", "format_layers_2x", "pynative_notes"]
+from mindswap.report.tables import group_equal
 
 # How `explain` calls an option.
-_NAMES = {
-    "op_swap": "op_swap",
-    "select_module": "select_module",
-    "exclude_op": "exclude_op",
-    "comm": "recompute_comm",
-}
+_NAMES = {"op_swap": "op_swap", "select_module": "select_module", "exclude_op": "exclude_op", "comm": "recompute_comm"}
 
 
 def format_effect(effect: SettingsEffect, has_errors: bool = False) -> str:
@@ -57,7 +50,7 @@ def format_layers_2x(effect: SettingsEffect) -> str:
     num_layers = len(effect.layers)
     for indices, layer in group_equal(effect.layers, lambda one: replace(one, fetch_layer=None), range(num_layers)):
         repeat = f" (x{len(indices)})" if len(indices) > 1 else ""
-        lines.append(f"[{format_layers(indices)}]{repeat}")
+        lines.append(f"[{name_indices('layer', indices)}]{repeat}")
         lines += [f"    {line}" for line in _layer_lines(layer)]
     return "\n".join(lines) if lines else "the number of layers is not known; use --num-layers"
 

@@ -3,8 +3,6 @@
 from mindswap.pynative.report import SwapReport
 from mindswap.units import common_unit, format_bytes
 
-__all__ = ["format_swap_report"]
-
 
 def format_swap_report(report: SwapReport) -> list[str]:
     """Lines of a log."""

@@ -3,10 +3,6 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from mindswap.policy import words
-
-__all__ = ["format_indices", "format_layers", "format_table", "group_equal"]
-
 T = TypeVar("T")
 
 
@@ -24,22 +20,9 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def group_equal(items: Iterable[T], key: Callable[[T], object], indices: Iterable[int]) -> list[tuple[list[int], T]]:
     """Items with equal keys as one, in order of their first: the indices of all of them, and the first.
 
-    Args:
-        items: one for each index.
-        key: what must be equal; hashable.
-        indices: of layers, workers, ..., rising.
+    `indices` are one for each item, of layers, workers, ..., rising; what `key` gives must be hashable.
     """
     groups: dict[object, tuple[list[int], T]] = {}
     for index, item in zip(indices, items, strict=True):
         groups.setdefault(key(item), ([], item))[0].append(index)
     return list(groups.values())
-
-
-def format_layers(indices: Sequence[int]) -> str:
-    """`layer 3`, `layers 1-2`, `layers 0, 3-5`; sorted indices."""
-    return format_indices("layer", indices)
-
-
-def format_indices(noun: str, indices: Sequence[int]) -> str:
-    """`worker 3`, `workers 1-2`, `workers 0, 3-5`; sorted indices."""
-    return f"{noun}{'s' * (len(indices) > 1)} {words.format_indices(indices)}"

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from matplotlib.text import Annotation
     from matplotlib.transforms import Bbox
 
-__all__ = ["TradeOff", "plot_tradeoffs"]
-
 GIB, SECOND = 2**30, 10**9
 WIDE = 2  # step times that differ by more are drawn on a logarithmic scale
 BEST, OTHER, OVER, CURVE = "#2f6bb8", "#5a6877", "#b3202a", "#2f9e77"

@@ -1,20 +1,18 @@
 """Results that take a compile, kept on disk under everything that decides them."""
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
 from mindswap.adapters.installed import installed_code
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.graph.cache import cache_folder, cached, make_key
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
-
-__all__ = ["GRAPH_CLASSES", "POLICY_SECTIONS", "asks_for_stand_ins", "cached_result"]
 
 T = TypeVar("T")
 # What a compiled network is made of.
@@ -39,34 +37,30 @@ def cached_result(
     classes: Iterable[type],
     make: Callable[[], T],
     use_cache: bool,
-    without: Iterable[str] = (),
+    without: Collection[str] = (),
     **question: Any,
 ) -> T:
     """The answer to a question about a configuration.
 
     Args:
-        document: the configuration; every value of it counts, but those of `without`.
-        policy: what it asks for.
+        document, policy: the configuration and what it asks for; every value counts, but top-level keys in `without`.
         classes: dataclasses that the answer is made of.
         make: finds the answer.
         use_cache: False asks anew and keeps nothing.
-        without: top-level keys that do not matter to the answer.
         question: what is asked, JSON values.
     """
-    data = to_data(document.root) if document.root is not None else {}
+    data = document.data()
     if not use_cache or _has_own_code(data):
         return make()
-    if isinstance(data, dict):
-        data = {name: value for name, value in data.items() if name not in set(without)}
-    asked = {"config": repr(data), "policy": policy.to_config(), "question": question}
+    counting = {name: value for name, value in data.items() if name not in without}
+    asked = {"config": repr(counting), "policy": policy.to_config(), "question": question}
     key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
     return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
 
 
 def asks_for_stand_ins(document: Document) -> bool:
     """Whether the network is one that MindSpore's CPU backend can train."""
-    stand_ins = document.get("mindswap", "cpu_stand_ins")
-    return stand_ins is not None and stand_ins.value is True
+    return document.value("mindswap", "cpu_stand_ins") is True
 
 
 def _has_own_code(data: Any) -> bool:

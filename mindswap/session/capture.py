@@ -12,8 +12,6 @@ from mindswap.policy.model import Policy
 from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.simulate.captured import CapturedStep
 
-__all__ = ["STEP_CLASSES", "capture_config", "read_skew"]
-
 # What a captured step is made of, for the cache.
 STEP_CLASSES = (CapturedStep, *GRAPH_CLASSES)
 # Every rank of experts receives as many tokens as it sends, in thousandths; and the most that can be asked for.
@@ -25,22 +23,17 @@ def capture_config(
     document: Document,
     settings: StepSettings,
     num_layers: int,
-    rank: int | None,
     skew_permille: int,
     use_cache: bool,
 ) -> CapturedStep:
-    """The step of a rank; arguments as of `load_step`.
+    """The step of a rank, which are all alike; arguments as of `load_step`.
 
     Raises:
         GraphError: if the network cannot be built or compiled.
-        PolicyError: if there is no such rank.
     """
     path = str(Path(config).resolve())
-    placement = None
-    if rank is not None or settings.num_parts > 1:
-        placement = place_rank(document, rank or 0, num_layers, skew_permille)
-    if settings.num_parts == 1:
-        placement = None  # every rank of a stage is like one that has the whole model
+    # In one part, every rank of a stage is like one that has the whole model.
+    placement = place_rank(document, 0, num_layers, skew_permille) if settings.num_parts > 1 else None
 
     def make() -> CapturedStep:
         require_mindformers()
@@ -63,10 +56,7 @@ def capture_config(
 
 
 def read_skew(text: str | None) -> int:
-    """How uneven tokens go to the ranks of experts, in thousandths.
-
-    Args:
-        text: such as `"1.5"`; None is balanced.
+    """How uneven tokens go to the ranks of experts, in thousandths, of a text such as `"1.5"`; None is balanced.
 
     Raises:
         GraphError: if it is no number from 1 on.

@@ -6,15 +6,11 @@ from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
 from mindswap.mindformers_2x.form import Form, find_form
 
-__all__ = ["require_compilable"]
-
 
 def require_compilable(document: Document, takes_trace: bool = True) -> None:
     """Refuse, before anything is built, what no compiled graph can tell about.
 
-    Args:
-        document: the configuration.
-        takes_trace: the command also reads a step that ran in PyNative mode.
+    `takes_trace`: the command also reads a step that ran in PyNative mode.
 
     Raises:
         GraphError: if it trains in PyNative mode, is for inference, or has no model.

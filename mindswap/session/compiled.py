@@ -17,8 +17,6 @@ from mindswap.units import format_bytes
 if TYPE_CHECKING:
     from mindswap.adapters.mindformers import Capture
 
-__all__ = ["compile_pair", "layer_indices"]
-
 
 def compile_pair(
     config_path: str,

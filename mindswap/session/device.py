@@ -13,8 +13,6 @@ from mindswap.cost.table import CostTable
 from mindswap.document.nodes import Document
 from mindswap.errors import PolicyError
 
-__all__ = ["find_costs", "with_environment", "within_configuration"]
-
 
 def find_costs(documents: Sequence[Document], device: str | None, overrides: Mapping[str, str]) -> CostTable:
     """The costs on a device.

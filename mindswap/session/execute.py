@@ -11,7 +11,7 @@ import numpy as np
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.execute.compare import (
     Execution,
     Reference,
@@ -32,8 +32,6 @@ from mindswap.simulate.instant import simulate_instant
 
 if TYPE_CHECKING:
     from mindswap.adapters.execute import Runnable
-
-__all__ = ["execute_config"]
 
 
 def execute_config(config_path: str, document: Document, policy: Policy, use_cache: bool = True) -> Execution:
@@ -121,8 +119,7 @@ def _reference(path: str, document: Document, alignment_bytes: int, use_cache: b
 @contextmanager
 def _runnable_config(config_path: str, document: Document) -> Iterator[tuple[str, tuple[str, ...]]]:
     """A configuration that can be run here, and what was changed in it."""
-    data = to_data(document.root) if document.root is not None else {}
-    small, notes = small_copy(data if isinstance(data, dict) else {})
+    small, notes = small_copy(document.data())
     if small is None:
         yield str(Path(config_path).resolve()), ()
         return

@@ -7,7 +7,6 @@ from pathlib import Path
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
@@ -19,8 +18,6 @@ from mindswap.session.cache import cached_result
 from mindswap.session.compilable import require_compilable
 from mindswap.session.compiled import compile_pair, layer_indices
 from mindswap.session.recorded import capture_of, is_trace_path, read_trace
-
-__all__ = ["Inspection", "inspect_config", "inspect_memory"]
 
 # What a report is made of, for the cache.
 REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
@@ -55,9 +52,7 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         return _inspect_trace(os.fspath(path))
     document = load_document(path)
     checked = check_document(document, environ=dict(os.environ))
-    policy = checked.policy
-    if policy is None:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     require_compilable(document)
     config_path = str(Path(path).resolve())
     placement = None
@@ -79,11 +74,8 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
 def _inspect_trace(path: str) -> Inspection:
     """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
     step, document = read_trace(path)
-    checked = check_document(document)
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
     captured = capture_of(step)
-    policy = replace(checked.policy, is_swap_enabled=True)
     names = captured.names()
     decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
     graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
@@ -108,7 +100,7 @@ def inspect_config(
     """
     plain_policy = Policy(is_swap_enabled=True)
     compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
-    from mindswap.adapters.mindformers import PATH_TAG
+    from mindswap.adapters.mindspore import PATH_TAG
 
     names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)

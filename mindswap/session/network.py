@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, cast
 from mindswap.adapters.apply import apply_policy, read_tree
 from mindswap.errors import ApplyError
 from mindswap.graph.model import Graph
-from mindswap.policy.actions import LayerActions
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.pynative.schedule import Unit
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
     from mindswap.adapters.pynative.swap import Swap
     from mindswap.adapters.pynative.upstream import HyperParallel
 
-__all__ = ["apply", "capture", "running_swap"]
-
 
 def apply(
     network: Any,
@@ -29,7 +26,7 @@ def apply(
     logger: logging.Logger | None = None,
     unit: Unit = Unit.OPERATORS,
     copies: "CopyEngine | HyperParallel | None" = None,
-) -> tuple[LayerActions, ...]:
+) -> tuple[LayerDecisions, ...]:
     """Set a policy on a network, before its first compile; in PyNative mode let it swap from its second pass on.
 
     Args:

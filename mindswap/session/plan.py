@@ -10,7 +10,6 @@ from mindswap.convert.swap_on import rewrite_for_swap, with_swap_enabled
 from mindswap.cost.hardware import SET_BY_USER
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level
 from mindswap.errors import PlanError, PolicyError
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
@@ -28,17 +27,6 @@ from mindswap.session.run import Run
 from mindswap.session.step import Step
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.units import format_bytes, parse_bytes
-
-__all__ = [
-    "StepPlan",
-    "budget_doubt",
-    "budget_of",
-    "compact",
-    "make_plan",
-    "planned_text",
-    "problem_of",
-    "refuse_unwritable",
-]
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,10 +128,7 @@ def make_plan(
 
 
 def problem_of(
-    step: Step,
-    memory: str | int | None = None,
-    allow: Allow = DEFAULT_ALLOW,
-    objective: Objective = Objective.TIME,
+    step: Step, memory: str | int | None = None, allow: Allow = DEFAULT_ALLOW, objective: Objective = Objective.TIME
 ) -> PlanProblem:
     """What a planner is asked; arguments as of `make_plan`."""
     device = step.device
@@ -214,15 +199,10 @@ def compact(step: Step, plan: Plan) -> Plan:
 
 
 def planned_text(step: Step, plan: Plan, target: str) -> str:
-    """The configuration of a step with a plan, after it has been read back.
+    """The configuration of a step with a plan that `compact` has seen, after it has been read back.
 
-    Args:
-        step: without a file, the text is that of the policy alone.
-        plan: with a policy that `compact` has seen.
-        target: what messages call the result.
-
-    Returns:
-        The text; bytes that are no UTF-8 as surrogates.
+    Without a file, the text is that of the policy alone; bytes that are no UTF-8 are surrogates. `target` is what
+    messages call it.
 
     Raises:
         PlanError: what is read back is another policy, or has errors.
@@ -236,7 +216,6 @@ def planned_text(step: Step, plan: Plan, target: str) -> str:
     text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
     num_layers = step.model.captured.num_layers if step.path is None else None
     checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
-    errors = [problem for problem in checked.problems if problem.level is Level.ERROR]
-    if errors or checked.policy != plan.policy:
-        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(errors)}")
+    if checked.policy != plan.policy:  # None with errors
+        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
     return text

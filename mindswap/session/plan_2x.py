@@ -24,8 +24,6 @@ from mindswap.session.step import Step
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["is_2x", "load_step_2x", "planned_text_2x", "refuse_mismatched", "sections_2x"]
-
 # Sizes of `model` that a trace and a file must share: the key in 2.x and those in `model.model_config` of 1.9.
 SIZES = {
     "hidden_size": ("hidden_size",),
@@ -91,13 +89,7 @@ def _architecture(document: Document) -> str:
 
 
 def refuse_mismatched(document: Document, source: Document, num_layers: int, trace: str) -> None:
-    """Stop where a trace cannot be the step of a file.
-
-    Args:
-        document: the file of MindFormers 2.x.
-        source: the configuration in the trace.
-        num_layers: of the trace.
-        trace: its name.
+    """Stop where a trace of so many layers, with `source` as its configuration, cannot be the step of a file of 2.x.
 
     Raises:
         PlanError: with the place in the file.
@@ -131,12 +123,7 @@ def refuse_mismatched(document: Document, source: Document, num_layers: int, tra
 
 
 def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
-    """A policy of whole layers in the sections of MindFormers 2.x.
-
-    Args:
-        policy: its one `layer_swap` counts `prefetch` in layers.
-        num_layers: layers of the model.
-    """
+    """A policy of whole layers in the sections of MindFormers 2.x; its one `layer_swap` counts `prefetch` in layers."""
     swap: dict[str, Any] = {"enable": False}
     for entry in policy.layer_swap:
         layers = index_runs(entry.layers.resolve(num_layers))
@@ -149,12 +136,7 @@ def sections_2x(policy: Policy, num_layers: int) -> dict[str, dict[str, Any]]:
 
 
 def planned_text_2x(step: Step, plan: Plan, target: str) -> str:
-    """The file with a plan, after it has been read back; comments and all else are as they were.
-
-    Args:
-        step: of `load_step_2x`.
-        plan: for it.
-        target: what messages call the result.
+    """The file of a step of `load_step_2x` with a plan, read back; comments and all else are as they were.
 
     Raises:
         PlanError: what is read back is another policy, or has errors.

@@ -6,17 +6,15 @@ from pathlib import Path
 from mindswap.adapters.installed import require_mindformers
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
-from mindswap.document.nodes import Document, to_data
+from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
 from mindswap.document.render import block_lines
 from mindswap.document.source import load_document
-from mindswap.errors import DataError, GraphError, PolicyError
+from mindswap.errors import DataError, GraphError
 from mindswap.graph.from_trace import TAG, graph_of_trace
 from mindswap.graph.sample import LayerSample
 from mindswap.pynative.trace_file import RecordedStep, load_trace
 from mindswap.simulate.captured import CapturedStep
-
-__all__ = ["capture_of", "is_trace_path", "read_trace", "record_step"]
 
 
 def record_step(config: str) -> RecordedStep:
@@ -27,19 +25,16 @@ def record_step(config: str) -> RecordedStep:
         GraphError: if the network cannot be built, or run here.
     """
     document = load_document(config)
-    checked = check_document(document)
-    if checked.errors or document.root is None:
-        raise PolicyError(checked.problems)
+    check_document(document).require_policy()
     require_mindformers()
-    legacy = document.get("use_legacy")
     config_path = str(Path(config).resolve())  # quiet() changes the working directory
     with quiet():
         from mindswap.adapters.pynative.trace_config import record_config
 
-        found = record_config(config_path, legacy is None or legacy.value is not False)
+        found = record_config(config_path, document.is_legacy)
     text = Path(config).read_text("utf-8")
     if document.get("base_config") is not None:
-        text = "\n".join(block_lines(to_data(document.root), 0, 2)) + "\n"
+        text = "\n".join(block_lines(document.data(), 0, 2)) + "\n"
     versions = {name: version(name) for name in ("mindspore", "mindformers")}
     return RecordedStep(found.trace, found.layers, text, versions, found.notes)
 
@@ -50,11 +45,7 @@ def is_trace_path(path: str) -> bool:
 
 
 def read_trace(path: str) -> tuple[RecordedStep, Document]:
-    """A file of `mindswap trace`, and the configuration in it.
-
-    Raises:
-        DataError: if it cannot be read.
-    """
+    """A file of `mindswap trace`, and the configuration in it. Raises DataError if it cannot be read."""
     try:
         text = Path(path).read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -64,11 +55,7 @@ def read_trace(path: str) -> tuple[RecordedStep, Document]:
 
 
 def capture_of(step: RecordedStep) -> CapturedStep:
-    """The step as simulations start from it.
-
-    Raises:
-        GraphError: if its operators were recorded without their tensors.
-    """
+    """The step as simulations start from it. Raises GraphError if its operators were recorded without their tensors."""
     if not any(operator.outputs for operator in step.trace.operators):
         raise GraphError("the trace has no tensors of operators; record it with `mindswap trace`")
     graph = graph_of_trace(step.trace)

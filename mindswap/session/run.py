@@ -13,12 +13,9 @@ from mindswap.report.simulation.text import format_simulation
 from mindswap.report.simulation.trace import write_trace
 from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.step_model import SimulatedStep, StepModel
-from mindswap.simulate.summary import find_causes, measure_stages
-from mindswap.simulate.summary_layers import measure_layers
+from mindswap.simulate.summary import find_causes, measure_layers, measure_stages
 from mindswap.simulate.summary_model import SimulationReport
 from mindswap.units import format_bytes, format_count
-
-__all__ = ["Run", "outside_line"]
 
 
 @dataclass(frozen=True, eq=False)

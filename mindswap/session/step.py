@@ -16,7 +16,7 @@ from mindswap.cost.hardware import Device
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
-from mindswap.errors import PolicyError, SimulationError
+from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
@@ -31,8 +31,6 @@ from mindswap.simulate.layout import require_schedule
 from mindswap.simulate.schedules import LESS_MEMORY
 from mindswap.simulate.step_model import StepModel
 from mindswap.stage.expand import expand_stage_recompute
-
-__all__ = ["Step", "capture_step", "load_step", "policy_of"]
 
 if TYPE_CHECKING:
     from mindswap.session.plan import StepPlan
@@ -114,7 +112,6 @@ def load_step(
     use_cache: bool = True,
     *,
     memory: str | None = None,
-    rank: int | None = None,
     expert_skew: str | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
@@ -125,7 +122,6 @@ def load_step(
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
         memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
-        rank: must be one of the training; the step is that of all pipeline stages, whose ranks are all alike.
         expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
 
     Raises:
@@ -146,7 +142,7 @@ def load_step(
         captured = capture_of(recorded)
     else:
         skew = read_skew(expert_skew)
-        captured = capture_config(config, document, settings, checked.num_layers, rank, skew, use_cache)
+        captured = capture_config(config, document, settings, checked.num_layers, skew, use_cache)
     known_layers = checked.trees.layers if checked.trees is not None else None
     return Step(document, policy, StepModel(captured, costs, settings), known_layers, Path(config))
 
@@ -229,9 +225,6 @@ def policy_of(document: Document, checked: CheckResult) -> Policy:
     Raises:
         PolicyError: if it is wrong.
     """
-    if checked.policy is None or checked.errors:
-        raise PolicyError(checked.problems)
+    policy = checked.require_policy()
     num_layers = require_num_layers(document, checked.num_layers)
-    if checked.policy.is_swap_enabled:
-        return checked.policy
-    return expand_stage_recompute(document, num_layers).policy
+    return policy if policy.is_swap_enabled else expand_stage_recompute(document, num_layers).policy

@@ -6,8 +6,6 @@ import os
 from mindswap.adapters.quiet import quiet
 from mindswap.policy.cell_tree import LayerTrees
 
-__all__ = ["has_mindformers", "read_real_trees"]
-
 
 def has_mindformers() -> bool:
     """Whether the real network can be asked."""

@@ -14,19 +14,14 @@ from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
 from mindswap.effect.recompute import RecomputeEffect, compare_recompute
 from mindswap.effect.swap import LayerEffect, compare_effect
-from mindswap.errors import MindswapError, PolicyError
+from mindswap.errors import MindswapError
 from mindswap.logs.compare import compare_logs
 from mindswap.logs.read import read_worker_logs
-from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
-from mindswap.report.effect import (
-    effect_to_json,
-    format_effect,
-    format_recompute_effect,
-    recompute_effect_to_json,
-)
+from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json
 from mindswap.report.execution import execution_to_json, format_execution
 from mindswap.report.logs import format_logs, logs_to_json
 from mindswap.session.cache import cached_result
@@ -39,8 +34,6 @@ from mindswap.units import format_bytes
 
 if TYPE_CHECKING:
     from mindswap.adapters.mindformers import Capture
-
-__all__ = ["Verification", "verify", "verify_policy", "verify_recompute"]
 
 NOTHING_ASKED = "swap is off: nothing to verify in the graph"
 
@@ -94,10 +87,9 @@ def verify(
     config = os.fspath(path)
     document = load_document(config)
     checked = check_document(document, environ=dict(os.environ))
-    if checked.policy is None:
-        raise PolicyError(checked.problems)
+    asked = checked.require_policy()
     workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
-    policy = checked.policy if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:
         from mindswap.session.execute import execute_config  # brings the simulator along
@@ -138,15 +130,7 @@ def _verify_graph(
         make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
     else:
         make = partial(_answer_recompute, config_path, policy, placement, use_cache)
-    return cached_result(
-        document,
-        policy,
-        (Verification,),
-        make,
-        use_cache,
-        ask="verify",
-        rank=rank,
-    )
+    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank)
 
 
 def _stage_policy(document: Document, num_layers: int | None) -> Policy:
@@ -202,7 +186,7 @@ def _expected_lines(
         layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
     else:
         layers = read_real_trees(config_path, num_layers).layers
-    return tuple(format_log_lines(plan_layer(policy, index, layer)) for index, layer in enumerate(layers))
+    return tuple(format_log_lines(resolve_layer(policy, index, layer)) for index, layer in enumerate(layers))
 
 
 def verify_policy(
@@ -210,9 +194,7 @@ def verify_policy(
 ) -> tuple[tuple[LayerEffect, ...], "Capture"]:
     """Compile with and without swap, and compare with what the policy asks of each layer.
 
-    Returns:
-        One effect per layer of the model (of the rank's stage, with `placement`), and the compiled
-        network under the policy.
+    Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
     """
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
     swapped, baseline = compile_pair(config_path, policy, without_swap, placement, use_cache)
@@ -233,14 +215,8 @@ def verify_recompute(
 ) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
     """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
 
-    Args:
-        config_path: MindFormers YAML with swap off.
-        policy: from `policy.stage_recompute`.
-        placement: as this rank has it; default is one rank that has the whole model.
-        use_cache: False compiles without recompute again and keeps nothing.
-
-    Returns:
-        One effect per layer of the model, and the compiled network.
+    With swap off in the YAML, and `policy` from `stage.expand`. Gives one effect per layer of the model, and the
+    compiled network.
     """
     compiled, plain = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)

@@ -9,7 +9,12 @@ from mindswap.graph.names import Label
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Read, Uses
 from mindswap.simulate.program import MemoryKind
 
-__all__ = ["Block", "PassArrays", "TensorArrays", "make_arrays", "tensor_arrays", "use_rows"]
+# Columns that are an attribute of an operator, and of a tensor.
+OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
+TENSOR_TYPES = {
+    **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
+    **dict.fromkeys(("is_forward", "is_held", "is_final"), bool),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,44 +61,31 @@ class TensorArrays:
 
 @dataclass(frozen=True, eq=False)
 class BlockArrays:
-    """All of a block but what it reads.
+    """All of a block but what it reads."""
 
-    Attributes:
-        forward, backward, once: its operators.
-        own: tensors that only the block itself reads.
-        shared: of these, what is made once for all micro-batches.
-        handed: tensors that others read too.
-        labels: names that the label arrays point to.
-    """
-
-    forward: PassArrays
-    backward: PassArrays
-    once: PassArrays
-    own: TensorArrays
-    shared: TensorArrays
-    handed: tuple[BlockTensor, ...]
-    labels: tuple[Label, ...]
+    forward: PassArrays  # run for each micro-batch
+    backward: PassArrays  # likewise
+    once: PassArrays  # run before forward of the first micro-batch
+    own: TensorArrays  # tensors that only the block itself reads
+    shared: TensorArrays  # of these, what is made once for all micro-batches
+    handed: tuple[BlockTensor, ...]  # tensors that others read too
+    labels: tuple[Label, ...]  # names that the label arrays point to
 
 
 @dataclass(frozen=True, eq=False)
 class Block:
-    """A part of the step: its operators of forward and backward in order, its tensors, what it reads.
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
 
-    Attributes:
-        forward, backward: run for each micro-batch.
-        tensors, reads: as above.
-        once: operators that run before forward of the first micro-batch, once in a step: what depends on weights
-            only and is shared by all micro-batches.
-        known_arrays: the arrays, where the caller has them; they must say the same as the rest.
-        arrays: derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond.
-    """
-
-    forward: tuple[BlockOp, ...]
-    backward: tuple[BlockOp, ...]
+    forward: tuple[BlockOp, ...]  # run for each micro-batch
+    backward: tuple[BlockOp, ...]  # likewise
     tensors: tuple[BlockTensor, ...]
     reads: tuple[Read, ...]
+    # operators that run before forward of the first micro-batch, once in a step: what depends on weights only and is
+    # shared by all micro-batches
     once: tuple[BlockOp, ...] = ()
+    # the arrays, where the caller has them; they must say the same as the rest
     known_arrays: InitVar[BlockArrays | None] = None
+    # derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond
     arrays: BlockArrays = field(init=False, repr=False)
 
     def __post_init__(self, known_arrays: BlockArrays | None) -> None:
@@ -101,13 +93,10 @@ class Block:
         object.__setattr__(self, "arrays", arrays)
 
     def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
-        """The block with some of its tensors swapped; its operators stay as they are.
+        """The block, which has no swap of its own, with some of its tensors swapped; its operators stay as they are.
 
-        A planner asks for thousands of them, so the arrays are changed and not made again.
-
-        Args:
-            copies: label of a tensor -> `prefetch`, `num_copies` and `is_held` as `BlockTensor` has them. The block
-                itself has no swap of its own.
+        A planner asks for thousands of them, so the arrays are changed and not made again. `copies` has `prefetch`,
+        `num_copies` and `is_held` (see `BlockTensor`) by label of the tensor.
         """
         arrays = self.arrays
         by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
@@ -155,30 +144,25 @@ def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> Pa
     num_pieces = max((len(op.piece_ns) for op in ops), default=0)
     piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
     return PassArrays(
-        np.array([op.duration_ns for op in ops], np.int64),
-        np.array([op.kind for op in ops], np.int8),
-        np.array([op.wait_op for op in ops], np.int64),
-        np.array([label_of(op.label) for op in ops], np.int32),
-        np.array([op.wait_once for op in ops], np.int64),
-        np.array([op.is_weight for op in ops], bool),
-        np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
+        label=np.array([label_of(op.label) for op in ops], np.int32),
+        piece_ns=np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
+        **_columns(ops, OP_TYPES),
     )
 
 
 def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
     """Tensors of a block; `label_of` gives the number of a label in it."""
     return TensorArrays(
-        size_bytes=np.array([t.size_bytes for t in tensors], np.int64),
-        is_forward=np.array([t.is_forward for t in tensors], bool),
-        made_at=np.array([t.made_at for t in tensors], np.int64),
         kind=np.array([_kind(t) for t in tensors], np.int8),
         label=np.array([label_of(t.label) for t in tensors], np.int32),
-        prefetch=np.array([t.prefetch for t in tensors], np.int64),
-        num_copies=np.array([t.num_copies for t in tensors], np.int64),
-        is_held=np.array([t.is_held for t in tensors], bool),
-        is_final=np.array([t.is_final for t in tensors], bool),
         uses=use_rows([t.uses for t in tensors]),
+        **_columns(tensors, TENSOR_TYPES),
     )
+
+
+def _columns(rows: Sequence[object], types: Mapping[str, type]) -> dict[str, np.ndarray]:
+    """An array of each of these attributes."""
+    return {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
 
 
 def use_rows(uses: Sequence[Uses]) -> np.ndarray:

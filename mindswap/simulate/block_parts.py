@@ -7,23 +7,16 @@ from typing import NamedTuple
 from mindswap.graph.names import Label
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["BlockOp", "BlockTensor", "Read", "Role", "Source", "Uses"]
-
 
 @dataclass(frozen=True)
 class Role:
-    """Under what a tensor is known to another block: its type, and which of those of this type it is.
-
-    Attributes:
-        is_forward: made in forward.
-        is_shared: read by many blocks, not only by a neighbour of the one that makes it.
-    """
+    """Under what a tensor is known to another block: its type, and which of those of this type it is."""
 
     shape: tuple[int, ...]
     dtype: str
     ordinal: int
-    is_forward: bool
-    is_shared: bool = False
+    is_forward: bool  # made in forward
+    is_shared: bool = False  # read by many blocks, not only by a neighbour of the one that makes it
 
 
 class Source(Enum):
@@ -36,82 +29,51 @@ class Source(Enum):
 
 @dataclass(frozen=True)
 class BlockOp:
-    """One operator with its time.
+    """One operator with its time."""
 
-    Attributes:
-        label: operator path below the layer; for gradients that of the operator they are the gradient of.
-        kind: forward, backward, recompute or collective.
-        duration_ns: on the device.
-        wait_op: position in the same pass of an operator on the other stream that must have ended; `NO_OP` for none.
-        op: name of the primitive.
-        wait_once: position in `Block.once` of an operator that must have ended; `NO_OP` for none.
-        is_weight: a schedule may run it apart from the rest of backward: it works on gradients of weights only.
-        piece_ns: durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then.
-    """
-
-    label: Label
-    kind: OpKind
-    duration_ns: int
+    label: Label  # operator path below the layer; for gradients that of the operator they are the gradient of
+    kind: OpKind  # forward, backward, recompute or collective
+    duration_ns: int  # on the device
+    # position in the same pass of an operator on the other stream that must have ended; `NO_OP` for none
     wait_op: int = NO_OP
-    op: str = ""
-    wait_once: int = NO_OP
+    op: str = ""  # name of the primitive
+    wait_once: int = NO_OP  # position in `Block.once` of an operator that must have ended; `NO_OP` for none
+    # a schedule may run it apart from the rest of backward: it works on gradients of weights only
     is_weight: bool = False
+    # durations for each piece of a cut sequence, where they differ; `duration_ns` is their mean then
     piece_ns: tuple[int, ...] = ()
 
 
 class Uses(NamedTuple):
-    """Positions at which a block reads a tensor; `NO_OP` where it does not.
-
-    Attributes:
-        last_forward, first_backward, last_backward: in forward and backward.
-        first_input, last_input: in backward by operators that are not `BlockOp.is_weight`.
-        first_weight, last_weight: by those that are.
-        last_once: in `Block.once`.
-    """
+    """Positions at which a block reads a tensor; `NO_OP` where it does not."""
 
     last_forward: int = NO_OP
     first_backward: int = NO_OP
     last_backward: int = NO_OP
-    first_input: int = NO_OP
+    first_input: int = NO_OP  # in backward by operators that are not `BlockOp.is_weight`
     last_input: int = NO_OP
-    first_weight: int = NO_OP
+    first_weight: int = NO_OP  # in backward by those that are
     last_weight: int = NO_OP
-    last_once: int = NO_OP
+    last_once: int = NO_OP  # in `Block.once`
 
 
 @dataclass(frozen=True)
 class BlockTensor:
-    """A tensor that the block makes.
+    """A tensor that the block makes."""
 
-    Attributes:
-        label: who makes it.
-        size_bytes: on the device.
-        is_forward: made in forward.
-        is_again: made by an operator that runs again.
-        made_at: position of its maker in the pass.
-        uses: where the block itself reads it.
-        role: set where other blocks read it.
-        prefetch: `backward_prefetch` of its copies.
-        num_copies: how often it is copied, once for each name that is swapped; 0 where it is not; `ONE_WAY`.
-        is_held: another name of it is not swapped, so it stays on the device all the same.
-        is_once: made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it.
-        is_gradient: of a weight.
-        is_final: stays until the optimizer.
-    """
-
-    label: Label
-    size_bytes: int
-    is_forward: bool
-    is_again: bool
-    made_at: int
-    uses: Uses
-    role: Role | None
-    prefetch: int = 0
-    num_copies: int = 0
-    is_held: bool = False
-    is_once: bool = False
-    is_gradient: bool = False
-    is_final: bool = False
+    label: Label  # who makes it
+    size_bytes: int  # on the device
+    is_forward: bool  # made in forward
+    is_again: bool  # made by an operator that runs again
+    made_at: int  # position of its maker in the pass
+    uses: Uses  # where the block itself reads it
+    role: Role | None  # set where other blocks read it
+    prefetch: int = 0  # `backward_prefetch` of its copies
+    num_copies: int = 0  # how often it is copied, once for each name that is swapped; 0 where it is not; `ONE_WAY`
+    is_held: bool = False  # another name of it is not swapped, so it stays on the device all the same
+    is_once: bool = False  # made by an operator of `Block.once`, where `made_at` counts: all micro-batches read it
+    is_gradient: bool = False  # of a weight
+    is_final: bool = False  # stays until the optimizer
 
 
 @dataclass(frozen=True)

@@ -21,8 +21,6 @@ from mindswap.simulate.program import ONE_WAY
 from mindswap.simulate.reading import Place, StepReader, StepTensor
 from mindswap.units import ceil_div
 
-__all__ = ["StepBlocks", "cut_blocks"]
-
 
 @dataclass(frozen=True, eq=False)
 class StepBlocks:
@@ -48,10 +46,8 @@ def cut_blocks(
 
     Args:
         graph: a step with lazy_inline on, from the compiler or from `graph.rewrite`.
-        operator_ns: time of an operator.
         label: what to call a forward operator.
         collectives: communication that belongs to a node, by its name.
-        collective_ns: time of one.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
         once: names of forward operators that run once in a step, for all micro-batches; they read weights and one
             another only.
@@ -89,7 +85,6 @@ class _BlockMaker:
                 self.known[section].append(tensor)
 
     def block(self, section: int) -> Block:
-        """The block of a section."""
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
         for tensor in self.known[section]:
@@ -154,7 +149,7 @@ class _BlockMaker:
         else:
             taken = taken._replace(first_input=taken_in_half, last_input=taken_in_half)
         rule, is_cut = self.rule, self.rule.is_cut(tensor.type)
-        passing_bytes = rule.passing_bytes(size_bytes, is_cut, tensor.is_cast)
+        passing_bytes = rule.passing_bytes(size_bytes, is_cut)
         kept_bytes = rule.kept_bytes(size_bytes, is_cut)
         for size, uses, is_final in ((passing_bytes, taken, False), (kept_bytes, Uses(), True)):
             if size:

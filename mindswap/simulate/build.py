@@ -18,8 +18,6 @@ from mindswap.simulate.stage_pass import ModelSections, StagePass, cut_backward,
 from mindswap.simulate.stage_tensors import TensorTable, once_columns
 from mindswap.simulate.turns import TENSOR_COLUMNS, Turns
 
-__all__ = ["StageLayout", "TransferCosts", "build_program"]
-
 
 def build_program(
     blocks: Sequence[Block],

@@ -4,43 +4,32 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mindswap.config.step import StepSettings
 from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
 from mindswap.graph.ranks.collectives import Collective
-from mindswap.graph.ranks.gather import WEIGHT_MARK, weight_name
+from mindswap.graph.ranks.gather import WEIGHT_MARK, is_gathering, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-
-__all__ = ["CapturedStep", "PlacedParameter", "find_parameters", "find_tied_parameters"]
-
 
 NOT_CUT = WeightSharding()
 
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
-    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute.
+    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute."""
 
-    Attributes:
-        sample: layers that were compiled, and which of them stands for each layer of the model.
-        trees: tree of each compiled layer.
-        graph: the step; sizes are those of one rank.
-        tag: attribute of primitives that carries their path.
-        collectives: tensor parallel communication, by name of the node that it belongs to.
-        notes: where the step differs from the one that trains, in words.
-        has_all_tags: every primitive carries its path, so `graph` has some operators several times that the
-            compiler runs once.
-    """
-
-    sample: LayerSample
-    trees: tuple[CellNode, ...]
-    graph: Graph
-    tag: str
+    sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
+    trees: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # the step; sizes are those of one rank
+    tag: str  # attribute of primitives that carries their path
+    # tensor parallel communication, by name of the node that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
+    # every primitive carries its path, so `graph` has some operators several times that the compiler runs once
     has_all_tags: bool = False
 
     @property
@@ -49,32 +38,20 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        """Paths of the operators."""
         return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
 
 
 @dataclass(frozen=True)
 class PlacedParameter:
-    """A weight on one rank, and where in the step it is read.
+    """A weight on one rank, and where in the step it is read."""
 
-    Attributes:
-        parameter: the part of it that the rank has.
-        layer_index: position of its layer among the compiled ones; None outside the layers.
-        is_behind: outside the layers and read behind them (final norm, head).
-    """
-
-    parameter: Parameter
-    layer_index: int | None
-    is_behind: bool
+    parameter: Parameter  # the part of it that the rank has
+    layer_index: int | None  # position of its layer among the compiled ones; None outside the layers
+    is_behind: bool  # outside the layers and read behind them (final norm, head)
 
 
 def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
-    """The weights that forward reads, in order of their first read, each once.
-
-    Args:
-        graph: a step in which weights are whole.
-        sharding: which of them the parallel optimizer cuts.
-    """
+    """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
     for node in graph.forward:
@@ -103,3 +80,23 @@ def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
             read[position > last].update(sources[name] for name in node.inputs if name in sources)
     names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
     return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
+
+
+def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
+    """What MindSpore does and is not in a step, in words; weights are whole in `captured`, gathered in `gathered`."""
+    doubts = []
+    if settings.pipeline.num_stages > 1:
+        doubts = [
+            f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
+            "micro-batch, and its gradient back; the memory of that is counted, its time is not"
+            for parameter in find_tied_parameters(captured)
+        ]
+    elif settings.num_micro_batches == 1 and any(node.op == "Cast" and is_gathering(node) for node in gathered.forward):
+        # Seen in MindSpore's frontend with lazy_inline on.
+        doubts = [
+            "with one micro-batch and no pipeline MindSpore 2.9 gathers these weights in float32 and casts them "
+            "behind: while forward runs up to as much again as the gathered weights may be needed, which is not in the "
+            "peak; "
+            "param_init_type equal to compute_dtype, or gradient accumulation, avoids it"
+        ]
+    return tuple(doubts)

@@ -17,48 +17,37 @@ from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.ranks.gather import gather_weights
-from mindswap.graph.ranks.handed import find_handed_on
 from mindswap.graph.ranks.overlap import order_halves
 from mindswap.graph.ranks.share_casts import share_casts
 from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
+from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
+from mindswap.policy.schema import SELECT_OPTIONS
 from mindswap.simulate.captured import CapturedStep
-
-__all__ = ["HELD", "CompiledLayers"]
 
 # In place of the operator paths that stand for a name: no swap takes it away.
 HELD = ("",)
 
 
 class CompiledLayers:
-    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model.
-
-    Args:
-        source: the step as captured.
-        settings: which weights are cut, and which casts are shared.
-
-    Attributes:
-        graph: the step before equal operators are merged.
-        plain: the step without any policy: equal operators merged.
-        labels: what to call an operator: its path, or several where `plain` has one operator for them.
-        gathers: communication that makes weights whole, by name of the node that it belongs to.
-        once: operators that run once in a step, for all micro-batches.
-        reads_caches: operators of forward that pieces of a sequence cannot run again.
-    """
+    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model."""
 
     def __init__(self, source: CapturedStep, settings: StepSettings):
         self.source = source
         gathered = gather_weights(settle_layers(source.graph), settings.sharding)
         if settings.shares_casts:
             gathered = share_casts(gathered, settings.is_inlined)
+        # The step before equal operators are merged; communication that makes weights whole, by name of its node;
+        # operators that run once in a step, for all micro-batches.
         self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
-        self.reads_caches = cache_readers(self.graph)
+        self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
+        # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
             self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
-        self.labels = self.plain.names()
+        self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
         self._paths = source.names()  # of operators that are not merged
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
@@ -95,9 +84,8 @@ class CompiledLayers:
     def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """Names under which backward holds what a layer makes, under the recompute of a policy.
 
-        Returns:
-            Label of a tensor -> for each of its names the operator paths that stand for it; `HELD` is a name that no
-            swap takes away.
+        By label of the tensor, for each of its names the operator paths that stand for it; `HELD` is a name that no
+        swap takes away.
         """
         graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
         position = self.source.sample.layer_map[layer_index]
@@ -130,14 +118,9 @@ class CompiledLayers:
 
 def signature(policy: Policy, layer_index: int) -> Hashable:
     """All that decides what a policy sets on a layer."""
-    recompute = (
-        layer_index in policy.layer_recompute,
-        layer_index in policy.output_recompute,
-        tuple(entry.pattern for entry in policy.select_recompute if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_recompute_exclude if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_comm_recompute if layer_index in entry.layers),
-        tuple(entry.pattern for entry in policy.select_comm_recompute_exclude if layer_index in entry.layers),
-    )
+    selects = (getattr(policy, option) for option in SELECT_OPTIONS)
+    selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
+    recompute = (layer_index in policy.layer_recompute, layer_index in policy.output_recompute, *selected)
     layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
     swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
     return recompute, layer_swap, swaps
@@ -148,7 +131,7 @@ def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
 
     Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more (`graph.rewrite`).
     """
-    forward_names = {saved.backward_name: saved.forward_name for saved in graph.saved}
+    forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
     found: dict[str, set[str]] = {}
     for node in graph.backward:

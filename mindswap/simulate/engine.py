@@ -11,7 +11,6 @@ Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulate.check import check_program
 from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, Program
 from mindswap.simulate.state import (
@@ -27,25 +26,16 @@ from mindswap.simulate.state import (
 )
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["simulate"]
-
 WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in thousandths stay integers
 CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
 
 
-def simulate(program: Program, check: bool = True) -> Timeline:
-    """Runs one step.
-
-    Args:
-        program: what to run.
-        check: look for contradictions first. The planner, which changes copies of a checked program in
-            thousands of ways, leaves it out; an inconsistent program then gives undefined results.
+def simulate(program: Program) -> Timeline:
+    """Runs one step; a program that `benchmarks/reference/program_check.py` refuses gives undefined results.
 
     Raises:
-        SimulationError: the program is inconsistent, or pipeline stages wait for each other.
+        SimulationError: pipeline stages wait for each other.
     """
-    if check:
-        check_program(program)
     state = initial_state(program)
     _run(state, program.contended_permille)
     _raise_deadlock(program, state)

@@ -4,7 +4,9 @@ MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 
 - with sums over micro-batches (`_VirtualAssignAdd`) the gradient is added to its sum at once; the sums are static;
 - with the parallel optimizer (`AllGather`) a ReduceScatter takes the whole gradient and gives the part of this rank.
-  Each one on its own: `get_enable_reduce_scatter_fusion()` is False unless `comm_fusion` is configured;
+  Its type is that of the weight: where forward casts the part before the AllGather, backward casts the whole gradient
+  before the ReduceScatter (tests/adapters/test_gathered_weights.py). Each one on its own:
+  `get_enable_reduce_scatter_fusion()` is False unless `comm_fusion` is configured;
 - else it stays as it is.
 """
 
@@ -14,40 +16,24 @@ from mindswap.config.weight_sharding import WeightSharding
 from mindswap.graph.model import TensorType
 from mindswap.units import ceil_div
 
-__all__ = ["GradientRule"]
-
 FLOAT32_BYTES = 4
 WHOLE = WeightSharding()
 
 
 @dataclass(frozen=True)
 class GradientRule:
-    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight.
+    """What becomes of each gradient of a step; sizes are those of a whole gradient, in the type of its weight."""
 
-    Attributes:
-        is_summed: added up over micro-batches.
-        sharding: what the parallel optimizer cuts.
-    """
-
-    is_summed: bool = False
-    sharding: WeightSharding = WHOLE
+    is_summed: bool = False  # added up over micro-batches
+    sharding: WeightSharding = WHOLE  # what the parallel optimizer cuts
 
     def is_cut(self, known: TensorType) -> bool:
         """Whether the weight of a gradient is cut: they have one shape and type. Names are not known here."""
         return self.sharding.cuts("", known.shape, known.size_bytes)
 
-    def passing_bytes(self, size_bytes: int, is_cut: bool, is_cast: bool) -> int:
-        """What is there only until the next operator: the whole gradient, if something else takes its place.
-
-        Args:
-            size_bytes: of the gradient.
-            is_cut: its weight is.
-            is_cast: made by a cast. The parallel optimizer gathers what was cast, so its ReduceScatter takes what
-                this cast reads, and the cast is of the part.
-        """
-        if self.is_summed:
-            return size_bytes
-        return size_bytes if is_cut and not is_cast else 0
+    def passing_bytes(self, size_bytes: int, is_cut: bool) -> int:
+        """What is there only until the next operator: the whole gradient, if something else takes its place."""
+        return size_bytes if self.is_summed or is_cut else 0
 
     def kept_bytes(self, size_bytes: int, is_cut: bool) -> int:
         """What stays from its maker until the optimizer."""

@@ -6,8 +6,6 @@ import numpy as np
 
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["host_bytes_per_node", "peak_host_bytes"]
-
 
 def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     """Most host memory at a time: it is taken when a copy out starts and free when the tensor is back.
@@ -15,7 +13,6 @@ def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
     assumed: what never comes back is free with its device memory; no operator has it on the host.
 
     Args:
-        timeline: a simulated step.
         copies: which copies count: positions, or a mask of shape (num_copies,).
     """
     size_bytes, in_ns = timeline.program.copies.size_bytes[copies], timeline.program.copies.in_ns[copies]
@@ -29,12 +26,7 @@ def peak_host_bytes(timeline: Timeline, copies: np.ndarray) -> int:
 def host_bytes_per_node(stage_host_bytes: Sequence[int], num_cards: int, num_cards_per_node: int) -> int:
     """Most pinned host memory of any node, when ranks are given out stage by stage, as MindSpore does.
 
-    Pinned memory is not given back between uses, so peaks of different stages add up.
-
-    Args:
-        stage_host_bytes: peak of one card, per stage.
-        num_cards: in total.
-        num_cards_per_node: that share the memory.
+    Pinned memory is not given back between uses, so peaks (of one card, per stage) add up.
     """
     cards_per_stage = max(1, num_cards // len(stage_host_bytes))
     per_card = [size_bytes for size_bytes in stage_host_bytes for _ in range(cards_per_stage)]

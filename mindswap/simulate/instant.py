@@ -12,36 +12,22 @@ from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import MemoryKind, OpKind
 
-__all__ = ["InstantCurve", "simulate_instant"]
-
 OPERATOR_NS = 1000
 
 
 @dataclass(frozen=True)
 class InstantCurve:
-    """One micro-batch on one stage.
+    """One micro-batch on one stage."""
 
-    Attributes:
-        ops: primitive of each operator in the order in which they run.
-        is_again: it is a forward operator that backward runs again.
-        labels: what the simulator calls it.
-        num_forward: operators of forward.
-        live_bytes: activation memory while each operator runs, without gradients of weights.
-    """
-
-    ops: tuple[str, ...]
-    is_again: tuple[bool, ...]
-    labels: tuple[str, ...]
-    num_forward: int
-    live_bytes: tuple[int, ...]
+    ops: tuple[str, ...]  # primitive of each operator in the order in which they run
+    is_again: tuple[bool, ...]  # it is a forward operator that backward runs again
+    labels: tuple[str, ...]  # what the simulator calls it
+    num_forward: int  # operators of forward
+    live_bytes: tuple[int, ...]  # activation memory while each operator runs, without gradients of weights
 
 
 def simulate_instant(blocks: Sequence[Block]) -> InstantCurve:
-    """The curve of blocks one after another: every operator takes the same time, copies and collectives none.
-
-    Args:
-        blocks: what is before the layers, every layer, what is behind them.
-    """
+    """The curve of blocks (as in `build_program`): operators take equally long, copies and collectives no time."""
     program = build_program(blocks, TransferCosts(lambda size: 0, lambda size: 0))
     is_compute = program.ops.kind <= OpKind.RECOMPUTE
     durations = np.where(is_compute, OPERATOR_NS, 0).astype(np.int64)

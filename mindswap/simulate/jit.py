@@ -5,8 +5,6 @@ from typing import Any, TypeVar, cast
 
 import numba
 
-__all__ = ["compiled"]
-
 Compiled = TypeVar("Compiled", bound=Callable[..., Any])
 
 # None of the loops allocates, so the arrays that they get need not be counted; counting them at every call of

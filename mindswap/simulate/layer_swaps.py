@@ -24,8 +24,6 @@ from mindswap.simulate.blocks import StepBlocks
 from mindswap.simulate.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["LayerSwapModel", "swap_at_ends_of_layers"]
-
 # A distance in operators beyond any step: no operator holds a copy back, none gives memory back.
 FAR = 10**9
 DOUBTS = (

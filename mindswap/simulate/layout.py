@@ -6,32 +6,23 @@ from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
 from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
 
-__all__ = ["StageLayout", "lay_out_stages", "require_schedule"]
-
 
 @dataclass(frozen=True)
 class StageLayout:
-    """Which sections of the model are where.
+    """Which sections of the model are where."""
 
-    Attributes:
-        chunks: for each stage, for each of its virtual chunks, the sections in forward order: positions in the
-            list of blocks (0 is what is before the layers, the last what is behind them).
-        num_micro_batches: micro-batches of one step.
-        closing_bytes: for each stage, gradients that are made for the optimizer when backward has ended, beside those
-            that are there by then; none if empty.
-        scheduler: a name of `schedules.SCHEDULES`.
-        num_sequences: pieces that each sequence is cut into.
-    """
-
+    # for each stage, for each of its virtual chunks, the sections in forward order: positions in the list of blocks (0
+    # is what is before the layers, the last what is behind them)
     chunks: tuple[tuple[tuple[int, ...], ...], ...]
     num_micro_batches: int = 1
+    # for each stage, gradients that are made for the optimizer when backward has ended, beside those that are there by
+    # then; none if empty
     closing_bytes: tuple[int, ...] = ()
-    scheduler: str = "1f1b"
-    num_sequences: int = 1
+    scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
+    num_sequences: int = 1  # pieces that each sequence is cut into
 
     @property
     def num_stages(self) -> int:
-        """Pipeline stages."""
         return len(self.chunks)
 
     @property
@@ -47,7 +38,6 @@ class StageLayout:
 
     @property
     def schedule(self) -> PipelineSchedule:
-        """The schedule that acts."""
         return find_schedule(self.scheduler, self.shape)
 
     def passes(self, stage: int) -> tuple[Pass, ...]:
@@ -55,7 +45,6 @@ class StageLayout:
         return order_passes(self.scheduler, stage, self.shape)
 
     def stage_of(self, section: int) -> int:
-        """The stage that has a section."""
         return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
 
     def short_of(self, num_micro_batches: int) -> int:
@@ -71,12 +60,6 @@ class StageLayout:
 
 def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
     """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
-
-    Args:
-        pipeline: pipeline settings of the configuration.
-        num_layers: layers of the model.
-        num_micro_batches: micro-batches of one step.
-        num_sequences: pieces that each sequence is cut into.
 
     Raises:
         SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
@@ -110,9 +93,6 @@ def require_schedule(
     """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
 
     Args:
-        pipeline: pipeline settings of the configuration.
-        num_micro_batches: micro-batches of one step.
-        num_sequences: pieces that each sequence is cut into.
         place: where the schedule is set, for the message.
         known: names that may be asked for; by default those that a configuration may have.
 

@@ -11,8 +11,6 @@ from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import MemoryProfile, Timeline
 
-__all__ = ["interval_times", "peak_memory", "profile_memory"]
-
 
 def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
     """Begin and end of each interval of the program: int64 ns, shape (num_intervals,) each.

@@ -18,8 +18,6 @@ import numpy as np
 
 from mindswap.simulate.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops
 
-__all__ = ["RELEASE_FACTOR", "TransferCosts", "join", "place_memory"]
-
 # kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
 # libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
 RELEASE_FACTOR = 3
@@ -29,18 +27,12 @@ Columns = TypeVar("Columns", Copies, Intervals)
 
 @dataclass(frozen=True)
 class TransferCosts:
-    """Time of moving bytes.
+    """Time of moving bytes."""
 
-    Attributes:
-        copy_out_ns, copy_in_ns: to the host and back, alone on the link.
-        send_ns: to the next pipeline stage.
-        contended_permille: as in `Program`.
-    """
-
-    copy_out_ns: Callable[[int], int]
-    copy_in_ns: Callable[[int], int]
-    send_ns: Callable[[int], int] = lambda size_bytes: 0
-    contended_permille: int = 1000
+    copy_out_ns: Callable[[int], int]  # to the host, alone on the link
+    copy_in_ns: Callable[[int], int]  # and back
+    send_ns: Callable[[int], int] = lambda size_bytes: 0  # to the next pipeline stage
+    contended_permille: int = 1000  # as in `Program`
 
 
 def place_memory(
@@ -52,8 +44,6 @@ def place_memory(
         tensors: columns of `turns.TENSOR_COLUMNS`, shape (num_tensors,).
         ops: operators of all stages.
         first, end: the operators of this stage.
-        stage: number of the stage.
-        costs: time of copies.
         num_before: copies of the stages before it: intervals name copies by their position among all.
     """
     is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)

@@ -12,8 +12,6 @@ import numpy as np
 
 from mindswap.graph.names import Label
 
-__all__ = ["NO_OP", "ONE_WAY", "Copies", "Intervals", "MemoryKind", "OpKind", "Ops", "Program"]
-
 NO_OP = -1  # "no operator" in an array of operator positions
 ONE_WAY = -1  # number of copies of a tensor that is copied out once and never comes back
 
@@ -54,23 +52,16 @@ class Ops:
     """Operators of all pipeline stages; those of a stage are consecutive, in the order in which it issues them.
 
     All arrays have shape (num_ops,).
-
-    Attributes:
-        duration_ns: int64, at least 0.
-        kind: int8, `OpKind`.
-        wait_op: int64, position of an operator that must have ended first, `NO_OP` for none: an earlier one of
-            the same stage, or any of another. The order within a stream goes without saying.
-        layer: int32, layer of the model; -1 outside the layers.
-        micro_batch: int32; where sequences are cut, the number of the piece, over all micro-batches.
-        label: int32, index into `Program.labels`.
     """
 
-    duration_ns: np.ndarray
-    kind: np.ndarray
+    duration_ns: np.ndarray  # int64, at least 0
+    kind: np.ndarray  # int8, `OpKind`
+    # int64, position of an operator that must have ended first, `NO_OP` for none: an earlier one of the same stage, or
+    # any of another. The order within a stream goes without saying
     wait_op: np.ndarray
-    layer: np.ndarray
-    micro_batch: np.ndarray
-    label: np.ndarray
+    layer: np.ndarray  # int32, layer of the model; -1 outside the layers
+    micro_batch: np.ndarray  # int32; where sequences are cut, the number of the piece, over all micro-batches
+    label: np.ndarray  # int32, index into `Program.labels`
 
     def __len__(self) -> int:
         return len(self.duration_ns)
@@ -84,30 +75,22 @@ class Copies:
 
     Copies out of a stage run one after another in the order of `producer_op`, copies in in the order of
     `first_user_op` (ties by position here). A stage has one stream for each direction.
-
-    Attributes:
-        size_bytes: int64.
-        out_ns, in_ns: int64, duration of each copy on an otherwise idle link.
-        producer_op: int64, the copy out may start when it has ended.
-        release_op: int64, not before `producer_op`. No compute operator after it starts before the copy out has
-            ended; the memory is free when both have ended. Operators of the communication stream do not wait.
-        prefetch_op: int64, the copy in may start when it has ended; `NO_OP` where nothing holds it back but the
-            copy out (backward_prefetch larger than the way to the first user). May come before `producer_op`.
-        first_user_op: int64, waits for the copy in.
-        label: int32, index into `Program.labels`.
-        layer, micro_batch: int32.
     """
 
-    size_bytes: np.ndarray
-    out_ns: np.ndarray
-    in_ns: np.ndarray
-    producer_op: np.ndarray
+    size_bytes: np.ndarray  # int64
+    out_ns: np.ndarray  # int64, to the host on an otherwise idle link
+    in_ns: np.ndarray  # int64, and back
+    producer_op: np.ndarray  # int64, the copy out may start when it has ended
+    # int64, not before `producer_op`. No compute operator after it starts before the copy out has ended; the memory is
+    # free when both have ended. Operators of the communication stream do not wait
     release_op: np.ndarray
+    # int64, the copy in may start when it has ended; `NO_OP` where nothing holds it back but the copy out
+    # (backward_prefetch larger than the way to the first user). May come before `producer_op`
     prefetch_op: np.ndarray
-    first_user_op: np.ndarray
-    label: np.ndarray
-    layer: np.ndarray
-    micro_batch: np.ndarray
+    first_user_op: np.ndarray  # int64, waits for the copy in
+    label: np.ndarray  # int32, index into `Program.labels`
+    layer: np.ndarray  # int32
+    micro_batch: np.ndarray  # int32
 
     def __len__(self) -> int:
         return len(self.size_bytes)
@@ -119,26 +102,17 @@ class Intervals:
 
     What ends at a moment makes room for what begins at it. An interval must not end before it begins: where
     they are on different streams, something must wait.
-
-    Attributes:
-        size_bytes: int64.
-        begin: int64; an operator position: taken when the operator starts; `~c` (negative): taken when
-            copy c starts to come in.
-        end: int64; an operator position: free when the operator has ended; `~c`: free when copy c is
-            released in forward.
-        kind: int8, `MemoryKind`.
-        label: int32, index into `Program.labels`: who made it.
-        layer: int32, -1 outside the layers.
-        stage: int32.
     """
 
-    size_bytes: np.ndarray
+    size_bytes: np.ndarray  # int64
+    # int64; an operator position: taken when the operator starts; `~c` (negative): taken when copy c starts to come in
     begin: np.ndarray
+    # int64; an operator position: free when the operator has ended; `~c`: free when copy c is released in forward
     end: np.ndarray
-    kind: np.ndarray
-    label: np.ndarray
-    layer: np.ndarray
-    stage: np.ndarray
+    kind: np.ndarray  # int8, `MemoryKind`
+    label: np.ndarray  # int32, index into `Program.labels`: who made it
+    layer: np.ndarray  # int32, -1 outside the layers
+    stage: np.ndarray  # int32
 
     def __len__(self) -> int:
         return len(self.size_bytes)
@@ -146,26 +120,17 @@ class Intervals:
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """One training step of all simulated pipeline stages.
+    """One training step of all simulated pipeline stages."""
 
-    Attributes:
-        stage_starts: first operator of each stage, and the number of operators last: shape (num_stages + 1,).
-        ops, copies, intervals: as above.
-        labels: names that `label` arrays point to.
-        contended_permille: rate of a copy while the other direction of the same stage copies too, in
-            thousandths of its rate alone.
-        num_sequences: pieces that each sequence is cut into.
-        copies_stage: derived: stage of each copy.
-    """
-
-    stage_starts: np.ndarray
+    stage_starts: np.ndarray  # first operator of each stage, and the number of operators last: shape (num_stages + 1,)
     ops: Ops
     copies: Copies
     intervals: Intervals
-    labels: Sequence[Label]
+    labels: Sequence[Label]  # names that `label` arrays point to
+    # rate of a copy while the other direction of the same stage copies too, in thousandths of its rate alone
     contended_permille: int = 1000
-    num_sequences: int = 1
-    copies_stage: np.ndarray = field(init=False)
+    num_sequences: int = 1  # pieces that each sequence is cut into
+    copies_stage: np.ndarray = field(init=False)  # derived: stage of each copy
 
     def __post_init__(self) -> None:
         stage = np.searchsorted(self.stage_starts, self.copies.producer_op, side="right") - 1
@@ -173,5 +138,4 @@ class Program:
 
     @property
     def num_stages(self) -> int:
-        """Simulated pipeline stages."""
         return len(self.stage_starts) - 1

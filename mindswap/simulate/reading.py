@@ -17,8 +17,6 @@ from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.ring import ring_buffers, ring_ops
 from mindswap.simulate.sections import backward_sections, count_layers, forward_sections
 
-__all__ = ["Place", "StepReader", "StepTensor"]
-
 
 class Place(NamedTuple):
     """A list of operators in which positions count: forward or backward of a section, or what it does once."""
@@ -30,38 +28,21 @@ class Place(NamedTuple):
 
 @dataclass
 class StepTensor:
-    """A tensor while the graph is read.
+    """A tensor while the graph is read."""
 
-    Attributes:
-        label: who makes it.
-        type: shape and bytes.
-        place, made_at: where it is made.
-        is_again: by an operator that runs again.
-        is_cast: by a cast.
-        uses: by section, what `Uses` says.
-        last_once: last use by an operator that runs once.
-        is_read: by any operator.
-        collective: position of the collective that makes it what its readers want.
-        prefetch: `backward_prefetch` of each of its copies to the host.
-        has_keeper: backward holds it under a name that is not copied.
-        is_gradient: backward hands it out.
-        is_one_way: its copy never comes back.
-    """
-
-    label: Label
-    type: TensorType
-    place: Place
-    made_at: int
-    is_again: bool
-    is_cast: bool
-    uses: dict[int, dict[str, int]] = field(default_factory=dict)
-    last_once: int = NO_OP
-    is_read: bool = False
-    collective: int = NO_OP
-    prefetch: list[int] = field(default_factory=list)
-    has_keeper: bool = False
-    is_gradient: bool = False
-    is_one_way: bool = False
+    label: Label  # who makes it
+    type: TensorType  # shape and bytes
+    place: Place  # where it is made
+    made_at: int  # position there
+    is_again: bool  # by an operator that runs again
+    uses: dict[int, dict[str, int]] = field(default_factory=dict)  # by section, what `Uses` says
+    last_once: int = NO_OP  # last use by an operator that runs once
+    is_read: bool = False  # by any operator
+    collective: int = NO_OP  # position of the collective that makes it what its readers want
+    prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
+    has_keeper: bool = False  # backward holds it under a name that is not copied
+    is_gradient: bool = False  # backward hands it out
+    is_one_way: bool = False  # its copy never comes back
 
     @property
     def section(self) -> int:
@@ -89,52 +70,30 @@ class StepTensor:
             uses[last] = position
 
 
+@dataclass(eq=False)
 class StepReader:
     """Reads forward, then backward, and books every operator and every use on a section of the step.
-
-    Args:
-        graph: a step with lazy_inline on.
-        operator_ns: time of an operator.
-        label: what to call a forward operator.
-        collectives: communication that belongs to a node, by its name.
-        collective_ns: time of one.
-        once: names of forward operators that run once in a step.
-        is_fused: element-wise operators that follow each other are one kernel.
-
-    Attributes:
-        num_layers: compiled layers.
-        ops: operators of each place, in order.
-        tensors: in order of production.
 
     Raises:
         SimulationError: if the step has no layers.
     """
 
-    def __init__(
-        self,
-        graph: Graph,
-        operator_ns: Callable[[Node, Work], int],
-        label: Callable[[Node], Names],
-        collectives: Mapping[str, tuple[Collective, ...]],
-        collective_ns: Callable[[Collective], int],
-        once: Set[str],
-        is_fused: bool = False,
-    ):
-        self.graph = graph
-        self.is_fused = is_fused
-        self.operator_ns = operator_ns
-        self.label = label
-        self.collectives = collectives
-        self.collective_ns = collective_ns
-        self.once = once
-        self.num_layers = count_layers(graph)
-        self.ops: dict[Place, list[BlockOp]] = {}
-        self.tensors: list[StepTensor] = []
-        self.values: dict[str, tuple[StepTensor | None, ...]] = {}  # value -> its tensors, one per output
-        self.weight_nodes = find_weight_gradients(graph)
+    graph: Graph  # this and the next six: as `cut_blocks` takes them
+    operator_ns: Callable[[Node, Work], int]
+    label: Callable[[Node], Names]
+    collectives: Mapping[str, tuple[Collective, ...]]
+    collective_ns: Callable[[Collective], int]
+    once: Set[str]
+    is_fused: bool = False
+    ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
+    tensors: list[StepTensor] = field(default_factory=list)  # in order of production
+    values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
+
+    def __post_init__(self) -> None:
+        self.num_layers = count_layers(self.graph)  # that were compiled
+        self.weight_nodes = find_weight_gradients(self.graph)
 
     def read(self) -> None:
-        """The whole step."""
         graph, saved = self.graph, self.graph.saved
         works = measure_work(graph)
         if self.is_fused:
@@ -222,7 +181,7 @@ class StepReader:
 
         ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
         size_bytes = ring_buffers(operands, is_forward)
-        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False, False)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
         self.tensors.append(buffers)
         for tensor in (buffers, *self._tensors_of(node.inputs)):
             tensor.note_use(place, begin + len(ops) - 1, False)
@@ -231,7 +190,7 @@ class StepReader:
     def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
         is_again = node.is_duplicate and not place.is_forward
         outputs = tuple(
-            StepTensor(label, known, place, position, is_again, node.op == "Cast") if known.size_bytes else None
+            StepTensor(label, known, place, position, is_again) if known.size_bytes else None
             for known in (() if node.op in WRITING_OPS else node.outputs)
         )
         self.values[node.name] = outputs
@@ -283,11 +242,7 @@ class StepReader:
 
 
 def _communicate(ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
-    """Appends communication; its position.
-
-    Args:
-        begin: position of the operator with whose end it begins; by default that of the one before it.
-    """
+    """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
     wait_op = len(ops) - 1 if begin == NO_OP else begin
     ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
     return len(ops) - 1

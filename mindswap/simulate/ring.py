@@ -9,8 +9,6 @@ from mindswap.graph.work import Work
 from mindswap.simulate.block_parts import BlockOp
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["ring_buffers", "ring_ops"]
-
 
 def ring_ops(
     op: BlockOp, rounds: Sequence[Round], begin: int, time_ns: Callable[[Work, str], int], exchange_ns: int

@@ -14,8 +14,6 @@ from mindswap.errors import SimulationError
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import is_kernel
 
-__all__ = ["backward_sections", "count_layers", "forward_sections"]
-
 
 def count_layers(graph: Graph) -> int:
     """Layers of a compiled step.
@@ -61,8 +59,6 @@ def backward_sections(graph: Graph, num_layers: int, behind: Set[str]) -> list[i
     just before the sum with that of the embedding, while the backend runs operators as soon as they can.
 
     Args:
-        graph: the step.
-        num_layers: its layers.
         behind: operators of forward that are behind the layers.
     """
     behind_values = {saved.backward_name for saved in graph.saved if saved.forward_name in behind}

@@ -13,34 +13,25 @@ from mindswap.simulate.block import Block, PassArrays
 from mindswap.simulate.block_parts import Read, Source
 from mindswap.simulate.program import NO_OP, OpKind
 
-__all__ = ["WEIGHT_HALF", "ModelSections", "StagePass", "cut_backward", "neighbour_reads", "shift"]
-
 # Where backward is cut, positions in the half of the weight gradients are this plus the position there.
 WEIGHT_HALF = 2**40
 
 
 @dataclass(frozen=True, eq=False)
 class StagePass:
-    """One pass through the sections of a virtual chunk.
+    """One pass through the sections of a virtual chunk."""
 
-    Attributes:
-        columns: duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients
-            where backward is cut. Only where there are any: piece_ns, the durations of each piece of the sequence;
-            wait_once, what an operator waits for where `wait_op` has nothing, from the begin of the first forward
-            pass; wait_half, the same from the begin of the other half of backward.
-        starts: where each section begins.
-        once: where what a section does once in a step begins; only in the first forward pass.
-        receive: the section for which another stage hands something over; None for none.
-        send: the section of another stage to which something is handed over.
-        is_first_held_back: the pass begins with communication of what was computed just before it.
-    """
-
+    # duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients where backward is
+    # cut. Only where there are any: piece_ns, the durations of each piece of the sequence; wait_once, what an operator
+    # waits for where `wait_op` has nothing, from the begin of the first forward pass; wait_half, the same from the
+    # begin of the other half of backward
     columns: dict[str, np.ndarray]
-    starts: dict[int, int]
+    starts: dict[int, int]  # where each section begins
+    # where what a section does once in a step begins; only in the first forward pass
     once: dict[int, int] = field(default_factory=dict)
-    receive: int | None = None
-    send: int | None = None
-    is_first_held_back: bool = False
+    receive: int | None = None  # the section for which another stage hands something over; None for none
+    send: int | None = None  # the section of another stage to which something is handed over
+    is_first_held_back: bool = False  # the pass begins with communication of what was computed just before it
 
     @property
     def num_ops(self) -> int:
@@ -89,9 +80,7 @@ def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
 class ModelSections:
     """The sections of a model: numbers for all of their labels, and their operators one behind the other.
 
-    Args:
-        blocks: of each section.
-        send_ns: time of handing bytes to another section: (section, other, bytes) -> ns.
+    `send_ns` is the time of handing bytes on: (section, other section, bytes) -> ns.
     """
 
     def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
@@ -104,7 +93,6 @@ class ModelSections:
         }
 
     def label(self, name: Label) -> int:
-        """Number of a label."""
         return self.labels.setdefault(name, len(self.labels))
 
     def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
@@ -112,15 +100,12 @@ class ModelSections:
         return self._numbers[id(self.blocks[section])][numbers]
 
     def layer_of(self, section: int) -> int:
-        """The layer of the model that a section is."""
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
 
     def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
         """The operators of one pass; the first of them waits for what another stage sends.
 
         Args:
-            sections: of the chunk.
-            is_forward: which pass.
             once: where what is done once begins in the first pass; None if this is the first pass.
         """
         order, step = (sections, 1) if is_forward else (sections[::-1], -1)

@@ -5,17 +5,16 @@ Positions are within the passes of the chunk, but for what is made once in a ste
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
-from mindswap.simulate.block import TensorArrays, use_rows
+from mindswap.simulate.block import Block, TensorArrays, tensor_arrays, use_rows
 from mindswap.simulate.block_parts import BlockTensor, Read, Role, Uses
-from mindswap.simulate.links import links_of
 from mindswap.simulate.program import NO_OP, MemoryKind
 from mindswap.simulate.stage_pass import ModelSections, neighbour_reads, shift
 from mindswap.simulate.turns import Turns
-
-__all__ = ["TensorTable", "once_columns"]
 
 FAR = 2**62  # behind every position
 ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
@@ -134,13 +133,7 @@ class TensorTable:
 
 
 def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
-    """Tensors that are made once and read by all micro-batches.
-
-    Args:
-        model: the sections.
-        begins: where each section of a chunk that makes some begins with them.
-        turns: all micro-batches.
-    """
+    """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
     sections = tuple(begins)
     tables = [model.blocks[section].arrays.shared for section in sections]
     sizes = [len(own.label) for own in tables]
@@ -185,3 +178,29 @@ def _joined(tables: Sequence[object], name: str) -> np.ndarray:
 
 def _far_if_none(positions: np.ndarray) -> np.ndarray:
     return np.where(positions == NO_OP, FAR, positions)
+
+
+class TensorLink(NamedTuple):
+    """Tensors that a block makes in one pass and its neighbour, or another stage, reads."""
+
+    made: TensorArrays  # as the block has them
+    reads: np.ndarray  # uses by the neighbour, positions from where it begins: as `TensorArrays.uses`
+    is_sent: np.ndarray  # no neighbour is here: another stage may read it; shape (num_tensors,)
+
+
+@lru_cache(maxsize=2**14)
+def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
+    """What a block hands on in one pass, which goes on with the other block; None where it ends here.
+
+    Made once for each pair, as a planner meets few pairs often.
+    """
+    arrays = block.arrays
+    labels = {label: position for position, label in enumerate(arrays.labels)}
+    reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}
+    handed = [
+        (tensor, reads.get(tensor.role, Uses()))
+        for tensor in arrays.handed
+        if tensor.role is not None and not tensor.role.is_shared and tensor.is_forward == is_forward
+    ]
+    made = tensor_arrays([tensor for tensor, _ in handed], labels.__getitem__)
+    return TensorLink(made, use_rows([uses for _, uses in handed]), np.full(len(handed), other is None))

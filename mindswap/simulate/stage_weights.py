@@ -26,28 +26,18 @@ from mindswap.simulate.captured import CapturedStep, find_parameters, find_tied_
 from mindswap.simulate.gradients import GradientRule
 from mindswap.simulate.layout import StageLayout
 
-__all__ = ["StageWeights", "update_terms", "weigh_stages"]
-
 
 @dataclass(frozen=True, eq=False)
 class StageWeights:
-    """Weights and their gradients; each tuple has an entry for every stage.
-
-    Attributes:
-        rule: what becomes of a gradient.
-        parameters: the weights.
-        static: static memory.
-        closing_bytes: gradients that the optimizer reads, without those that are there when backward ends.
-        exchange_ns: time of handing on the gradients of each section of the model.
-        least_exchange_ns: what of that no policy hides: gradients that are there only when backward of a stage ends.
-    """
+    """Weights and their gradients; each tuple has an entry for every stage."""
 
     rule: GradientRule
     parameters: tuple[tuple[Parameter, ...], ...]
     static: tuple[StaticMemory, ...]
+    # gradients that the optimizer reads, without those that are there when backward ends
     closing_bytes: tuple[int, ...]
-    exchange_ns: tuple[tuple[int, ...], ...]
-    least_exchange_ns: int
+    exchange_ns: tuple[tuple[int, ...], ...]  # time of handing on the gradients of each section of the model
+    least_exchange_ns: int  # what of that no policy hides: gradients that are there only when backward of a stage ends
 
 
 def weigh_stages(
@@ -58,9 +48,6 @@ def weigh_stages(
     Args:
         captured: the step with whole weights.
         plain: the step as it runs without any policy.
-        layout: which sections are on which stage.
-        settings: parallel settings, optimizer.
-        device: what work on weights costs.
 
     Raises:
         CostError: if the optimizer is not known.

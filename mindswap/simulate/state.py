@@ -11,8 +11,6 @@ from mindswap.simulate.jit import compiled
 from mindswap.simulate.program import NO_OP, OpKind, Program
 from mindswap.simulate.timeline import StallCause
 
-__all__ = ["COMMUNICATION", "COMPUTE", "IN", "NEVER", "NO_COPY", "OUT", "RECEIVING", "EngineState", "initial_state"]
-
 NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
 COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
 NUM_OP_STREAMS = 3
@@ -55,23 +53,18 @@ LINK = np.dtype(
 
 
 class EngineState(NamedTuple):
-    """A step at some moment.
+    """A step at some moment."""
 
-    Attributes:
-        ops: `OP`, shape (num_ops,); times are `NEVER` until the operator has started.
-        copies: `COPY`, shape (2, num_copies), copies out and copies in, each in the order in which they run;
-            those of a stage are consecutive. Times are `NEVER` until the copy has started, or ended.
-        stages: `STAGE`, shape (num_stages,): end of its operators, up to when it has been run, and when
-            something can happen next in it.
-        streams: `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, and when the one before it ends.
-        links: `LINK`, shape (num_stages, 2): the copy that runs or is next, the end of the stage's copies, and
-            what is left of the copy that runs.
-    """
-
-    ops: np.ndarray
+    ops: np.ndarray  # `OP`, shape (num_ops,); times are `NEVER` until the operator has started
+    # `COPY`, shape (2, num_copies), copies out and copies in, each in the order in which they run; those of a stage are
+    # consecutive. Times are `NEVER` until the copy has started, or ended
     copies: np.ndarray
+    # `STAGE`, shape (num_stages,): end of its operators, up to when it has been run, and when something can happen next
+    # in it
     stages: np.ndarray
-    streams: np.ndarray
+    streams: np.ndarray  # `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, and when the one before it ends
+    # `LINK`, shape (num_stages, 2): the copy that runs or is next, the end of the stage's copies, and what is left of
+    # the copy that runs
     links: np.ndarray
 
 

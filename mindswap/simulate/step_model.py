@@ -6,11 +6,13 @@ Everything here is simulated.
 import copy
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mindswap.config.step import StepSettings
 from mindswap.cost.outside_memory import communication_bytes, list_communicators
 from mindswap.cost.static_memory import StaticMemory
 from mindswap.cost.table import CostTable
+from mindswap.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
 from mindswap.errors import SimulationError
 from mindswap.graph.names import Label
 from mindswap.graph.ops import ComputeUnit, classify
@@ -20,11 +22,10 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.block import Block
 from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep
-from mindswap.simulate.compiled_layers import HELD, CompiledLayers, signature
-from mindswap.simulate.doubts import list_doubts
+from mindswap.simulate.captured import CapturedStep, list_doubts
+from mindswap.simulate.compiled_layers import CompiledLayers, signature
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.exchange import backward_by_section_ns, exposed_exchange_ns
+from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -32,30 +33,20 @@ from mindswap.simulate.program import Program
 from mindswap.simulate.stage_weights import update_terms, weigh_stages
 from mindswap.simulate.timeline import StepTerm, Timeline
 
-__all__ = ["HELD", "SimulatedStep", "StepModel"]
-
 PLAIN = Policy(is_swap_enabled=True)
 
 
 @dataclass(frozen=True, eq=False)
 class SimulatedStep:
-    """A step under one policy.
+    """A step under one policy."""
 
-    Attributes:
-        timeline: operators and copies of all stages.
-        terms: what comes behind them.
-        activation_bytes: peak of each stage.
-        static: static memory of each stage.
-    """
-
-    timeline: Timeline
-    terms: tuple[StepTerm, ...]
-    activation_bytes: tuple[int, ...]
-    static: tuple[StaticMemory, ...]
+    timeline: Timeline  # operators and copies of all stages
+    terms: tuple[StepTerm, ...]  # what comes behind them
+    activation_bytes: tuple[int, ...]  # peak of each stage
+    static: tuple[StaticMemory, ...]  # static memory of each stage
 
     @property
     def step_time_ns(self) -> int:
-        """One step, end to end."""
         return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
 
     @property
@@ -69,21 +60,6 @@ class StepModel:
 
     Layers on which a policy sets the same are the same block, made once.
 
-    Args:
-        captured: the step without swap and recompute.
-        costs: what operators and copies cost.
-        settings: micro-batches, parallel settings, optimizer.
-
-    Attributes:
-        captured: what runs without any policy: `captured` with weights gathered, what all layers share outside the
-            layers, equal operators merged.
-        names: what to call its operators.
-        layers: the graphs under a policy, and the step as it was captured.
-        layout: which sections are on which stage.
-        transfers: what copies and sending cost.
-        weights: weights and gradients of each stage.
-        doubts: what MindSpore does and is not in the step, in words.
-
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is not known.
@@ -92,16 +68,17 @@ class StepModel:
     def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
         self.costs = costs
         self.settings = settings
-        self.layers = CompiledLayers(captured, settings)
-        self.names = self.layers.labels
+        self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
+        self.names = self.layers.labels  # what to call its operators
         self.doubts = list_doubts(captured.graph, self.layers.graph, settings)
+        # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
         self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
         stage_cards = settings.num_cards // settings.pipeline.num_stages
         is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
         self.transfers = TransferCosts(
-            costs.copy_out_ns,
-            costs.copy_in_ns,
-            lambda size_bytes: costs.send_ns(size_bytes, is_within_node),
+            partial(copy_out_ns, device=costs.device),
+            partial(copy_in_ns, device=costs.device),
+            partial(send_ns, is_within_node=is_within_node, device=costs.device),
             costs.device.contended_permille,
         )
         layout = lay_out_stages(
@@ -130,16 +107,12 @@ class StepModel:
     # -- a step -----------------------------------------------------------------------------------
 
     def simulate(self, policy: Policy) -> SimulatedStep:
-        """One step under a policy."""
-        timeline = simulate(self.program(policy), check=False)
+        timeline = simulate(self.program(policy))
         peaks = tuple(int(peak) for peak in peak_memory(timeline))
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
-        """Operators, copies and memory of one step under a policy.
-
-        Args:
-            policy: in layer indices of the model; what it sets counts also where `is_swap_enabled` is off.
+        """Operators, copies and memory of a step under a policy, whether `is_swap_enabled` there or not.
 
         Raises:
             SimulationError: if it computes several layers again at once, which no block can express.
@@ -202,7 +175,6 @@ class StepModel:
 
     @property
     def static(self) -> tuple[StaticMemory, ...]:
-        """Static memory of each stage."""
         return self.weights.static
 
     @property
@@ -219,10 +191,8 @@ class StepModel:
         """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
 
         Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
-        Gathering of weights is in the timeline.
-
-        Args:
-            timeline: a step of any number of micro-batches; what repeats with them is as often as this model has them.
+        Gathering of weights is in the timeline, which may be of any number of micro-batches: terms repeat as often as
+        this model has them.
         """
         durations = dict(self._update_terms)
         if any(map(any, self.weights.exchange_ns)):
@@ -231,8 +201,11 @@ class StepModel:
 
     def exposed_exchange_ns(self, timeline: Timeline) -> int:
         """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        times = self.settings.num_exchanges
         return max(
-            exposed_exchange_ns(own, backward_by_section_ns(timeline, stage, len(own)))
+            repeated_exchange_ns(
+                own, backward_by_section_ns(timeline, stage, len(own)), forward_ns(timeline, stage), times
+            )
             for stage, own in enumerate(self.weights.exchange_ns)
         )
 
@@ -249,4 +222,5 @@ class StepModel:
 
     def collective_ns(self, collective: Collective) -> int:
         """Duration of communication within a layer, in ns."""
-        return self.costs.collective_ns(collective.kind, collective.size_bytes, collective.num_ranks, collective.stride)
+        sent = (collective.kind, collective.size_bytes, collective.num_ranks)
+        return collective_ns(*sent, self.costs.device, collective.stride)

@@ -10,8 +10,6 @@ import numpy as np
 
 from mindswap.simulate.program import OpKind, Program
 
-__all__ = ["MemoryProfile", "StallCause", "StepTerm", "Timeline"]
-
 
 class StallCause(IntEnum):
     """Why an operator started later than the one before it on its stream ended.
@@ -31,31 +29,22 @@ class StallCause(IntEnum):
 
 @dataclass(frozen=True, eq=False)
 class Timeline:
-    """A simulated step; all times int64 ns from its start.
-
-    Attributes:
-        program: what was run.
-        op_start_ns, op_end_ns: shape (num_ops,).
-        stall_ns: shape (num_ops,), time that the stream of the operator stood still before it, from the end of
-            the operator before on that stream, or from 0. A bubble may be on both streams: a receive that waits,
-            and the compute operator that waits for the receive.
-        stall_cause: int8, shape (num_ops,), `StallCause` of the last thing waited for.
-        stall_copy: int64, shape (num_ops,), the copy waited for; -1 for none.
-        out_start_ns, out_end_ns, in_start_ns, in_end_ns: shape (num_copies,).
-        release_ns: shape (num_copies,), when the memory of the copied tensor was free.
-    """
+    """A simulated step; all times int64 ns from its start."""
 
     program: Program
-    op_start_ns: np.ndarray
-    op_end_ns: np.ndarray
+    op_start_ns: np.ndarray  # shape (num_ops,)
+    op_end_ns: np.ndarray  # shape (num_ops,)
+    # shape (num_ops,), time that the stream of the operator stood still before it, from the end of the operator before
+    # on that stream, or from 0. A bubble may be on both streams: a receive that waits, and the compute operator that
+    # waits for the receive
     stall_ns: np.ndarray
-    stall_cause: np.ndarray
-    stall_copy: np.ndarray
-    out_start_ns: np.ndarray
+    stall_cause: np.ndarray  # int8, shape (num_ops,), `StallCause` of the last thing waited for
+    stall_copy: np.ndarray  # int64, shape (num_ops,), the copy waited for; -1 for none
+    out_start_ns: np.ndarray  # this and the next three: shape (num_copies,)
     out_end_ns: np.ndarray
     in_start_ns: np.ndarray
     in_end_ns: np.ndarray
-    release_ns: np.ndarray
+    release_ns: np.ndarray  # shape (num_copies,), when the memory of the copied tensor was free
 
     @property
     def step_time_ns(self) -> int:
@@ -79,20 +68,11 @@ class StepTerm:
 
 @dataclass(frozen=True, eq=False)
 class MemoryProfile:
-    """Activation memory of one stage over time.
-
-    Attributes:
-        stage: which.
-        time_ns: int64, shape (num_moments,), rising; memory is constant from one to the next.
-        by_kind_bytes: int64, shape (num_kinds, num_moments), in the order of `MemoryKind`.
-        peak_bytes: highest sum over the kinds.
-        peak_ns: the first moment at which it is reached.
-        holders: intervals alive at that moment, largest first: positions in `Program.intervals`.
-    """
+    """Activation memory of one stage over time."""
 
     stage: int
-    time_ns: np.ndarray
-    by_kind_bytes: np.ndarray
-    peak_bytes: int
-    peak_ns: int
-    holders: np.ndarray
+    time_ns: np.ndarray  # int64, shape (num_moments,), rising; memory is constant from one to the next
+    by_kind_bytes: np.ndarray  # int64, shape (num_kinds, num_moments), in the order of `MemoryKind`
+    peak_bytes: int  # highest sum over the kinds
+    peak_ns: int  # the first moment at which it is reached
+    holders: np.ndarray  # intervals alive at that moment, largest first: positions in `Program.intervals`

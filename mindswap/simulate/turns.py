@@ -15,8 +15,6 @@ import numpy as np
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.stage_pass import WEIGHT_HALF, StagePass, shift
 
-__all__ = ["TENSOR_COLUMNS", "Turns"]
-
 # Columns of the table of tensors. Positions are absolute; `NO_OP` for no use.
 TENSOR_COLUMNS = (
     "size_bytes", "is_forward", "begin", "last_forward", "first_backward", "last_backward", "kind", "label", "layer",
@@ -29,19 +27,15 @@ class Turns:
     """Micro-batches of a virtual chunk that are laid down alike: their passes, and where they begin.
 
     Not frozen: what is laid down is added.
-
-    Attributes:
-        forward, backward: the passes; `backward` is the whole one, also where it is cut.
-        halves: of backward, where it is cut.
-        places: where the operators of the whole backward are in the halves; None where it is not cut.
-        begins: for each micro-batch, or piece of a sequence counted over all of them, where its forward,
-            its backward (the first half), and the half of its weight gradients begin.
     """
 
     forward: StagePass
-    backward: StagePass
-    halves: tuple[StagePass, StagePass] | None = None
+    backward: StagePass  # the whole one, also where it is cut
+    halves: tuple[StagePass, StagePass] | None = None  # of backward, where it is cut
+    # where the operators of the whole backward are in the halves; None where it is not cut
     places: np.ndarray | None = None
+    # for each micro-batch, or piece of a sequence counted over all of them, where its forward, its backward (the first
+    # half), and the half of its weight gradients begin
     begins: dict[int, list[int]] = field(default_factory=dict)
 
     def begins_of(self, which: int) -> np.ndarray:
@@ -79,12 +73,7 @@ class Turns:
         return np.where(positions >= WEIGHT_HALF, positions - WEIGHT_HALF + self.begins_of(2), placed)
 
     def laid_down(self, tensors: dict[str, np.ndarray], last_compute: int) -> dict[str, np.ndarray]:
-        """Tensors of every micro-batch, one after the other, at the positions of its passes.
-
-        Args:
-            tensors: at positions within the passes; `is_final`: it stays until the optimizer.
-            last_compute: operator up to which those stay.
-        """
+        """Tensors of every micro-batch, one after the other; what `is_final` stays until operator `last_compute`."""
         forward = self.begins_of(0)
         is_forward = tensors["is_forward"].astype(bool)
         last_backward = self.in_backward(tensors["last_backward"])

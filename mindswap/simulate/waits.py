@@ -5,8 +5,6 @@ import numpy as np
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["Waits", "find_waits"]
-
 Waits = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]
 
 

@@ -10,28 +10,20 @@ from mindswap.policy.model import Layers, OpRecompute, Policy
 from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
 from mindswap.policy.settings import Statement
 
-__all__ = ["EXCLUDE", "NamedCell", "as_applied", "cells_excluded", "recomputed_operators"]
-
 # Of communication both forms exclude operators only.
 EXCLUDE = "select_recompute_exclude"
 
 
 @dataclass(frozen=True)
 class NamedCell:
-    """A cell that `select_recompute_exclude` names.
-
-    Attributes:
-        cell: its path below the layer.
-        has_operators: the same pattern names operators, too.
-    """
+    """A cell that `select_recompute_exclude` names."""
 
     statement: Statement
-    cell: str
-    has_operators: bool
+    cell: str  # its path below the layer
+    has_operators: bool  # the same pattern names operators, too
 
     @property
     def location(self) -> Location:
-        """Where the name stands."""
         return self.statement.pattern_location
 
 

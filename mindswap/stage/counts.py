@@ -10,8 +10,6 @@ from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.document.nodes import DocumentNode, show
 from mindswap.errors import MindswapError
 
-__all__ = ["Counts", "CountsError", "layers_of_stage_counts", "read_counts"]
-
 # What may stand there, for messages.
 ALLOWED = (
     "True, False, a list with one count for each stage, or a list of such lists, one for each chunk (pp_interleave_num)"
@@ -20,33 +18,22 @@ ALLOWED = (
 
 @dataclass(frozen=True)
 class Counts:
-    """Layers per chunk and position, counted from the first layer of each.
+    """Layers per chunk and position, counted from the first layer of each."""
 
-    Attributes:
-        rows: one row per chunk, in order of execution (as `Layout.sizes`).
-        text: as MindFormers logs it.
-        warnings: what it accepts without doing it, in words.
-        is_rewritten: MindFormers puts NumPy numbers into the user's own list, for True and for what is
-            too large, and refuses that list when it reads it for a second operator.
-    """
-
-    rows: tuple[tuple[int, ...], ...]
-    text: str
-    warnings: tuple[str, ...] = ()
+    rows: tuple[tuple[int, ...], ...]  # one row per chunk, in order of execution (as `Layout.sizes`)
+    text: str  # as MindFormers logs it
+    warnings: tuple[str, ...] = ()  # what it accepts without doing it, in words
+    # MindFormers puts NumPy numbers into the user's own list, for True and for what is too large, and refuses that list
+    # when it reads it for a second operator
     is_rewritten: bool = False
 
 
 class CountsError(MindswapError):
-    """MindFormers refuses these counts.
-
-    Attributes:
-        node: where the reason is.
-        fix: what to write; "" if that cannot be said.
-    """
+    """MindFormers refuses these counts."""
 
     def __init__(self, node: DocumentNode, message: str, fix: str = ""):
-        self.node = node
-        self.fix = fix
+        self.node = node  # where the reason is
+        self.fix = fix  # what to write; "" if that cannot be said
         super().__init__(message)
 
 
@@ -170,11 +157,7 @@ def _number(count: int, noun: str) -> str:
 
 
 def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:
-    """The layers that MindFormers takes from counts per stage, or per chunk and stage, with swap off.
-
-    Returns:
-        Sorted indices; None where the counts do not fit the pipeline settings, or the layers are not known.
-    """
+    """The layers, sorted, that MindFormers takes from counts with swap off; None where they fit no layout."""
     if num_layers is None:
         return None
     rows = [item.items for item in node.items or ()]

@@ -28,32 +28,24 @@ from mindswap.policy.settings import Statement
 from mindswap.policy.words import last_key
 from mindswap.stage.counts import ALLOWED, Counts, CountsError, read_counts
 
-__all__ = ["RULE", "StageRecompute", "expand_stage_recompute", "find_layout_problem"]
-
 RULE = "stage-recompute"
 EXCLUDE = "_exclude"
 
 
 @dataclass(frozen=True)
 class StageRecompute:
-    """What MindFormers recomputes with swap off.
+    """What MindFormers recomputes with swap off."""
 
-    Attributes:
-        policy: the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a
-            layer goes before select recompute in it: the layers of the select options are those that
-            were counted, also where the layer is recomputed whole.
-        formative_lines: the lines that MindFormers logs, without time and level, as the specification
-            has them; those of the exclude options only where these are written. Empty with an error.
-        problems: where MindFormers would stop (errors), and what it leaves out (warnings).
-        layout: the layers of each stage and chunk; None where they cannot be spread.
-        statements: each operator name with its place and its layers.
-    """
-
+    # the same in layer indices, `is_swap_enabled` False. As everywhere, full recompute of a layer goes before select
+    # recompute in it: the layers of the select options are those that were counted, also where the layer is recomputed
+    # whole
     policy: Policy
+    # the lines that MindFormers logs, without time and level, as the specification has them; those of the exclude
+    # options only where these are written. Empty with an error
     formative_lines: tuple[str, ...]
-    problems: tuple[Problem, ...]
-    layout: Layout | None = None
-    statements: tuple[Statement, ...] = ()
+    problems: tuple[Problem, ...]  # where MindFormers would stop (errors), and what it leaves out (warnings)
+    layout: Layout | None = None  # the layers of each stage and chunk; None where they cannot be spread
+    statements: tuple[Statement, ...] = ()  # each operator name with its place and its layers
 
 
 def expand_stage_recompute(document: Document, num_layers: int) -> StageRecompute:

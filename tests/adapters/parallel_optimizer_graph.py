@@ -4,7 +4,8 @@ semi_auto_parallel refuses the device target CPU ("Invalid backend: CPU"), and n
 libraries. So the network is built for the CPU, and the three letters of the target are overwritten in memory just
 before the export-phase compile, which runs no backend. Without communication MindSpore counts 2048 devices.
 
-Prints JSON: for each case the functions, each a list of [operator, name, inputs, rows of the output, is recomputed].
+Prints JSON: for each case the functions, each a list of [operator, name, inputs, rows of the output, is recomputed];
+in "parameters", for each setting of the parallel optimizer, the rows of weights, sums of gradients and states.
 """
 
 import ctypes
@@ -21,6 +22,14 @@ from mindspore.graph.api import _cell_graph_executor
 from mindspore.train.mind_ir_pb2 import ModelProto
 
 NUM_RANKS = 2048
+SETTINGS = (
+    {"optimizer_level": "level1"},
+    {"optimizer_level": "level2"},
+    {"optimizer_level": "level3"},
+    {"gradient_accumulation_shard": True},
+    {"gradient_accumulation_shard": False},
+    {"gradient_accumulation_shard": False, "optimizer_level": "level2"},
+)
 CASES = {"flat": (False, "level1"), "lazy_inline": (True, "level1"), "level3": (False, "level3")}
 
 
@@ -73,6 +82,23 @@ class Gradients(nn.Cell):
         return self.grad(self.network, self.weights)(x)
 
 
+class Sums(nn.Cell):
+    """A network with sums of gradients and optimizer states, as MindFormers makes them, all set to zero."""
+
+    def __init__(self, network: nn.Cell):
+        super().__init__()
+        self.network = Gradients(network)
+        weights = self.network.weights
+        self.sums = weights.clone(prefix="accu_grads", init="zeros")
+        self.states = weights.clone(prefix="adam_m", init="zeros")
+
+    def construct(self, x):
+        gradients = self.network(x)
+        for value in (*self.sums, *self.states):
+            gradients = ops.depend(gradients, ops.assign(value, ops.zeros_like(value)))
+        return gradients
+
+
 def rename_target(old: bytes, new: bytes) -> None:
     """Overwrites the device target in the object that `MsContext::GetInstance()` gives."""
     library = ctypes.CDLL(str(Path(ms.__file__).parent / "lib" / "libmindspore_core.so"))
@@ -92,21 +118,7 @@ def rename_target(old: bytes, new: bytes) -> None:
 
 
 def compile_case(is_lazy: bool, level: str) -> list:
-    ms.reset_auto_parallel_context()
-    network = Gradients(LazyInline() if is_lazy else Flat())
-    network.set_train()
-    ms.set_auto_parallel_context(
-        device_num=NUM_RANKS, global_rank=0, parallel_mode="semi_auto_parallel", full_batch=True,
-        enable_parallel_optimizer=True, parallel_optimizer_config={"optimizer_level": level},
-    )  # fmt: skip
-    rename_target(b"CPU", b"GPU")
-    try:
-        x = Tensor(np.ones((NUM_RANKS, 64)), ms.float16)
-        phase, _ = _cell_graph_executor.compile(network, x, phase=f"export.{level}.{is_lazy}", do_convert=False)
-        model = ModelProto()
-        model.ParseFromString(_cell_graph_executor._get_func_graph_proto(network, phase, "mind_ir"))
-    finally:
-        rename_target(b"GPU", b"CPU")
+    model = compile_network(Gradients(LazyInline() if is_lazy else Flat()), {"optimizer_level": level})
     again = {p.name for p in model.primitives for a in p.attribute if a.name == "recompute" and a.i == 1}
     return [
         [
@@ -116,6 +128,29 @@ def compile_case(is_lazy: bool, level: str) -> list:
         ]
         for function in (model.graph, *model.functions)
     ]
+
+
+def compile_parameters(settings: dict) -> dict[str, int]:
+    model = compile_network(Sums(Block("w")), settings)
+    return {parameter.name.rpartition(":")[2]: parameter.dims[0] for parameter in model.graph.parameter}
+
+
+def compile_network(network: nn.Cell, settings: dict) -> ModelProto:
+    ms.reset_auto_parallel_context()
+    network.set_train()
+    ms.set_auto_parallel_context(
+        device_num=NUM_RANKS, global_rank=0, parallel_mode="semi_auto_parallel", full_batch=True,
+        enable_parallel_optimizer=True, parallel_optimizer_config=settings,
+    )  # fmt: skip
+    rename_target(b"CPU", b"GPU")
+    try:
+        x = Tensor(np.ones((NUM_RANKS, 64)), ms.float16)
+        phase, _ = _cell_graph_executor.compile(network, x, phase=f"export.{id(network)}", do_convert=False)
+        model = ModelProto()
+        model.ParseFromString(_cell_graph_executor._get_func_graph_proto(network, phase, "mind_ir"))
+    finally:
+        rename_target(b"GPU", b"CPU")
+    return model
 
 
 def _op(node) -> str:
@@ -130,4 +165,5 @@ def _rows(node) -> int | None:
 if __name__ == "__main__":
     os.environ |= {"RANK_SIZE": str(NUM_RANKS), "RANK_ID": "0"}
     ms.set_context(mode=ms.GRAPH_MODE, device_target="CPU")
-    json.dump({name: compile_case(*case) for name, case in CASES.items()}, sys.stdout)
+    answer = {name: compile_case(*case) for name, case in CASES.items()}
+    json.dump({**answer, "parameters": [compile_parameters(settings) for settings in SETTINGS]}, sys.stdout)

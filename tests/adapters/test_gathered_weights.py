@@ -46,6 +46,14 @@ def test_the_part_is_cast_and_gathered_and_backward_reads_what_was_gathered(comp
     assert not any(again for *_, again in function)
 
 
+def test_the_whole_gradient_is_cast_and_a_reduce_scatter_takes_it(compiled):
+    (function,) = compiled["flat"]
+    nodes = by_name(function)
+    # Float16 as the product makes it, float32 as the weight is stored: all rows, of which a rank gets one.
+    sent = [(nodes[inputs[0]], rows) for op, _, inputs, rows, _ in function if op == "ReduceScatter"]
+    assert [(op, whole, rows) for (op, _, whole, _), rows in sent] == [("Cast", NUM_RANKS, 1)] * 2
+
+
 def test_level3_gathers_again_in_backward(compiled):
     (function,) = compiled["level3"]
     assert sum(op == "AllGather" for op, *_ in function) == 3
@@ -60,3 +68,13 @@ def test_with_lazy_inline_all_calls_share_an_allgather_outside_the_function(comp
     # is with several micro-batches; what backward holds has the same size.
     casts = [rows for op, _, inputs, rows, _ in forward if op == "Cast" and by_name(forward)[inputs[0]][0] == "Load"]
     assert casts == [NUM_RANKS, NUM_RANKS]
+
+
+def test_sums_of_gradients_are_cut_with_level2_and_level3(compiled):
+    # Of 2048 rows. States are cut in any case. That level3 has `grad_accumulation_shard` off makes no difference.
+    rows = [
+        {name.partition(".")[0]: rows for name, rows in parameters.items()} for parameters in compiled["parameters"]
+    ]
+    whole, cut = {"network": 1, "adam_m": 1, "accu_grads": NUM_RANKS}, {"network": 1, "adam_m": 1, "accu_grads": 1}
+    # level1, level2, level3, shard, no shard, level2 without shard
+    assert rows == [whole, cut, cut, cut, whole, cut]

@@ -223,7 +223,7 @@ def test_problems_come_with_their_places_before_anything_is_built(tmp_path, data
             ]
         )
     )
-    run = stopped(train(tmp_path, config, data))
+    run = stopped(train(tmp_path, config, data, fork=True))
     errors = [line for line in run.log.splitlines() if ": error: " in line]
     assert [re.match(r"(.*): error: .*\[([a-z-]+)\]$", line).groups() for line in errors] == [
         (f"{config}:{start + 4}:45", "bad-prefetch"),
@@ -244,7 +244,7 @@ def test_an_operator_that_only_the_real_network_knows_is_missed_when_it_is_built
     """No table has this model, so the check before the build says nothing."""
     swap = {"swap": True, "op_swap": [{"op_name": r"attention\.wz", "backward_prefetch": 1, "layers": [0]}]}
     config = write_config(tmp_path, {**PLAIN, "model.arch.type": "OwnLlama", "swap_config": swap})
-    run = stopped(train(tmp_path, config, data, start=WITH_PLUGIN))
+    run = stopped(train(tmp_path, config, data, start=WITH_PLUGIN, fork=True))
     assert "Build Net For Train" in run.log
     assert r"'attention\.wz' matches no operator in layer 0 of the real network [unmatched-pattern]" in run.log
     assert r"closest: 'attention\.wq'" in run.log
@@ -263,7 +263,7 @@ def test_the_end_of_a_script_is_the_end_of_the_run(tmp_path, ending, exit_code):
     (tmp_path / "script.py").write_text(f"import sys\nprint(sys.argv)\n{ending}\n")
     (tmp_path / "x.yaml").write_text("seed: 0\n")
     words = ("script.py", "--config", "x.yaml", "--name", "two words")
-    run = run_python(tmp_path, "-m", "mindswap", "run", *words)
+    run = run_python(tmp_path, "-m", "mindswap", "run", *words, fork=True)
     assert run.exit_code == exit_code
     assert str(list(words)) in run.log
     assert "a bug" not in run.log
@@ -346,6 +346,6 @@ def test_a_script_that_never_builds_a_context_is_stopped(base, data):
         "config.train_dataset.data_loader.dataset_dir = sys.argv[sys.argv.index('--train_dataset_dir') + 1]\n"
         "Trainer(config).train()\n"
     )
-    run = train(folder, config, data, start=("-m", "mindswap", "run", str(script)))
+    run = train(folder, config, data, start=("-m", "mindswap", "run", str(script)), fork=True)
     assert run.exit_code == 1 and run.losses == []
     assert "call build_context(config) first" in run.log, run.log[-3000:]

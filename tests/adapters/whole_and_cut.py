@@ -7,7 +7,8 @@ import json
 import sys
 from collections import Counter
 
-from mindswap.adapters.mindformers import PATH_TAG, capture
+from mindswap.adapters.mindformers import capture
+from mindswap.adapters.mindspore import PATH_TAG
 from mindswap.adapters.quiet import quiet
 from mindswap.adapters.step import capture_step
 from mindswap.config.step import read_step_settings

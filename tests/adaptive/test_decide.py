@@ -6,10 +6,7 @@ from hypothesis import strategies as st
 from mindswap.adaptive.decide import decide
 from mindswap.adaptive.events import (
     End,
-    Failed,
-    Finished,
-    Interrupted,
-    Killed,
+    Ended,
     Measured,
     NewCheckpoint,
     Opened,
@@ -147,22 +144,22 @@ def test_a_loosened_plan_that_fails_leads_back_to_the_proven_one():
 
 
 def test_a_killed_process_is_started_again_with_the_same_plan():
-    _, action = play(state(), *RUNNING, Killed(5, "worker 1 was killed by SIGKILL"))
+    _, action = play(state(), *RUNNING, Ended(Outcome.KILLED, 5, "worker 1 was killed by SIGKILL"))
     assert isinstance(action, Start) and action.plan.key == "a"
 
 
 def test_three_kills_without_getting_further_are_enough():
     """The first came to step 5, the next three did not get beyond it."""
-    after, _ = play(state(), *RUNNING, Killed(5, "killed"))
+    after, _ = play(state(), *RUNNING, Ended(Outcome.KILLED, 5, "killed"))
     for _ in range(2):
-        after, action = play(after, Started(4), Killed(5, "killed"))
+        after, action = play(after, Started(4), Ended(Outcome.KILLED, 5, "killed"))
         assert isinstance(action, Start)
-    _, action = play(after, Started(4), Killed(5, "killed"))
+    _, action = play(after, Started(4), Ended(Outcome.KILLED, 5, "killed"))
     assert action == End(1, "killed, 3 times without getting further")
 
 
 def test_a_failure_of_the_training_is_its_own():
-    _, action = play(state(), *RUNNING, Failed(3, "    worker_0.log: ValueError: x", 7))
+    _, action = play(state(), *RUNNING, Ended(Outcome.FAILED, 3, "    worker_0.log: ValueError: x", 7))
     assert action == End(7, "the training failed, and not for want of memory:\n    worker_0.log: ValueError: x")
 
 
@@ -174,7 +171,7 @@ def test_restarts_have_a_limit():
 
 
 def test_an_interrupted_run_goes_on_and_its_restarts_count_anew():
-    after, action = play(state(max_restarts=1), *RUNNING, Interrupted(9))
+    after, action = play(state(max_restarts=1), *RUNNING, Ended(Outcome.INTERRUPTED, 9, "stopped by the user"))
     assert action.exit_code == 130
     after, action = play(after, Opened(), Planned(plan("a", 6000)), Started(8))
     assert (after.num_restarts, len(after.attempts)) == (0, 2)
@@ -186,7 +183,8 @@ def test_a_run_that_was_killed_is_closed():
 
 
 def test_after_the_end_a_new_training_keeps_what_was_learned():
-    after, _ = play(state(), *RUNNING, OutOfMemory(0, 0, 500, "x"), Planned(plan("b", 5500)), Started(0), Finished(9))
+    events = (OutOfMemory(0, 0, 500, "x"), Planned(plan("b", 5500)), Started(0), Ended(Outcome.FINISHED, 9))
+    after, _ = play(state(), *RUNNING, *events)
     after, action = decide(after, Opened())
     assert (after.attempts, after.out_of_memory, action.budget_bytes) == ((), ("a",), 5500)
 
@@ -238,9 +236,9 @@ def test_it_always_ends_and_never_repeats_a_plan_that_failed(table, data):
             if choice == "measured":
                 event = Measured(step, 10_000, needs[current], 3 * SECOND, SECOND, True)
             elif choice == "killed":
-                event = Killed(step, "killed")
+                event = Ended(Outcome.KILLED, step, "killed")
             else:
-                event = NewCheckpoint(step) if choice == "checkpoint" else Finished(step)
+                event = NewCheckpoint(step) if choice == "checkpoint" else Ended(Outcome.FINISHED, step)
     assert isinstance(action, End)
     assert num_starts <= 6
 

@@ -92,6 +92,24 @@ def test_optimizer_levels(level, is_accumulator_sharded, is_released):
     assert settings.sharding == WeightSharding(2, 24 * 1024, is_released)
 
 
+@pytest.mark.parametrize(
+    ("config", "num_exchanges"),
+    [
+        ("{optimizer_level: level1}", 1),  # the last micro-batch hands on the sums
+        ("{optimizer_level: level2}", 4),
+        ("{optimizer_level: level3}", 4),
+        ("{gradient_accumulation_shard: True}", 4),
+        ("{gradient_accumulation_shard: False, optimizer_level: level2}", 4),  # level2 overrules it
+    ],
+)
+def test_each_micro_batch_hands_on_gradients_whose_sums_are_cut(config, num_exchanges):
+    settings = read(
+        f"{{parallel: {{enable_parallel_optimizer: True, parallel_optimizer_config: {config}}},"
+        " parallel_config: {data_parallel: 2}, runner_config: {gradient_accumulation_steps: 4}}"
+    )
+    assert settings.num_exchanges == num_exchanges
+
+
 def test_other_settings():
     text = """
     optimizer: {type: Adam, swap: True}

@@ -23,9 +23,9 @@ def test_a_written_device_reads_back_the_same(tmp_path, name):
     assert load_measured(path) == {}
 
 
-def test_odd_figures_and_efficiencies_read_back_the_same(tmp_path):
-    link = replace(GENERIC.offload, bandwidth_bytes_per_s=10_588_235_293, latency_ns=17, efficiency=((65536, 333),))
-    before = device(name="device", offload=link, sources={**GENERIC.sources, "d2h_efficiency": 'a "table"'})
+def test_odd_figures_and_sources_read_back_the_same(tmp_path):
+    link = replace(GENERIC.offload, bandwidth_bytes_per_s=10_588_235_293, latency_ns=17)
+    before = device(name="device", offload=link, sources={**GENERIC.sources, "d2h": 'a "table"'})
     path = tmp_path / "device.yaml"
     path.write_text(format_device_file(before, {}, ()))
     assert load_device(path) == before
@@ -60,10 +60,8 @@ def test_a_broken_entry_has_its_line(tmp_path, entry, said):
 
 
 def test_other_figures_and_nothing_else():
-    link = replace(GENERIC.offload, efficiency=((65536, 333),))
-    before = device(offload=link, prefetch=link, sources={**GENERIC.sources, "d2h_efficiency": "table"})
-    after = with_figures(before, {"d2h": 10**9, "compute_fraction": 500}, {"d2h": "measured"})
-    assert (after.offload.bandwidth_bytes_per_s, after.offload.efficiency, after.compute_permille) == (10**9, (), 500)
-    assert after.prefetch == link
-    assert (after.sources["d2h"], "d2h_efficiency" in after.sources) == ("measured", False)
-    assert with_figures(before, {}) == before
+    after = with_figures(GENERIC, {"d2h": 10**9, "compute_fraction": 500}, {"d2h": "measured"})
+    assert (after.offload.bandwidth_bytes_per_s, after.compute_permille) == (10**9, 500)
+    assert (after.offload.latency_ns, after.prefetch) == (GENERIC.offload.latency_ns, GENERIC.prefetch)
+    assert (after.sources["d2h"], after.sources["h2d"]) == ("measured", GENERIC.sources["h2d"])
+    assert with_figures(GENERIC, {}) == GENERIC

@@ -149,18 +149,6 @@ def test_counts_are_whole(tmp_path):
     assert "no whole number" in wrong(path)[0]
 
 
-def test_efficiency_by_size(tmp_path):
-    path = written(tmp_path, GENERIC_TEXT + "d2h_efficiency: {value: [[64KiB, 0.3], [1MiB, 0.8]], source: x}\n")
-    assert load_device(path).offload.efficiency == ((65536, 300), (1048576, 800))
-    assert load_device(path).prefetch.efficiency == ()
-
-
-@pytest.mark.parametrize("value", ["[]", "[[1MiB, 0.8], [64KiB, 0.3]]", "[[64KiB, 1.3]]", "[[64, 0.3]]", "[1MiB, 0.8]"])
-def test_efficiencies_that_are_none(tmp_path, value):
-    path = written(tmp_path, GENERIC_TEXT + f"d2h_efficiency: {{value: {value}, source: x}}\n")
-    assert "write rising sizes" in wrong(path)[0]
-
-
 def test_the_user_replaces_figures():
     device = load_device(
         "generic", {"memory": "16GiB", "d2h": "20GB/s", "compute_fraction": "0.5", "d2h_latency": "1ms"}

@@ -136,6 +136,16 @@ def test_a_profile_that_was_not_analysed(tmp_path):
         load_profile(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["ascend_mindspore_profiler_0.db", "ascend_pytorch_profiler_0.db", "msprof_0.db"])
+def test_a_profile_that_was_exported_as_a_database(tmp_path, name):
+    output = tmp_path / "rank0_ascend_ms" / "ASCEND_PROFILER_OUTPUT"
+    output.mkdir(parents=True)
+    (tmp_path / "rank0_ascend_ms" / "PROF_000001_20260101").mkdir()
+    (output / name).write_bytes(b"SQLite format 3")
+    with pytest.raises(CostError, match=r"exported as a database(.|\n)*export_type=\[ExportType.Text\]"):
+        load_profile(tmp_path)
+
+
 def test_a_profile_of_an_old_mindspore(tmp_path):
     (tmp_path / "profiler").mkdir()
     (tmp_path / "profiler" / "aicore_intermediate_0_detail.csv").write_text("full_op_time,execution_time\n")

@@ -157,10 +157,3 @@ def test_arguments_and_single_numbers_do_not_hide_a_measurement():
     moved = replace(operator("Transpose"), outputs=(tensor(4, 2),))
     from_profile = measured_key("Transpose", [tensor(2, 4), tensor(2, dtype="int64"), tensor(1)], [tensor(4, 2)])
     assert CostTable(GENERIC, {from_profile: 7}).operator_ns(moved, Work(8, 16, 16, (tensor(2, 4),))) == 7
-
-
-def test_the_table_knows_copies_and_collectives():
-    table = CostTable(GENERIC)
-    assert table.copy_out_ns(10**7) == table.copy_in_ns(10**7) == 10**6
-    assert table.collective_ns("AllGather", 10**8, 4) == 750_000
-    assert table.send_ns(10**7, True) == 100_000

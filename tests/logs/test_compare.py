@@ -4,8 +4,9 @@ import pytest
 
 from mindswap.logs.compare import FindingLevel, compare_logs
 from mindswap.logs.model import WorkerLog
-from mindswap.policy.actions import format_log_lines, plan_layer
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.model import Layers, LayerSwap, OpSwap, Policy
+from mindswap.policy.resolve import resolve_layer
 from mindswap.report.logs import format_logs, logs_to_json
 from tests.builders import trees
 from tests.logs.samples import (
@@ -231,7 +232,7 @@ def test_lines_of_a_policy():
         layer_swap=(LayerSwap(Layers((0, 3)), prefetch=20),),
         op_swap=(OpSwap(r"attention\.flash_attention", Layers((1, 3)), prefetch=1),),
     )
-    expected = [format_log_lines(plan_layer(policy, index, tree)) for index, tree in enumerate(trees().layers)]
+    expected = [format_log_lines(resolve_layer(policy, index, tree)) for index, tree in enumerate(trees().layers)]
     text = log_text([info(line) for lines in expected for line in lines])
     assert compare_logs(expected, [scan(text)]).is_ok
     assert not compare_logs(expected, [scan(log_text())]).is_ok

@@ -9,7 +9,7 @@ import numpy as np
 from mindswap.plan.space import KEEP, Figures, Space
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
-from mindswap.simulate.build import StageLayout
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, OpKind
 

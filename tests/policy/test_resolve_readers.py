@@ -20,13 +20,13 @@ from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.explain import _names
-from mindswap.policy.actions import format_log_lines, plan_layer
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.coverage import Coverage
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import exact_pattern
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
-from mindswap.policy.resolve import Treatment, resolve_layer
+from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
 from mindswap.pynative.decide import decide
 from mindswap.report.policy_text import StepKind, group_layers
 from mindswap.stage.applied import recomputed_operators
@@ -134,18 +134,18 @@ def test_what_is_set_and_what_is_logged(case):
     """The calls of the applier in their order, and the log lines, which say the same."""
     tree, policy = case
     for index in range(NUM_LAYERS):
-        decided = resolve_layer(policy, index, tree).primitives()
-        actions = plan_layer(policy, index, tree)
+        actions = resolve_layer(policy, index, tree)
+        decided = actions.primitives()
         recomputed = dict.fromkeys(decided, actions.is_fully_recomputed)
-        for matches, mark in ((actions.recomputes, True), (actions.recompute_excludes, False)):
-            for match in matches:
+        for claims, mark in ((actions.recomputes, True), (actions.excludes, False)):
+            for match in matches_of(claims):
                 recomputed |= {path: mark for path in decided if path[: len(match.path)] == match.path}
         assert recomputed == {path: found.treatment is Treatment.RECOMPUTE for path, found in decided.items()}
         prefetch = dict.fromkeys(decided, actions.layer_prefetch)
         logged = dict(prefetch)
         for swap in actions.op_swaps:
             cell = swap.match.path
-            prefetch |= {path: swap.num_prefetch_ops for path in decided if path[: len(cell)] == cell}
+            prefetch |= {path: swap.entry.prefetch for path in decided if path[: len(cell)] == cell}
         for line in format_log_lines(actions):
             if line.startswith("Set op_swap"):
                 for name, value in re.findall(r"(\S+), value=(\d+)", line):

@@ -7,8 +7,8 @@ import pytest
 from mindswap.check.check import check_shape
 from mindswap.config.pipeline import Pipeline
 from mindswap.document.plain_data import document_from_data
-from mindswap.policy.actions import plan_layer
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.resolve import resolve_layer
 from mindswap.stage.counts import layers_of_stage_counts
 from tests.builders import document
 
@@ -91,15 +91,15 @@ def our_effect(upstream, swap, recompute, layer_index):
     result = check_shape(document_from_data(data, "data"), NUM_LAYERS)
     assert result.problems == ()
     layer = upstream.layer()
-    actions = plan_layer(result.policy, layer_index, tree_of(layer))
+    actions = resolve_layer(result.policy, layer_index, tree_of(layer))
     effect = {}
     for path, *_ in primitives(layer):
-        inside = [path[:end] for end in range(1, len(path) + 1)]
+        inside = {path[:end] for end in range(1, len(path) + 1)}
         prefetch = actions.layer_prefetch
         for action in actions.op_swaps:
             if action.match.path in inside:
-                prefetch = action.num_prefetch_ops
-        is_recomputed = actions.is_fully_recomputed or any(match.path in inside for match in actions.recomputes)
+                prefetch = action.entry.prefetch
+        is_recomputed = actions.is_fully_recomputed or not inside.isdisjoint(claim.path for claim in actions.recomputes)
         effect[path] = (prefetch, is_recomputed)
     return effect
 

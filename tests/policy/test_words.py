@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
-from mindswap.policy.words import closest_names, edit_distance, format_indices, format_layers, format_names
+from mindswap.policy.words import (
+    closest_names,
+    edit_distance,
+    format_indices,
+    format_layers,
+    format_names,
+    name_indices,
+)
 
 
 @pytest.mark.parametrize(
@@ -33,6 +40,7 @@ def test_the_closest_are_those_that_comparing_all_would_give(name, candidates, l
 
 def test_layers_in_words():
     assert format_indices([3, 0, 1, 1, 7]) == "0-1, 3, 7"
+    assert (name_indices("worker", [3]), name_indices("worker", [4, 1, 2])) == ("worker 3", "workers 1-2, 4")
     assert format_layers(ALL_LAYERS) == "every layer"
     assert format_layers(Layers((2,))) == "layer 2"
     assert format_layers(Layers((0, 1, 2))) == "layers 0-2"

@@ -16,8 +16,7 @@ from mindswap.cost.static_memory import StaticMemory
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.program import MemoryKind, OpKind, Program
-from mindswap.simulate.summary import find_causes, measure_stages
-from mindswap.simulate.summary_layers import measure_layers
+from mindswap.simulate.summary import find_causes, measure_layers, measure_stages
 from mindswap.simulate.summary_model import DeviceFigure, SimulationReport
 from mindswap.simulate.timeline import StepTerm
 from tests.simulate.builders import Copy, Op, Span, program_of

@@ -1,4 +1,4 @@
-from mindswap.report.tables import format_indices, format_table, group_equal
+from mindswap.report.tables import format_table, group_equal
 
 
 def test_columns_are_as_wide_as_their_widest_cell():
@@ -13,7 +13,3 @@ def test_columns_are_as_wide_as_their_widest_cell():
 def test_equal_layers_are_one_in_order_of_the_first():
     assert group_equal("abab", str, range(4)) == [([0, 2], "a"), ([1, 3], "b")]
     assert group_equal("aA", str.lower, [4, 5]) == [([4, 5], "a")]
-
-
-def test_one_is_no_several():
-    assert (format_indices("worker", [3]), format_indices("worker", [1, 2, 4])) == ("worker 3", "workers 1-2, 4")

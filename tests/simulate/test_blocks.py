@@ -11,7 +11,8 @@ from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
 from mindswap.simulate.block_parts import Source, Uses
 from mindswap.simulate.blocks import cut_blocks
-from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.build import build_program
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind
 from tests.graph.builders import KIB, node

@@ -1,6 +1,6 @@
 """Exchange of gradients beside backward, times counted by hand."""
 
-from mindswap.simulate.exchange import exposed_exchange_ns
+from mindswap.simulate.exchange import exposed_exchange_ns, repeated_exchange_ns
 
 # Each of 8 layers takes 10 ns.
 BACKWARD = [0, *[10] * 8, 0]
@@ -24,3 +24,16 @@ def test_backward_hides_what_is_sent_in_time():
 def test_one_after_the_other():
     # 45 ns from 40 ns before the end, then 5.
     assert exposed_exchange_ns(exchange(s3=5, s5=45), BACKWARD) == 10
+
+
+def test_every_micro_batch_waits_for_what_forward_does_not_hide():
+    # Alone: 60 ns behind backward. Beside 40 ns of forward 20 are left when the next backward begins; its first
+    # gradients are there after 30 ns, so they wait for nothing.
+    sizes = exchange(s0=30, s1=30, s3=5, s5=5)
+    assert repeated_exchange_ns(sizes, BACKWARD, forward_ns=40, num_micro_batches=3) == 60
+    # 200 ns for each, and 120 ns of forward and backward. They begin with the last layer, 10 ns after backward does:
+    # 130 ns are left behind the first. 40 ns are hidden by forward, so the next begin 90 ns after backward does, and
+    # 210 are left; then 170, and 290.
+    assert repeated_exchange_ns(exchange(s8=200), BACKWARD, forward_ns=40, num_micro_batches=1) == 130
+    assert repeated_exchange_ns(exchange(s8=200), BACKWARD, forward_ns=40, num_micro_batches=2) == 210
+    assert repeated_exchange_ns(exchange(s8=200), BACKWARD, forward_ns=40, num_micro_batches=3) == 290

@@ -5,8 +5,8 @@ gradient, backward of layer 3 is 19 to 22, of layer 2 23 to 26, of layer 1 27 to
 keeps exp and relu, and tanh, which it returns and which no other layer saves.
 """
 
+from benchmarks.reference.program_check import check_program
 from mindswap.policy.model import Layers, LayerSwap, Policy
-from mindswap.simulate.check import check_program
 from mindswap.simulate.layer_swaps import LayerSwapModel
 from mindswap.simulate.program import MemoryKind
 from tests.plan.models import MB, small_model

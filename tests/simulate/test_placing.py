@@ -7,9 +7,9 @@ In the execution order a copy out stands behind its maker: with tensors made by 
 import numpy as np
 import pytest
 
-from mindswap.simulate.build import TENSOR_COLUMNS
 from mindswap.simulate.placing import TransferCosts, place_memory
 from mindswap.simulate.program import NO_OP, ONE_WAY, MemoryKind, OpKind
+from mindswap.simulate.turns import TENSOR_COLUMNS
 from tests.simulate.builders import program_of
 
 STAGE = "F1 F1 F1 F1 F1 B1 B1 B1 B1 B1"

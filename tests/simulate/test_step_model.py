@@ -8,10 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reference.program_bounds import compute_only_ns, lower_bound_ns
 
+from benchmarks.reference.program_check import check_program
 from mindswap.config.pipeline import Pipeline
+from mindswap.cost.transfer import send_ns
 from mindswap.errors import SimulationError
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -116,8 +117,8 @@ def test_stages_send_within_a_node_as_long_as_two_of_them_are_in_one(data_parall
     own = model(4, data_parallel=data_parallel, pipeline=Pipeline(num_stages=2))
     costs = own.costs
     assert costs.device.num_cards_per_node == 8
-    assert costs.send_ns(10**9, True) != costs.send_ns(10**9, False)
-    assert own.transfers.send_ns(10**9) == costs.send_ns(10**9, is_within)
+    assert send_ns(10**9, True, costs.device) != send_ns(10**9, False, costs.device)
+    assert own.transfers.send_ns(10**9) == send_ns(10**9, is_within, costs.device)
 
 
 def test_blocks_are_made_once_for_layers_with_equal_settings():

@@ -7,7 +7,7 @@ import numpy as np
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.host import host_bytes_per_node
 from mindswap.simulate.program import MemoryKind
-from mindswap.simulate.summary_layers import group_layer_rows, measure_layers
+from mindswap.simulate.summary import group_layer_rows, measure_layers
 from mindswap.simulate.summary_model import Cause, Holder, LayerRow, Moment
 from mindswap.simulate.timeline import StallCause
 from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report

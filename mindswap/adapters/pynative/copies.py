@@ -19,26 +19,17 @@ import numpy as np
 from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
 
-__all__ = ["CopyEngine", "PendingCopy", "StreamCopies", "ThreadCopies", "default_copies"]
-
 POISON = 0xFF  # NaN in every float type, a wild index in every integer type
 
 
 @dataclass
 class PendingCopy:
-    """A storage on its way.
+    """A storage on its way."""
 
-    Attributes:
-        storage: its memory on the device (`UntypedStorage`).
-        size_bytes: of it.
-        host: its memory on the host.
-        pending: what the last copy is waited for with.
-    """
-
-    storage: Any
-    size_bytes: int
-    host: Any
-    pending: Any = None
+    storage: Any  # its memory on the device (`UntypedStorage`)
+    size_bytes: int  # of it
+    host: Any  # its memory on the host
+    pending: Any = None  # what the last copy is waited for with
 
 
 class CopyEngine(ABC):

@@ -17,8 +17,6 @@ from mindspore import nn, ops
 from mindswap.adapters.cpu import CpuFlashAttention
 from mindswap.adapters.pynative.cpu_experts import CpuOneHot, replace_expert_cells
 
-__all__ = ["replace_cpu_cells"]
-
 
 class CpuFlashAttentionScore(CpuFlashAttention):
     """Called as the primitive of MindSpore; of its four outputs only the attention is there."""

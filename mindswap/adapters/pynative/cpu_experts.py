@@ -11,8 +11,6 @@ from mindformers.parallel_core.training_graph.transformer.mlp import MLP, MLPInt
 from mindformers.parallel_core.training_graph.transformer.moe import ffn, router, shared_experts, token_dispatcher
 from mindspore import nn, ops
 
-__all__ = ["CpuOneHot", "replace_expert_cells"]
-
 
 class _Standing(nn.Cell):
     """Where a primitive was: what a model sets on that one has no meaning here."""

@@ -16,8 +16,6 @@ from mindswap.pynative.ledger import Ledger, Totals
 from mindswap.pynative.schedule import ActionKind, StepSchedule, StorageAction
 from mindswap.pynative.trace import EventKind, Trace
 
-__all__ = ["Executor"]
-
 logger = logging.getLogger(__name__)
 
 

@@ -20,8 +20,6 @@ from mindswap.adapters.pynative.watch import Watch
 from mindswap.errors import ApplyError
 from mindswap.pynative.trace import Event, EventKind, Operator, Save, Trace, TracedStorage
 
-__all__ = ["Recorder", "record", "recording"]
-
 
 class _Dispatch(ms.MsDispatchMode):
     """Hands every operator to a recorder."""
@@ -211,13 +209,9 @@ class Recorder:
 
 
 def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:
-    """The trace of a step.
+    """The trace of a step: `step` runs one forward and backward pass of `network`, which has these transformer layers.
 
-    Args:
-        network: the cell whose call is the forward pass.
-        layers: its transformer layers.
-        step: runs one forward and backward pass of it, e.g. `lambda: value_and_grad(...)(inputs)`.
-        with_values: write down what operators take and give; `graph.from_trace` needs it.
+    `with_values` writes down what operators take and give; `graph.from_trace` needs it.
 
     Raises:
         ApplyError: if the step has no backward pass through the layers.

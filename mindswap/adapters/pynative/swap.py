@@ -20,8 +20,6 @@ from mindswap.pynative.report import SwapReport
 from mindswap.pynative.schedule import StepSchedule, Unit, make_schedule
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Swap", "running_swap", "swaps_paused"]
-
 _running: "weakref.WeakKeyDictionary[nn.Cell, Swap]" = weakref.WeakKeyDictionary()
 
 

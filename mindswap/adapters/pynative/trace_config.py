@@ -17,24 +17,16 @@ from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import Policy
 from mindswap.pynative.trace import Trace
 
-__all__ = ["Recording", "fill_inputs", "record_config"]
-
 MAX_TOKEN = 32  # every vocabulary has so many
 
 
 @dataclass(frozen=True, eq=False)
 class Recording:
-    """A recorded step.
+    """A recorded step."""
 
-    Attributes:
-        trace: with the values of operators.
-        layers: tree of each layer.
-        notes: where the step differs from the one that trains, in words.
-    """
-
-    trace: Trace
-    layers: tuple[CellNode, ...]
-    notes: tuple[str, ...]
+    trace: Trace  # with the values of operators
+    layers: tuple[CellNode, ...]  # tree of each layer
+    notes: tuple[str, ...]  # where the step differs from the one that trains, in words
 
 
 def record_config(config_path: str, is_legacy: bool) -> Recording:

@@ -20,8 +20,6 @@ from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.report.swap_run import format_swap_report
 
-__all__ = ["end_swap", "network_building", "start_swap"]
-
 
 @contextlib.contextmanager
 def network_building(has_cpu_cells: bool) -> Iterator[None]:

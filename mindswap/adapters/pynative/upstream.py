@@ -18,8 +18,6 @@ from mindswap.adapters.pynative.values import address_of, tensors_in
 from mindswap.errors import ApplyError
 from mindswap.pynative.upstream import UpstreamCalls
 
-__all__ = ["HyperParallel"]
-
 MODULE = "hyper_parallel.core.activation_checkpoint"
 NEEDED = ("swap_wrapper", "SwapManager", "CheckpointPolicy")
 INSTALL = (

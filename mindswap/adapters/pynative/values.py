@@ -6,8 +6,6 @@ import mindspore as ms
 
 from mindswap.pynative.trace import Value
 
-__all__ = ["ValueBook", "address_of", "tensors_in"]
-
 
 class ValueBook:
     """Numbers the memory of every tensor that it sees; all are held, so that no address is used twice."""

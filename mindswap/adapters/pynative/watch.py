@@ -7,8 +7,6 @@ from mindspore import nn
 
 from mindswap.pynative.trace import EventKind
 
-__all__ = ["Observer", "Watch"]
-
 
 class Observer(Protocol):
     """What is told."""

@@ -2,14 +2,12 @@
 
 from mindswap.adapters.installed import installed_version
 
-__all__ = ["builds_form", "set_output_path"]
-
 _VERSION = installed_version("mindformers")
 
 if _VERSION.startswith(("1.6.", "1.7.")):
-    from mindformers.tools.utils import set_output_path
+    from mindformers.tools.utils import set_output_path as set_output_path
 else:
-    from mindformers.utils.file_utils import set_output_path
+    from mindformers.utils.file_utils import set_output_path as set_output_path
 
 
 def builds_form(is_legacy: bool) -> bool:

@@ -16,8 +16,6 @@ if find_spec("mindspore.graph") is not None and find_spec("mindspore.graph.api")
 else:
     from mindspore.common.api import _cell_graph_executor, _pynative_executor
 
-__all__ = ["cell_graph_executor", "pynative_executor", "require_pynative", "swaps_paused"]
-
 cell_graph_executor, pynative_executor = _cell_graph_executor, _pynative_executor
 
 

@@ -23,13 +23,8 @@ SWITCHES_OF_2X = {"swap": ("enable", False), "recompute": ("mode", "None"), "rec
 def missing_key(context: Context) -> Iterator[Finding]:
     """An entry of layer_swap or op_swap lacks a key.
 
-    PASS:
-        op_swap:
-          - {op_name: attention, backward_prefetch: 20, layers: [0]}
-
-    FAIL (which operator?):
-        op_swap:
-          - {backward_prefetch: 20, layers: [0]}
+    PASS: op_swap: [{op_name: attention, backward_prefetch: 20, layers: [0]}]
+    FAIL (which operator?): op_swap: [{backward_prefetch: 20, layers: [0]}]
     """
     renamed = {id(missing) for missing in _renamed_keys(context.settings).values()}
     for missing in context.settings.missing_keys:
@@ -44,15 +39,8 @@ def unknown_key(context: Context) -> Iterator[Finding]:
 
     A misspelt `swap_config` at the top level is a warning: MindFormers lets any key stand there.
 
-    PASS:
-        swap_config:
-          swap: True
-          default_prefetch: 10
-
-    FAIL:
-        swap_config:
-          swap: True
-          default_prefech: 10
+    PASS: swap_config: {swap: True, default_prefetch: 10}
+    FAIL: swap_config: {swap: True, default_prefech: 10}
     """
     renamed = _renamed_keys(context.settings)
     for unknown in context.settings.unknown_keys:
@@ -114,14 +102,8 @@ def duplicate_key(context: Context) -> Iterator[Finding]:
 
     An error where it concerns swap; a warning elsewhere and while swap is off, since MindFormers runs.
 
-    PASS:
-        swap_config:
-          swap: True
-
-    FAIL:
-        swap_config:
-          swap: True
-          swap: False
+    PASS: swap_config: {swap: True}
+    FAIL: swap_config: {swap: True, swap: False}
     """
     for duplicate in context.document.duplicates:
         level = context.error_with_swap if duplicate.section in READ_SECTIONS else Level.WARNING
@@ -134,11 +116,8 @@ def section_of_2x(context: Context) -> Iterator[Finding]:
 
     An error where the section asks for something, a warning where it is switched off.
 
-    PASS:
-        swap_config: {swap: True}
-
-    FAIL:
-        swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    PASS: swap_config: {swap: True}
+    FAIL: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
     """
     for name, (switch, off) in SWITCHES_OF_2X.items():
         entry = context.document.entry(name)
@@ -158,13 +137,8 @@ def bad_ignore(context: Context) -> Iterator[Problem]:
     Warnings of the named rules are counted and not shown; errors stay. `mindswap check --ignore RULE` does the same for
     one call.
 
-    PASS:
-        mindswap:
-          ignore: [overlap, recompute-wins]
-
-    FAIL:
-        mindswap:
-          ignore: [overlapp]
+    PASS: mindswap: {ignore: [overlap, recompute-wins]}
+    FAIL: mindswap: {ignore: [overlapp]}
     """
     from mindswap.check.rules import find_rules
 

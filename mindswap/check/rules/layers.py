@@ -7,20 +7,15 @@ from mindswap.check.nearby import FirstOfLayer
 from mindswap.document.problem import Level, Location
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.schema import MAX_NUM_LAYERS, Expect
-from mindswap.policy.words import format_indices, format_layers
+from mindswap.policy.words import format_indices, format_layers, name_indices
 
 
 @rule(Level.WARNING)
 def no_layers(context: Context) -> Iterator[Finding]:
     """An entry of layer_swap or op_swap names no layer, so it has no effect.
 
-    PASS:
-        layer_swap:
-          - {backward_prefetch: 20, layers: [0]}
-
-    FAIL:
-        layer_swap:
-          - {backward_prefetch: 20, layers: []}
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
+    FAIL: layer_swap: [{backward_prefetch: 20, layers: []}]
     """
     misread = {misfit.path.partition(".layers")[0] for misfit in context.settings.misfits}
     incomplete = {missing.path for missing in context.settings.missing_keys}
@@ -35,11 +30,8 @@ def no_layers(context: Context) -> Iterator[Finding]:
 def layer_out_of_range(context: Context) -> Iterator[Finding]:
     """A layer index is negative, or there is no such layer.
 
-    PASS (num_layers: 4):
-        layers: [0, 3]
-
-    FAIL (num_layers: 4; layers are counted from 0):
-        layers: [1, 4]
+    PASS (num_layers: 4): layers: [0, 3]
+    FAIL (num_layers: 4; layers are counted from 0): layers: [1, 4]
     """
     limit = context.num_layers or MAX_NUM_LAYERS
     known_from = f" (num_layers: {limit})" if context.num_layers else ""
@@ -61,11 +53,8 @@ def layer_out_of_range(context: Context) -> Iterator[Finding]:
 def repeated_layer(context: Context) -> Iterator[Finding]:
     """A layer is named twice for the same purpose; the second time has no effect.
 
-    PASS:
-        layers: [0, 1, 3]
-
-    FAIL:
-        layers: [0, 1, 1]
+    PASS: layers: [0, 1, 3]
+    FAIL: layers: [0, 1, 1]
     """
     groups: dict[tuple[object, ...], FirstOfLayer] = {}
     for number, statement in enumerate(context.settings.statements):
@@ -88,15 +77,8 @@ def repeated_layer(context: Context) -> Iterator[Finding]:
 def select_in_recomputed_layer(context: Context) -> Iterator[Finding]:
     """An operator is selected for recomputation in a layer that is recomputed whole: no effect.
 
-    PASS:
-        recompute_config:
-          recompute: [0]
-          select_recompute: {feed_forward: [1]}
-
-    FAIL:
-        recompute_config:
-          recompute: [0]
-          select_recompute: {feed_forward: [0, 1]}
+    PASS: recompute_config: {recompute: [0], select_recompute: {feed_forward: [1]}}
+    FAIL: recompute_config: {recompute: [0], select_recompute: {feed_forward: [0, 1]}}
     """
     selected = (*context.settings.of("select_recompute"), *context.settings.of("select_comm_recompute"))
     for whole in context.settings.of("recompute"):
@@ -135,6 +117,6 @@ def output_recompute(context: Context) -> Iterator[Finding]:
         indices = statement.layers.resolve(context.num_layers or 0)
         alone = [index for index in indices if not any(index in layers for layers in recomputed)]
         if alone:
-            message = f"{statement.path}: recompute does not have layer{'s' * (len(alone) > 1)} {format_indices(alone)}"
+            message = f"{statement.path}: recompute does not have {name_indices('layer', alone)}"
             allowed = "layers of recompute_config.recompute"
             yield Finding(statement.location, message, allowed, "add them to recompute")

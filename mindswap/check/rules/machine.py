@@ -29,19 +29,9 @@ def context_mode(context: Context) -> Iterator[Finding]:
     In graph mode the compiler swaps. In PyNative mode mindswap does, on CPU; its copies for Ascend were never run, so
     there they have to be asked for with `mindswap: {stream_copies: True}`.
 
-    PASS:
-        context:
-          mode: 0
-
-    PASS:
-        context:
-          mode: 1
-          device_target: CPU
-
-    FAIL:
-        context:
-          mode: 1
-          device_target: Ascend
+    PASS: context: {mode: 0}
+    PASS: context: {mode: 1, device_target: CPU}
+    FAIL: context: {mode: 1, device_target: Ascend}
     """
     node = context.document.get("context", "mode")  # MindFormers takes graph mode where the key is missing
     if not context.settings.is_swap_enabled or node is None:
@@ -63,13 +53,8 @@ def context_mode(context: Context) -> Iterator[Finding]:
 def device_target(context: Context) -> Iterator[Finding]:
     """context.device_target is not Ascend: training runs, but in graph mode nothing is swapped.
 
-    PASS:
-        context:
-          device_target: "Ascend"
-
-    FAIL:
-        context:
-          device_target: "CPU"
+    PASS: context: {device_target: "Ascend"}
+    FAIL: context: {device_target: "CPU"}
     """
     node = _other_than(context, ("context", "device_target"), ASCEND)
     if node is not None:
@@ -81,15 +66,8 @@ def device_target(context: Context) -> Iterator[Finding]:
 def jit_level(context: Context) -> Iterator[Finding]:
     """jit_level is neither O0 nor O1: swap exists only there.
 
-    PASS:
-        context:
-          jit_config:
-            jit_level: "O1"
-
-    FAIL:
-        context:
-          jit_config:
-            jit_level: "O2"
+    PASS: context: {jit_config: {jit_level: "O1"}}
+    FAIL: context: {jit_config: {jit_level: "O2"}}
     """
     for place in (("context", "jit_config", "jit_level"), ("context", "jit_level")):
         node = _other_than(context, place, "O0", "O1")
@@ -104,13 +82,8 @@ def memory_optimize_level(context: Context) -> Iterator[Finding]:
 
     Where the key is missing, mindswap sets O0 itself.
 
-    PASS:
-        context:
-          memory_optimize_level: "O0"
-
-    FAIL:
-        context:
-          memory_optimize_level: "O1"
+    PASS: context: {memory_optimize_level: "O0"}
+    FAIL: context: {memory_optimize_level: "O1"}
     """
     node = _other_than(context, ("context", "memory_optimize_level"), "O0")
     if node is not None:
@@ -126,13 +99,8 @@ def max_device_memory(context: Context) -> Iterator[Finding]:
     what the device has; where `mindswap.memory` says more, a plan for that would run out of memory. `mindswap plan
     --memory` writes such a budget there.
 
-    PASS:
-        context:
-          max_device_memory: "58GB"
-
-    FAIL:
-        context:
-          max_device_memory: "58 GiB"
+    PASS: context: {max_device_memory: "58GB"}
+    FAIL: context: {max_device_memory: "58 GiB"}
     """
     node = context.document.get(*PATH.split("."))
     if node is not None and not node.is_null and not is_device_memory(node.value):
@@ -159,11 +127,8 @@ def lazy_inline_env(context: Context) -> Iterator[Finding]:
 
     Swap needs lazy inline, which mindswap switches on itself unless this variable forbids it.
 
-    PASS:
-        export ENABLE_LAZY_INLINE_NO_PIPELINE=1     (or not set)
-
-    FAIL (parallel_config.pipeline_stage: 1):
-        export ENABLE_LAZY_INLINE_NO_PIPELINE=0
+    PASS: export ENABLE_LAZY_INLINE_NO_PIPELINE=1     (or not set)
+    FAIL (parallel_config.pipeline_stage: 1): export ENABLE_LAZY_INLINE_NO_PIPELINE=0
     """
     if not context.settings.is_swap_enabled or context.settings.pipeline.num_stages > 1:
         return

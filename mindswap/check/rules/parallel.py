@@ -34,13 +34,8 @@ LINEAR_CELLS = ("Linear", "ColumnParallelLinear", "RowParallelLinear")
 def parallel_optimizer(context: Context) -> Iterator[Finding]:
     """A setting of `parallel.parallel_optimizer_config` that MindSpore refuses or leaves without effect.
 
-    PASS:
-        parallel:
-          parallel_optimizer_config: {optimizer_level: level2, parallel_optimizer_threshold: 64}
-
-    FAIL (there is no level4):
-        parallel:
-          parallel_optimizer_config: {optimizer_level: level4}
+    PASS: parallel: {parallel_optimizer_config: {optimizer_level: level2, parallel_optimizer_threshold: 64}}
+    FAIL (there is no level4): parallel: {parallel_optimizer_config: {optimizer_level: level4}}
     """
     section = context.document.get(*OPTIMIZER_CONFIG)
     if section is None or section.is_null:
@@ -61,6 +56,9 @@ def parallel_optimizer(context: Context) -> Iterator[Finding]:
     if chosen is not None and shard is not None and chosen.value in ("level1", "level3"):
         message = f"{path}.gradient_accumulation_shard: MindSpore takes it with optimizer_level: level2 only"
         yield Finding(shard.location, message, fix="delete it; level2 means True, level1 False", level=level)
+    if chosen is not None and shard is not None and chosen.value == "level2" and shard.value is False:
+        message = f"{path}.gradient_accumulation_shard: False has no effect, optimizer_level: level2 sets it to True"
+        yield Finding(shard.location, message, fix="delete it, or optimizer_level: level1", level=Level.WARNING)
     # MindSpore cuts weights over all ranks that share them where the size does not divide their number.
     size, used = section.get("optimizer_weight_shard_size"), read_weight_sharding(context.document).num_ranks
     if size is not None and used > 1 and is_whole_number(size.value) and size.value >= 1 and size.value != used:
@@ -167,9 +165,7 @@ def optimizer_comm_recompute(context: Context) -> Iterator[Finding]:
 def pipeline_scheduler(context: Context) -> Iterator[Finding]:
     """A pipeline_scheduler that MindSpore does not know, or that it takes with pipeline_interleave only.
 
-    PASS:
-        parallel:
-          pipeline_config: {pipeline_interleave: True, pipeline_scheduler: seqpipe}
+    PASS: parallel: {pipeline_config: {pipeline_interleave: True, pipeline_scheduler: seqpipe}}
 
     FAIL (there is no zero_bubble_h):
         parallel:
@@ -194,11 +190,8 @@ def pipeline_scheduler(context: Context) -> Iterator[Finding]:
 def sequence_pieces(context: Context) -> Iterator[Finding]:
     """Sequences are cut (`seq_split_num`) where MindFormers does not take that, or beside recompute of whole layers.
 
-    PASS:
-        parallel_config: {pipeline_stage: 2, seq_split_num: 4}
-
-    FAIL (there is no pipeline):
-        parallel_config: {pipeline_stage: 1, seq_split_num: 4}
+    PASS: parallel_config: {pipeline_stage: 2, seq_split_num: 4}
+    FAIL (there is no pipeline): parallel_config: {pipeline_stage: 1, seq_split_num: 4}
     """
     # What MindFormers 1.9.0 refuses (base_trainer.py, models/llama), and what it would compute wrong with swap on.
     for fault in find_sequence_faults(context.document):

@@ -30,11 +30,8 @@ def bad_regex(context: Context) -> Iterator[Finding]:
 
     The name is split at `\\.`, and each part is a regular expression of its own.
 
-    PASS:
-        op_name: '.*\\.flash_attention'
-
-    FAIL (nothing stands before the star):
-        op_name: '*\\.flash_attention'
+    PASS: op_name: '.*\\.flash_attention'
+    FAIL (nothing stands before the star): op_name: '*\\.flash_attention'
     """
     errors: dict[str, PatternError | None] = {}
     for statement in context.settings.statements:
@@ -71,11 +68,8 @@ def plain_dot(context: Context) -> Iterator[Finding]:
 
     An error; a warning where the pattern matches something as it stands.
 
-    PASS:
-        op_name: 'attention\\.flash_attention'
-
-    FAIL:
-        op_name: 'attention.flash_attention'
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL: op_name: 'attention.flash_attention'
     """
     for statement in context.settings.statements:
         meant = _with_levels(statement.pattern or "")
@@ -103,11 +97,8 @@ def unmatched_pattern(context: Context) -> Iterator[Finding]:
     Of the patterns that stand for a default (flash attention of the default strategy, the operators of
     `select_recompute: True`), one has to match: no model has all of them.
 
-    PASS:
-        op_name: 'attention\\.flash_attention'
-
-    FAIL (a level is missing):
-        op_name: 'flash_attention'
+    PASS: op_name: 'attention\\.flash_attention'
+    FAIL (a level is missing): op_name: 'flash_attention'
     """
     coverage = context.coverage
     if coverage is None:
@@ -177,12 +168,12 @@ def _no_default(statement: Statement, coverage: Coverage) -> Finding:
     return Finding(statement.pattern_location, message, fix="name the operators", level=Level.WARNING)
 
 
-def _near_paths(pattern: str, coverage: Coverage, limit: int = 3) -> list[str]:
-    """Paths of the model that a pattern may be meant for: those that end with it first, then by edit distance."""
+def _near_paths(pattern: str, coverage: Coverage) -> list[str]:
+    """Three paths of the model that a pattern may be meant for: those that end with it first, then by edit distance."""
     parts = split_pattern(pattern)
     ends = [path for path in coverage.paths if tuple(split_pattern(path))[-len(parts) :] == parts]
     others = [path for path in coverage.paths if path not in ends]
-    return [*ends[:limit], *closest_names(pattern, others, limit)][:limit]
+    return [*ends, *closest_names(pattern, others, 3)][:3]
 
 
 @rule(Level.WARNING)

@@ -28,13 +28,8 @@ def stage_count_form(context: Context) -> Iterator[Finding]:
     ascending, such as `recompute: [8, 6, 4, 2]` on 4 stages, is a warning; next to a list that can only be counts it is
     an error, ascending or not.
 
-    PASS (swap on):
-        recompute_config:
-          recompute: [0, 1, 4]
-
-    FAIL (swap on; two lists of stages):
-        recompute_config:
-          recompute: [[2, 1], [1, 0]]
+    PASS (swap on): recompute_config: {recompute: [0, 1, 4]}
+    FAIL (swap on; two lists of stages): recompute_config: {recompute: [[2, 1], [1, 0]]}
     """
     settings = context.settings
     for counts in settings.stage_counts:
@@ -96,13 +91,8 @@ def stage_recompute(context: Context) -> Iterator[Finding | Problem]:
     `mindswap run` leaves such a configuration to MindFormers; only `mindswap check` and the like say it.
     An offset that does not fit the model is an error with swap on, too.
 
-    PASS (swap off; 8 layers on 2 stages):
-        recompute_config:
-          recompute: [2, 1]
-
-    FAIL (swap off; 8 layers on 2 stages):
-        recompute_config:
-          recompute: [2, 1, 1]
+    PASS (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1]}
+    FAIL (swap off; 8 layers on 2 stages): recompute_config: {recompute: [2, 1, 1]}
     """
     if context.num_layers is None or context.document.root is None:
         return

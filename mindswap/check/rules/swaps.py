@@ -18,14 +18,8 @@ def nothing_swapped(context: Context) -> Iterator[Finding]:
     The default strategy acts only where both are null or missing. With recompute in layer indices, `op_swap: []`
     is the way to have that and no swap, and nothing is said.
 
-    PASS (the default strategy):
-        swap_config:
-          swap: True
-
-    FAIL:
-        swap_config:
-          swap: True
-          op_swap: []
+    PASS (the default strategy): swap_config: {swap: True}
+    FAIL: swap_config: {swap: True, op_swap: []}
     """
     settings = context.settings
     has_recompute = any(statement.layers for statement in settings.recompute)

@@ -20,13 +20,8 @@ _INDEX = re.compile(r"\d{1,6}(?:-\d{1,6})?", re.ASCII)
 def swap_not_bool(context: Context) -> Iterator[Finding]:
     """`swap` is neither True nor False.
 
-    PASS:
-        swap_config:
-          swap: True
-
-    FAIL (quotes make it a string):
-        swap_config:
-          swap: 'True'
+    PASS: swap_config: {swap: True}
+    FAIL (quotes make it a string): swap_config: {swap: 'True'}
     """
     for misfit in context.settings.misfits:
         if misfit.path == "swap_config.swap":
@@ -41,13 +36,8 @@ def bad_prefetch(context: Context) -> Iterator[Finding]:
 
     `backward_prefetch` and `default_prefetch` count operators, so 1 is the least; `True` is no integer.
 
-    PASS:
-        layer_swap:
-          - {backward_prefetch: 20, layers: [0]}
-
-    FAIL:
-        layer_swap:
-          - {backward_prefetch: 0, layers: [0]}
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0]}]
+    FAIL: layer_swap: [{backward_prefetch: 0, layers: [0]}]
     """
     for misfit in context.settings.misfits:
         if misfit.expect is Expect.PREFETCH:
@@ -70,17 +60,8 @@ def _meant_distance(value: object) -> int:
 def unused_default_prefetch(context: Context) -> Iterator[Finding]:
     """default_prefetch stands next to layer_swap or op_swap, where it has no effect.
 
-    PASS:
-        swap_config:
-          swap: True
-          default_prefetch: 10
-
-    FAIL:
-        swap_config:
-          swap: True
-          default_prefetch: 10
-          layer_swap:
-            - {backward_prefetch: 20, layers: [0]}
+    PASS: swap_config: {swap: True, default_prefetch: 10}
+    FAIL: swap_config: {swap: True, default_prefetch: 10, layer_swap: [{backward_prefetch: 20, layers: [0]}]}
     """
     settings = context.settings
     node = context.document.get("swap_config", "default_prefetch")
@@ -99,14 +80,8 @@ def swap_off(context: Context) -> Iterator[Finding]:
 
     One warning at most, and never an error: with swap off nothing in swap_config may stop a run.
 
-    PASS:
-        swap_config:
-          swap: False
-
-    FAIL:
-        swap_config:
-          swap: False
-          default_prefetch: 10
+    PASS: swap_config: {swap: False}
+    FAIL: swap_config: {swap: False, default_prefetch: 10}
     """
     section = context.document.get("swap_config")
     if section is None or context.settings.is_swap_enabled or context.settings.misfits:
@@ -131,15 +106,8 @@ def number_of_layers(context: Context) -> Iterator[Finding]:
 
     MindFormers stops at it, or at what follows from it, and without it layers and operator names cannot be checked.
 
-    PASS:
-        model:
-          model_config:
-            num_layers: 32
-
-    FAIL:
-        model:
-          model_config:
-            num_layers: "32"
+    PASS: model: {model_config: {num_layers: 32}}
+    FAIL: model: {model_config: {num_layers: "32"}}
     """
     written = ((key, context.document.get("model", "model_config", key)) for key in NUM_LAYERS_KEYS)
     key, node = next(((key, node) for key, node in written if node is not None and not node.is_null), ("", None))
@@ -159,13 +127,8 @@ def wrong_type(context: Context) -> Iterator[Finding]:
 
     Integers must be integers: `1.0` and `'1'` are none, and neither is `True`.
 
-    PASS:
-        layer_swap:
-          - {backward_prefetch: 20, layers: [0, 3]}
-
-    FAIL (`3.0` is a float):
-        layer_swap:
-          - {backward_prefetch: 20, layers: [0, 3.0]}
+    PASS: layer_swap: [{backward_prefetch: 20, layers: [0, 3]}]
+    FAIL (`3.0` is a float): layer_swap: [{backward_prefetch: 20, layers: [0, 3.0]}]
     """
     for misfit in context.settings.misfits:
         if misfit.expect is not Expect.PREFETCH and misfit.path != "swap_config.swap":  # they have rules of their own

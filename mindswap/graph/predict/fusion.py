@@ -14,8 +14,6 @@ from mindswap.graph.ops import FUSED_OPS, VALUE_PASSING_OPS
 from mindswap.graph.storage import resolve_storage
 from mindswap.graph.work import Work
 
-__all__ = ["fuse_unsaved", "fuse_work", "least_work_again"]
-
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
@@ -25,12 +23,7 @@ def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tup
 
 
 def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
-    """Work of every operator of forward if backward held nothing of it: what is not handed on is not written.
-
-    Args:
-        graph: a compiled step.
-        works: of forward, not fused.
-    """
+    """`works` of forward, not fused, if backward held nothing of it: what is not handed on is not written."""
     return _fuse(graph.forward, works, set())
 
 
@@ -51,42 +44,50 @@ def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tup
 
 
 def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = False) -> tuple[Work, ...]:
-    """Work that an operator of forward adds at least to backward if it runs again there.
+    """Work of each operator of forward, at least, if it runs again in backward.
 
-    A copy that is fused with its only reader writes nothing, and saves that reader a read; one that is fused with
-    the copy that feeds it does not read. Here all of this is granted wherever it could be.
+    A copy that is fused with its only reader writes nothing, and one that is fused with the copy that feeds it does
+    not read. Here all of this is granted wherever it could be.
 
     Args:
         graph: the step without recompute.
         works: of forward, not fused.
         is_read_twice: another copy reads each copy, too, so none is handed on in registers.
     """
-    readers, _ = _readers(graph.backward, set())
-    users: dict[str, list[Node]] = {}
-    for saved in graph.saved:
-        producer = resolve_storage(graph, saved.forward_name).producer
-        if producer is not None:
-            users.setdefault(producer.name, []).extend(readers.get(saved.backward_name, ()))
+    users = readers_of_saved(graph)
 
     def feeds_one(name: str) -> int:
         """Bytes that a copy of the operator that makes a value hands on in registers."""
         producer = resolve_storage(graph, name).producer
-        if producer is None or producer.op not in FUSED_OPS or users.get(producer.name):
+        if producer is None or producer.op not in FUSED_OPS or producer.name in users:
             return 0
         return producer.size_bytes
 
     least = []
     for node, work in zip(graph.forward, works, strict=True):
         if node.op in FUSED_OPS:
-            own = users.get(node.name, [])
+            own = users.get(node.name, ())
             is_fused = len(own) + is_read_twice < 2 and all(user.op in FUSED_OPS for user in own)
             fed_bytes = sum(map(feeds_one, node.inputs))
-            written_bytes = (-node.size_bytes if own else 0) if is_fused else work.written_bytes
-            moved_bytes = max(max(work.read_bytes - fed_bytes, 0) + written_bytes, 0)
-            is_fused |= fed_bytes > 0
-            work = replace(work, flops=0, read_bytes=moved_bytes, written_bytes=0, is_fused=is_fused)
+            work = replace(
+                work,
+                read_bytes=max(work.read_bytes - fed_bytes, 0),
+                written_bytes=0 if is_fused else work.written_bytes,
+                is_fused=fed_bytes > 0,
+            )
         least.append(work)
     return tuple(least)
+
+
+def readers_of_saved(graph: Graph) -> Mapping[str, Sequence[Node]]:
+    """Operators of backward that compute with what an operator of forward made, by its name."""
+    readers, _ = _readers(graph.backward, set())
+    found: dict[str, list[Node]] = {}
+    for saved in graph.saved:
+        producer = resolve_storage(graph, saved.forward_name).producer
+        if producer is not None and readers.get(saved.backward_name):
+            found.setdefault(producer.name, []).extend(readers[saved.backward_name])
+    return found
 
 
 def _readers(nodes: Sequence[Node], handed: set[str]) -> tuple[Mapping[str, list[Node]], set[str]]:

@@ -8,8 +8,6 @@ between the two is taken away on Ascend (`RemoveCastBeforeAssignAdd`, parallel/p
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import GRADIENT_PASSING_OPS, MATMUL_OPS
 
-__all__ = ["find_weight_gradients"]
-
 
 def find_weight_gradients(graph: Graph) -> frozenset[str]:
     """Names of the matrix products that give a gradient of a weight, and of what is between them and its sum."""

@@ -12,17 +12,12 @@ from mindswap.graph.model import Graph, Node, Saved
 from mindswap.graph.names import Names
 from mindswap.graph.ops import RANDOM_OPS
 
-__all__ = ["merge_equal"]
-
 
 def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
-    """Merge the operators of forward that differ in their tag only.
+    """Merge the operators of forward that differ in their tag only, the attribute that has their path.
 
-    Of equal ones the first is left; its tag has the paths of all of them, with `|` between.
-
-    Args:
-        tag: attribute that carries the path.
-        settings_of: what is set on an operator; those with unequal settings stay apart.
+    Of equal ones the first is left; its tag has the paths of all of them, with `|` between. Those of which
+    `settings_of` says something else stay apart.
     """
     forward, name_of = _merge_forward(graph, tag, settings_of)
     if not name_of:

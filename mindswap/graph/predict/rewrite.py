@@ -19,38 +19,27 @@ from mindswap.graph.storage import StorageKind, resolve_storage
 from mindswap.graph.uses import merged_readers
 from mindswap.policy.resolve import Decision, LayerDecisions, Path
 
-__all__ = ["NodeSettings", "rewrite_graph", "settings_of_policy"]
-
 
 @dataclass(frozen=True)
 class NodeSettings:
-    """What is set on forward operators.
+    """What is set on forward operators."""
 
-    Attributes:
-        recomputed: names of nodes that run again in backward if backward needs them.
-        prefetch: for the nodes whose outputs are swapped, the prefetch distance in operators.
-        read_again: of these, the ones whose reader is recomputed though the graph does not have it.
-    """
-
-    recomputed: Set[str] = frozenset()
+    recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
+    # for the nodes whose outputs are swapped, the prefetch distance in operators
     prefetch: Mapping[str, int] = field(default_factory=dict)
+    # of these, the ones whose reader is recomputed though the graph does not have it
     read_again: Set[str] = frozenset()
 
     def of(self, node: Node) -> tuple[bool, int | None]:
-        """What is set on one operator."""
         return node.name in self.recomputed, self.prefetch.get(node.name)
 
 
 def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
-    """What a policy sets on the operators of a step that was compiled without swap and recompute.
+    """What is decided for each compiled layer, on the operators of a step without swap and recompute.
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
     what makes a weight whole that the parallel optimizer cut (`graph.gather`).
-
-    Args:
-        names: operator paths of the nodes.
-        layers: for each compiled layer, what is decided.
     """
     readers = graph.index.forward_readers
     place = _Placement(graph, names)
@@ -139,11 +128,8 @@ class _Placement:
 def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
     """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
 
-    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept,
-    or swapped if its own operator is.
-
-    Args:
-        tag: attribute that kept the compiler from merging equal operators, which are merged here; None for none.
+    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept, or swapped if
+    its own operator is. Equal operators that the attribute `tag`, if any, kept apart are merged.
     """
     if tag is not None:
         graph = merge_equal(graph, tag, settings.of)

@@ -8,8 +8,6 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, WEIGHT_OPS
 from mindswap.graph.sequences import is_sequence_state
 from mindswap.graph.uses import depending
 
-__all__ = ["has_scope", "settle_layers"]
-
 
 def has_scope(node: Node) -> bool:
     """Whether the scope of an operator names the cell that calls it: the compiler drops some, and adds operators."""

@@ -13,30 +13,21 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 
-__all__ = ["GatheredGradient", "with_arrivals", "with_gathered_gradients"]
-
 MARK = ":arrived"
 
 
 @dataclass(frozen=True)
 class GatheredGradient:
-    """The gradient of a sum that was scattered.
+    """The gradient of a sum that was scattered."""
 
-    Attributes:
-        value: name in backward of the part that a rank has.
-        type: of what the gradients of the operator read on one rank.
-    """
-
-    value: str
-    type: TensorType
+    value: str  # name in backward of the part that a rank has
+    type: TensorType  # of what the gradients of the operator read on one rank
 
 
 def with_arrivals(graph: Graph, moves: Iterable[tuple[str, Node]]) -> Graph:
-    """The step with a view between a tensor and the operators that have it sent to them; shapes are logical.
+    """The step with one view between a tensor and all operators that have it sent to them; shapes are logical.
 
-    Args:
-        moves: name of the tensor, and an operator that reads it, both of forward. One view of a tensor serves all
-            operators that read it.
+    `moves` are names of tensors, each with an operator that reads it, both of forward.
     """
     consumers: dict[str, list[Node]] = {}
     for producer, consumer in moves:

@@ -10,8 +10,6 @@ from collections.abc import Iterable, Mapping
 from mindswap.graph.model import Node
 from mindswap.graph.ops import UNJOINING_OPS
 
-__all__ = ["Branches"]
-
 # The cell that cuts a half out of a tensor: llama_interleave.py, `interleave1_inputs`, `interleave2_inputs`.
 CUTTING_CELL = re.compile(r"(?:^|\.)interleave\d+_inputs\.(\d+)$")
 JOINING_OP = "Concat"
@@ -20,10 +18,7 @@ JOINING_OP = "Concat"
 class Branches:
     """The half that each value is computed for; None for what is of the whole.
 
-    Args:
-        forward: operators of forward, in execution order.
-        aliases: name in backward -> name in forward, of what forward hands over.
-        constants: values of integer constants, by name: which member of a tuple is taken.
+    `aliases` has the names in forward of what it hands over, `constants` which member of a tuple is taken.
     """
 
     def __init__(self, forward: Iterable[Node], aliases: Mapping[str, str], constants: Mapping[str, int]):
@@ -41,7 +36,6 @@ class Branches:
 
     @property
     def are_there(self) -> bool:
-        """Whether any layer has halves."""
         return any(branch is not None for branch in self._of.values())
 
     def add(self, node: Node, origins: Iterable[Node]) -> None:

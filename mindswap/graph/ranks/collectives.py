@@ -28,38 +28,25 @@ from mindswap.graph.ranks.split_forward import name_communication
 from mindswap.graph.ranks.split_table import PartialSum, Redistribution, Unresolved
 from mindswap.graph.ranks.splits import equal_blocks, num_parts
 
-__all__ = ["Collective", "Collectives", "find_collectives"]
-
 
 @dataclass(frozen=True)
 class Collective:
-    """Communication between ranks within a pass.
+    """Communication between ranks within a pass."""
 
-    Attributes:
-        kind: AllReduce, AllGather, ReduceScatter, AllToAll, or `RING`: one exchange between neighbours.
-        size_bytes: the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank.
-        num_ranks: ranks that take part.
-        is_before: the operator that it belongs to waits for it; else it takes what the operator makes, or is it.
-        stride: from one of these ranks to the next; 1 for tensor parallel ranks.
-    """
-
-    kind: str
-    size_bytes: int
-    num_ranks: int
+    kind: str  # AllReduce, AllGather, ReduceScatter, AllToAll, or `RING`: one exchange between neighbours
+    size_bytes: int  # the whole message: what AllGather gives, ReduceScatter takes, the others have on each rank
+    num_ranks: int  # ranks that take part
+    # the operator that it belongs to waits for it; else it takes what the operator makes, or is it
     is_before: bool = False
-    stride: int = 1
+    stride: int = 1  # from one of these ranks to the next; 1 for tensor parallel ranks
 
 
 @dataclass(frozen=True)
 class Collectives:
-    """All tensor parallel communication of a step.
+    """All tensor parallel communication of a step."""
 
-    Attributes:
-        by_node: by name of the operator that it belongs to.
-        unresolved: operators of layers that communicate in forward and whose gradient was not found.
-    """
-
-    by_node: Mapping[str, tuple[Collective, ...]]
+    by_node: Mapping[str, tuple[Collective, ...]]  # by name of the operator that it belongs to
+    # operators of layers that communicate in forward and whose gradient was not found
     unresolved: tuple[Unresolved, ...]
 
 

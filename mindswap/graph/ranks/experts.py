@@ -11,11 +11,6 @@ from fractions import Fraction
 from mindswap.graph.model import HOST_COPY, Graph, Node
 from mindswap.graph.ops import FIRST_INPUT_OPS
 
-__all__ = [
-    "EXCHANGE", "FROM_LOCAL", "NAME_MARK", "NUM_RANKS", "STRIDE", "TO_LOCAL", "LocalNames", "is_exchange",
-    "num_copies", "rank_name", "restore_names",
-]  # fmt: skip
-
 TO_LOCAL, FROM_LOCAL, EXCHANGE = "ToLocal", "FromLocal", "ExchangeTokens"
 # Attribute of a primitive that stands for another: the name of that one.
 NAME_MARK = "mindswap_name"

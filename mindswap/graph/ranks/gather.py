@@ -28,11 +28,6 @@ from mindswap.graph.ops import BOOKKEEPING_OPS, VIEW_OPS
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.sequences import is_sequence_state
 
-__all__ = [
-    "GATHER_MARK", "WEIGHT_MARK", "GatheredStep", "gather_weights", "is_gathering", "is_narrowing", "is_released",
-    "weight_name",
-]  # fmt: skip
-
 # Before the name of a weight that a function of a lazy_inline cell reads from outside.
 WEIGHT_MARK = "▸CR_"
 # Attribute of an AllGather of a weight, and of the cast before it: whether backward does it again.
@@ -42,16 +37,12 @@ HALF_DTYPES = ("float16", "bfloat16")
 
 @dataclass(frozen=True, eq=False)
 class GatheredStep:
-    """A step with its AllGathers of weights.
-
-    Attributes:
-        collectives: what each AllGather sends, by name of its node.
-        once: operators that run once in a step, whatever the number of micro-batches.
-    """
+    """A step with its AllGathers of weights."""
 
     graph: Graph
+    # what each AllGather sends, by name of its node
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
-    once: frozenset[str] = frozenset()
+    once: frozenset[str] = frozenset()  # operators that run once in a step, whatever the number of micro-batches
 
 
 def weight_name(node: Node) -> str:
@@ -99,14 +90,10 @@ def gather_weights(graph: Graph, sharding: WeightSharding) -> GatheredStep:
 
 @dataclass(frozen=True)
 class _Weight:
-    """A weight that is gathered.
+    """A weight that is gathered."""
 
-    Attributes:
-        lead: reads of its part, the cast of it if there is one, the AllGather.
-        values: names under which the step had the whole weight until now; their readers read the AllGather.
-    """
-
-    lead: tuple[Node, ...]
+    lead: tuple[Node, ...]  # reads of its part, the cast of it if there is one, the AllGather
+    # names under which the step had the whole weight until now; their readers read the AllGather
     values: frozenset[str]
 
     @property

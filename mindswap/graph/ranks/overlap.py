@@ -13,15 +13,11 @@ from itertools import groupby
 from mindswap.graph.model import Graph, Node
 from mindswap.graph.ranks.branches import Branches
 
-__all__ = ["order_halves"]
-
 
 def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
     """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
 
-    Args:
-        communicating_first: operators that communicate before they compute.
-        communicating_after: operators that communicate what they made, or are communication.
+    Operators communicate before they compute, or what they made.
     """
     branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
     if not branches.are_there:

@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["RING", "RingKernel", "Round", "list_rounds", "ring_axes", "ring_flops"]
-
 # Kind of a collective: a rank sends to the next one and receives from the one before, one after the other.
 RING = "SendReceive"
 MARK = "enable_ring_attention"
@@ -36,19 +34,12 @@ class RingKernel:
 
 @dataclass(frozen=True)
 class Round:
-    """One of the attentions.
+    """One of the attentions."""
 
-    Attributes:
-        before: kernels before the exchange: what came is taken apart, what goes is put together.
-        num_exchanges: exchanges that go on meanwhile.
-        flops: of attention.
-        after: kernels that join the result with that of the rounds before.
-    """
-
-    before: tuple[RingKernel, ...]
-    num_exchanges: int
-    flops: int
-    after: tuple[RingKernel, ...]
+    before: tuple[RingKernel, ...]  # kernels before the exchange: what came is taken apart, what goes is put together
+    num_exchanges: int  # exchanges that go on meanwhile
+    flops: int  # of attention
+    after: tuple[RingKernel, ...]  # kernels that join the result with that of the rounds before
 
 
 def ring_axes(graph: Graph, node: Node) -> tuple[int, int]:

@@ -19,27 +19,21 @@ from mindswap.graph.ranks.split_table import PartialSum, Redistribution, SplitTa
 from mindswap.graph.ranks.splits import num_parts
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
-__all__ = ["Sharding", "shard_graph"]
-
 
 @dataclass(frozen=True)
 class Sharding:
-    """A graph with the sizes of one rank.
+    """A graph with the sizes of one rank."""
 
-    Attributes:
-        graph: every node of forward and backward has the output types of one rank; parameters of the
-            functions and constants (`types`) stay logical.
-        unresolved: operators whose split is not known; they count as whole on every rank unless the reason
-            says otherwise.
-        redistributions: where tensors change their cut in forward. A `Reshape` that does so is memory of
-            its own: in `graph` its operator is `AllGather`, `AllToAll` or `Slice`, unless the model has this
-            communication run again in backward (`recompute_comm_op`).
-        sums: operators of forward that leave each rank a part of a sum, by name.
-    """
-
+    # every node of forward and backward has the output types of one rank; parameters of the functions and constants
+    # (`types`) stay logical
     graph: Graph
+    # operators whose split is not known; they count as whole on every rank unless the reason says otherwise
     unresolved: tuple[Unresolved, ...]
+    # where tensors change their cut in forward. A `Reshape` that does so is memory of its own: in `graph` its operator
+    # is `AllGather`, `AllToAll` or `Slice`, unless the model has this communication run again in backward
+    # (`recompute_comm_op`)
     redistributions: tuple[Redistribution, ...]
+    # operators of forward that leave each rank a part of a sum, by name
     sums: Mapping[str, PartialSum] = field(default_factory=dict)
 
 

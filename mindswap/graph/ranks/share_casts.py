@@ -17,8 +17,6 @@ from mindswap.graph.model import Node
 from mindswap.graph.ops import BOOKKEEPING_OPS
 from mindswap.graph.ranks.gather import GATHER_MARK, GatheredStep, is_gathering, is_narrowing, weight_name
 
-__all__ = ["share_casts"]
-
 
 def share_casts(step: GatheredStep, is_inlined: bool = False) -> GatheredStep:
     """The step with casts of weights marked as made once, for all micro-batches.

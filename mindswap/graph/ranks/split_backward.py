@@ -11,8 +11,6 @@ from mindswap.graph.ranks.split_table import NodeSplits, Operand, SplitTable
 from mindswap.graph.ranks.splits import Split, num_parts, reshape_split
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["BackwardSplits"]
-
 
 class BackwardSplits:
     """Finds the splits of operators of backward when those of forward are known."""
@@ -22,7 +20,6 @@ class BackwardSplits:
         self.forward = forward
 
     def of(self, node: Node) -> NodeSplits:
-        """The splits of an operator of backward."""
         if self.table.local.add(node, self.table.forward_names):
             return [(1,) * len(known.shape) for known in node.outputs]
         if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time

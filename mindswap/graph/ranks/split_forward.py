@@ -8,8 +8,6 @@ from mindswap.graph.ranks.split_table import NodeSplits, Operand, PartialSum, Re
 from mindswap.graph.ranks.splits import Split, num_parts, reshape_split
 from mindswap.graph.ranks.strategies import LOCAL_MARK, read_out_strategy, read_strategy
 
-__all__ = ["ForwardSplits", "name_communication"]
-
 
 class ForwardSplits:
     """Finds the splits of operators whose operands are in the table."""
@@ -18,7 +16,6 @@ class ForwardSplits:
         self.table = table
 
     def of(self, node: Node) -> NodeSplits:
-        """The splits of an operator of forward."""
         if node.op in TYING_OPS:
             return [None] * len(node.outputs)
         if self.table.local.add(node, self.table.forward_names):

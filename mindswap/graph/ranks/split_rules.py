@@ -10,25 +10,17 @@ from dataclasses import dataclass
 from mindswap.graph.ops import Cut, line_of
 from mindswap.graph.ranks.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
 
-__all__ = ["RULES", "OperatorCall", "output_splits", "summed_parts"]
-
 
 @dataclass(frozen=True)
 class OperatorCall:
-    """One operator with the operands that are tensors.
-
-    Attributes:
-        shapes, splits: of each operand, members of tuples one by one.
-        outputs: shapes.
-        integers: integer inputs in order: axis, transpose flags, layout.
-        tuples: inputs in order that are tuples of integers: axes, permutation, begin, end, strides.
-    """
+    """One operator with the operands that are tensors."""
 
     op: str
-    shapes: Sequence[Shape]
-    splits: Sequence[Split]
-    outputs: Sequence[Shape]
-    integers: Sequence[int] = ()
+    shapes: Sequence[Shape]  # of each operand, members of tuples one by one
+    splits: Sequence[Split]  # likewise
+    outputs: Sequence[Shape]  # shapes
+    integers: Sequence[int] = ()  # integer inputs in order: axis, transpose flags, layout
+    # inputs in order that are tuples of integers: axes, permutation, begin, end, strides
     tuples: Sequence[tuple[int, ...]] = ()
     attributes: Mapping[str, object] | None = None
 

@@ -9,8 +9,6 @@ from mindswap.graph.ranks.split_rules import OperatorCall
 from mindswap.graph.ranks.splits import Split, fits, num_parts
 from mindswap.graph.ranks.strategies import read_strategy
 
-__all__ = ["NodeSplits", "Operand", "PartialSum", "Redistribution", "SplitTable", "Unresolved", "cut_type"]
-
 # A split for each output of an operator, None where it is not known; None altogether if no rule fits.
 NodeSplits = list[Split | None] | None
 
@@ -25,33 +23,22 @@ class Unresolved:
 
 @dataclass(frozen=True)
 class Redistribution:
-    """A tensor that is cut in one way where it is made and in another where it is read: communication.
+    """A tensor that is cut in one way where it is made and in another where it is read: communication."""
 
-    Attributes:
-        producer: name of the value.
-        consumer: operator that reads it; a `Reshape` communicates itself.
-        before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own.
-        index: which output of the producer.
-    """
-
-    producer: str
-    consumer: Node
+    producer: str  # name of the value
+    consumer: Node  # operator that reads it; a `Reshape` communicates itself
+    # before, after: parts per dimension; of the producer's shape and, for a `Reshape`, of its own
     before: Split
     after: Split
-    index: int = 0
+    index: int = 0  # which output of the producer
 
 
 @dataclass(frozen=True)
 class PartialSum:
-    """What an operator makes is a part of a sum on each rank.
+    """What an operator makes is a part of a sum on each rank."""
 
-    Attributes:
-        num_ranks: ranks that have the parts.
-        is_scattered: `out_strategy` has each rank keep a part of the result.
-    """
-
-    num_ranks: int
-    is_scattered: bool = False
+    num_ranks: int  # ranks that have the parts
+    is_scattered: bool = False  # `out_strategy` has each rank keep a part of the result
 
 
 @dataclass(frozen=True)
@@ -65,17 +52,7 @@ class Operand:
 
 
 class SplitTable:
-    """Types and splits of every value, and what was found on the way.
-
-    Attributes:
-        types, splits: of each value, one for each output.
-        users, nodes: who reads a value, who makes it.
-        forward_names: backward reads what forward saved under the name of a parameter of its own.
-        unresolved, redistributions, sums: as in `Sharding`.
-        scattered: operators whose sum is scattered: its cut before.
-        communications: of a Reshape that redistributes: what it is.
-        local: values that each rank has for itself.
-    """
+    """Types and splits of every value, one for each output, and what was found on the way (see `Sharding`)."""
 
     def __init__(self, graph: Graph):
         self.graph = graph
@@ -86,11 +63,11 @@ class SplitTable:
         self.unresolved: list[Unresolved] = []
         self.redistributions: list[Redistribution] = []
         self.sums: dict[str, PartialSum] = {}
-        self.scattered: dict[str, Split] = {}
+        self.scattered: dict[str, Split] = {}  # operators whose sum is scattered: its cut before
         self.users, self.nodes = graph.index.readers, graph.index.nodes
         self.forward_names = graph.index.forward_names
-        self.communications: dict[str, str] = {}
-        self.local = LocalNames()
+        self.communications: dict[str, str] = {}  # of a Reshape that redistributes: what it is
+        self.local = LocalNames()  # values that each rank has for itself
 
     def note(self, node: Node, reason: str) -> None:
         """The sizes of an operator are not certain."""

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-__all__ = ["Shape", "Split", "combine_splits", "equal_blocks", "fits", "num_parts", "reshape_split"]
-
 Shape = tuple[int, ...]
 Split = tuple[int, ...]
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 from mindswap.graph.model import Graph
 from mindswap.graph.uses import depending
 
-__all__ = ["drop_head"]
-
 
 def drop_head(graph: Graph) -> Graph:
     """The step without head and loss: what comes after the last layer.

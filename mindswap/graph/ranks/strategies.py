@@ -5,8 +5,6 @@ from collections.abc import Iterator, Mapping
 
 from mindswap.graph.ranks.splits import Split
 
-__all__ = ["LOCAL_MARK", "read_out_strategy", "read_strategy"]
-
 # Attribute of a Reshape that each rank does with its own part, and of what reads one: it never communicates to keep
 # the number of parts.
 LOCAL_MARK = "mindswap_local"

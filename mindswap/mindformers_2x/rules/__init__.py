@@ -8,8 +8,6 @@ from typing import Any
 
 from mindswap.document.rules import Rule, load_rules
 
-__all__ = ["find_rules"]
-
 
 def find_rules() -> dict[str, Rule[Any]]:
     """Every rule by its id, in alphabetical order."""

@@ -21,11 +21,8 @@ MEANING = {
 def missing_key(context: Context2x) -> Iterator[Finding]:
     """An entry of `layer_swap` needs `layers`, one of `op_swap` needs `op_name` and `layers`.
 
-    PASS:
-        op_swap: [{op_name: mlp, layers: [0]}]
-
-    FAIL:
-        op_swap: [{op_name: mlp}]
+    PASS: op_swap: [{op_name: mlp, layers: [0]}]
+    FAIL: op_swap: [{op_name: mlp}]
     """
     for missing in context.settings.missing_keys:
         example = "layers: ['0-2']" if missing.key == "layers" else "op_name: mlp"
@@ -39,11 +36,8 @@ def missing_target(context: Context2x) -> Iterator[Finding]:
     `mode: full` needs `full_recompute_layer`, `mode: select` needs `select_module`, `recompute_comm.enable` its
     `select_module`.
 
-    PASS:
-        recompute: {mode: full, full_recompute_layer: [0]}
-
-    FAIL:
-        recompute: {mode: full}
+    PASS: recompute: {mode: full, full_recompute_layer: [0]}
+    FAIL: recompute: {mode: full}
     """
     mode = context.settings.mode
     asked = []
@@ -67,11 +61,8 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     Upstream refuses the first. The second has no effect, and nothing says so, since any section may stand at the top
     level.
 
-    PASS:
-        swap: {enable: True, default_prefetch: 1}
-
-    FAIL:
-        swap: {enable: True, default_prefech: 1}
+    PASS: swap: {enable: True, default_prefetch: 1}
+    FAIL: swap: {enable: True, default_prefech: 1}
     """
     for unknown in context.settings.unknown_keys:
         if not unknown.is_in_entry:
@@ -95,11 +86,8 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
 
     One distance holds for all entries: `swap.default_prefetch`, in layers.
 
-    PASS:
-        swap: {enable: True, default_prefetch: 2, layer_swap: [{layers: [0]}]}
-
-    FAIL:
-        swap: {enable: True, layer_swap: [{layers: [0], backward_prefetch: 20}]}
+    PASS: swap: {enable: True, default_prefetch: 2, layer_swap: [{layers: [0]}]}
+    FAIL: swap: {enable: True, layer_swap: [{layers: [0], backward_prefetch: 20}]}
     """
     for unknown in context.settings.unknown_keys:
         if unknown.is_in_entry:
@@ -116,11 +104,8 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
 def duplicate_key(context: Context2x) -> Iterator[Finding]:
     """A key stands twice; YAML readers silently take the last one.
 
-    PASS:
-        swap: {enable: True}
-
-    FAIL:
-        swap: {enable: True, enable: False}
+    PASS: swap: {enable: True}
+    FAIL: swap: {enable: True, enable: False}
     """
     for duplicate in context.document.duplicates:
         # An error in what mindswap reads.
@@ -132,11 +117,8 @@ def duplicate_key(context: Context2x) -> Iterator[Finding]:
 def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
     """`swap_config` or `recompute_config` of MindFormers 1.9 stands in a 2.x file: nothing reads it or says so.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
-
-    FAIL:
-        swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}
+    PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    FAIL: swap_config: {swap: True, layer_swap: [{backward_prefetch: 1, layers: [0, 1, 2]}]}
     """
     for name in ("swap_config", "recompute_config"):
         entry = context.document.entry(name)
@@ -150,11 +132,8 @@ def section_of_graph_mode(context: Context2x) -> Iterator[Finding]:
 def section_off(context: Context2x) -> Iterator[Finding]:
     """A section says something that has no effect, since it is switched off. Upstream looks only at names of keys then.
 
-    PASS:
-        swap: {enable: False}
-
-    FAIL:
-        swap: {enable: False, layer_swap: [{layers: [0]}]}
+    PASS: swap: {enable: False}
+    FAIL: swap: {enable: False, layer_swap: [{layers: [0]}]}
     """
     settings = context.settings
     is_off = {"swap": not settings.is_swap_enabled, "recompute": settings.mode == "None"}
@@ -173,11 +152,8 @@ def section_off(context: Context2x) -> Iterator[Finding]:
 def exclude_without_recompute(context: Context2x) -> Iterator[Finding]:
     """`exclude_op` has no effect, since `mode` is None. Upstream says so only where `recompute_comm` is enabled.
 
-    PASS:
-        recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
-
-    FAIL:
-        recompute: {mode: None, exclude_op: {mlp: [0]}}
+    PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
+    FAIL: recompute: {mode: None, exclude_op: {mlp: [0]}}
     """
     entry = context.document.entry("recompute", "exclude_op")
     if context.settings.mode == "None" and entry is not None and (entry.value.entries or entry.value.items):
@@ -189,11 +165,8 @@ def exclude_without_recompute(context: Context2x) -> Iterator[Finding]:
 def select_with_full(context: Context2x) -> Iterator[Finding]:
     """`select_module` has no effect with `mode: full`; not even its layers are looked at.
 
-    PASS:
-        recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: [1]}}
-
-    FAIL:
-        recompute: {mode: full, full_recompute_layer: [0], select_module: {mlp: [1]}}
+    PASS: recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: [1]}}
+    FAIL: recompute: {mode: full, full_recompute_layer: [0], select_module: {mlp: [1]}}
     """
     entry = context.document.entry("recompute", "select_module")
     if context.settings.mode == "full" and entry is not None and entry.value.entries:

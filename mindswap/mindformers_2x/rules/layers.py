@@ -13,11 +13,8 @@ from mindswap.policy.words import index_runs
 def no_layers(context: Context2x) -> Iterator[Finding]:
     """A list of layers is empty, so its entry means nothing. Upstream accepts it without a word.
 
-    PASS:
-        op_swap: [{op_name: mlp, layers: [0]}]
-
-    FAIL:
-        op_swap: [{op_name: mlp, layers: []}]
+    PASS: op_swap: [{op_name: mlp, layers: [0]}]
+    FAIL: op_swap: [{op_name: mlp, layers: []}]
     """
     # Lists that could not be read, or some of whose elements could not, have problems of their own.
     wrong = {m.path.rpartition("[")[0] for m in context.settings.misfits if m.expect is Expect2x.LAYER}
@@ -32,11 +29,8 @@ def no_layers(context: Context2x) -> Iterator[Finding]:
 def layer_order(context: Context2x) -> Iterator[Finding]:
     """A list of layers is not strictly ascending, or names a layer twice.
 
-    PASS:
-        layers: [0, '2-3']
-
-    FAIL:
-        layers: ['2-3', 0]
+    PASS: layers: [0, '2-3']
+    FAIL: layers: ['2-3', 0]
     """
     for target in context.settings.targets:
         for before, spec in zip(target.specs, target.specs[1:], strict=False):
@@ -52,11 +46,8 @@ def layer_order(context: Context2x) -> Iterator[Finding]:
 def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
     """There is no such layer. Layers for multi-token prediction count behind the others.
 
-    PASS (num_hidden_layers: 4):
-        layers: ['0-2']
-
-    FAIL (num_hidden_layers: 4; layers are counted from 0):
-        layers: [4]
+    PASS (num_hidden_layers: 4): layers: ['0-2']
+    FAIL (num_hidden_layers: 4; layers are counted from 0): layers: [4]
     """
     limit, num_mtp_layers = context.num_layers, context.settings.num_mtp_layers
     if limit is None:
@@ -76,11 +67,8 @@ def layer_out_of_range(context: Context2x) -> Iterator[Finding]:
 def unchecked_select(context: Context2x) -> Iterator[Finding]:
     """`select_module` names layers that do not exist next to `full_recompute_layer`: upstream drops them silently.
 
-    PASS (num_hidden_layers: 4):
-        recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: ['1-3']}}
-
-    FAIL (num_hidden_layers: 4):
-        recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: ['1-9']}}
+    PASS (num_hidden_layers: 4): recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: ['1-3']}}
+    FAIL (num_hidden_layers: 4): recompute: {mode: select, full_recompute_layer: [0], select_module: {mlp: ['1-9']}}
     """
     limit = context.num_layers
     if limit is None or not context.settings.of("full_recompute_layer"):
@@ -99,11 +87,8 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
     The copies back start when backward of that later layer begins. So the largest layer is L - 1 - default_prefetch,
     where L counts the layers with those for multi-token prediction.
 
-    PASS (num_hidden_layers: 4):
-        swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-2']}]}
-
-    FAIL (num_hidden_layers: 4):
-        swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-3']}]}
+    PASS (num_hidden_layers: 4): swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-2']}]}
+    FAIL (num_hidden_layers: 4): swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: ['0-3']}]}
     """
     settings, num_layers = context.settings, context.num_layers
     prefetch = settings.prefetch
@@ -127,11 +112,8 @@ def last_layers(context: Context2x) -> Iterator[Finding]:
 def later_layer_swap(context: Context2x) -> Iterator[Finding]:
     """`layer_swap` has more than one entry; upstream takes the first and drops the others without a word.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: [0, 2]}]}
-
-    FAIL:
-        swap: {enable: True, layer_swap: [{layers: [0]}, {layers: [2]}]}
+    PASS: swap: {enable: True, layer_swap: [{layers: [0, 2]}]}
+    FAIL: swap: {enable: True, layer_swap: [{layers: [0]}, {layers: [2]}]}
     """
     entries = context.settings.of("layer_swap")
     for entry in entries[1:]:
@@ -143,11 +125,8 @@ def later_layer_swap(context: Context2x) -> Iterator[Finding]:
 def repeated_op_name(context: Context2x) -> Iterator[Finding]:
     """Two entries of `op_swap` have the same `op_name`; the last one wins, and the layers of the others are dropped.
 
-    PASS:
-        swap: {enable: True, op_swap: [{op_name: mlp, layers: [0, 2]}]}
-
-    FAIL:
-        swap: {enable: True, op_swap: [{op_name: mlp, layers: [0]}, {op_name: mlp, layers: [2]}]}
+    PASS: swap: {enable: True, op_swap: [{op_name: mlp, layers: [0, 2]}]}
+    FAIL: swap: {enable: True, op_swap: [{op_name: mlp, layers: [0]}, {op_name: mlp, layers: [2]}]}
     """
     by_name: dict[str | None, list[Target]] = {}
     for entry in context.settings.of("op_swap"):
@@ -170,11 +149,8 @@ def nothing_swapped(context: Context2x) -> Iterator[Finding]:
 
     There is no default strategy in 2.x: `enable: True` alone does nothing.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
-
-    FAIL:
-        swap: {enable: True}
+    PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    FAIL: swap: {enable: True}
     """
     settings = context.settings
     is_unread = any(misfit.path.startswith("swap") for misfit in settings.misfits) or settings.missing_keys

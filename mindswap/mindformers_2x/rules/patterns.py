@@ -6,13 +6,12 @@ from collections.abc import Iterator, Sequence
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding
 from mindswap.mindformers_2x.effect import LayerOutcome
-from mindswap.mindformers_2x.layers import layers_in_words
 from mindswap.mindformers_2x.match import match_paths
 from mindswap.mindformers_2x.renaming import to_2x_path
 from mindswap.mindformers_2x.rule_context import Context2x, rule
 from mindswap.mindformers_2x.settings import Target
 from mindswap.policy.match import MAX_PATTERN_CHARS, PatternError
-from mindswap.policy.words import closest_names, format_names
+from mindswap.policy.words import closest_names, format_names, name_indices
 
 # Where the model is not known, a pattern is at least tried on paths like those of real models.
 TYPICAL_PATHS = ("mlp", "self_attention.core_attention", "mlp.linear_fc1.matmul", "pre_mlp_layernorm")
@@ -25,11 +24,8 @@ SWAPPED_INPUT = "leave it, if that is meant; else take the layers out of one of 
 def bad_regex(context: Context2x) -> Iterator[Finding]:
     """A pattern is no regular expression (which stops upstream), or takes too long to match (then nothing matches).
 
-    PASS:
-        op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
-
-    FAIL (nothing stands before the star):
-        op_swap: [{op_name: '*linear_fc1', layers: [0]}]
+    PASS: op_swap: [{op_name: '.*linear_fc1', layers: [0]}]
+    FAIL (nothing stands before the star): op_swap: [{op_name: '*linear_fc1', layers: [0]}]
     """
     model = context.effect.model
     paths = model.layers[0].order if model is not None and model.layers else TYPICAL_PATHS
@@ -56,8 +52,7 @@ def crossing_pattern(context: Context2x) -> Iterator[Finding]:
     In MindFormers 1.9 each part matched one level. The message lists what is matched, methods of cells as well. What
     stands below another match of the same section is left out there.
 
-    PASS:
-        op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
+    PASS: op_swap: [{op_name: 'mlp\\.linear_fc1', layers: [0]}]
 
     FAIL (also `self_attention.linear_qkv` and everything else with this word in its path):
         op_swap: [{op_name: '.*linear.*', layers: [0]}]
@@ -84,11 +79,8 @@ def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
 
     Looked up where the model is in a table of mindswap. The pattern must match the whole dotted path.
 
-    PASS:
-        op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
-
-    FAIL (the cell of MindFormers 2.x is `self_attention`):
-        op_swap: [{op_name: attention, layers: [0]}]
+    PASS: op_swap: [{op_name: 'self_attention\\.core_attention', layers: [0]}]
+    FAIL (the cell of MindFormers 2.x is `self_attention`): op_swap: [{op_name: attention, layers: [0]}]
     """
     model = context.effect.model
     if model is None:
@@ -99,7 +91,7 @@ def unmatched_pattern(context: Context2x) -> Iterator[Finding]:
         matched = context.effect.matches(target)
         missing = [layer for layer, paths in matched.items() if not paths]
         if missing and len(missing) < len(matched):
-            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {layers_in_words(missing)}"
+            message = f"{target.pattern_path}: '{target.pattern}' matches nothing in {name_indices('layer', missing)}"
             fix = "take them out of the list"
             yield Finding(target.pattern_location, message, fix=fix, level=Level.WARNING)
         elif missing:
@@ -122,8 +114,7 @@ def _near(pattern: str, order: Sequence[str]) -> list[str]:
 def covered(context: Context2x) -> Iterator[Finding]:
     """A pattern has no effect, since others cover it: its layers are taken whole, or its cells stand in named cells.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
+    PASS: swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [1]}]}
 
     FAIL (layer 0 is swapped whole):
         swap: {enable: True, layer_swap: [{layers: [0]}], op_swap: [{op_name: mlp, layers: [0, 1]}]}
@@ -140,7 +131,7 @@ def covered(context: Context2x) -> Iterator[Finding]:
         matches = context.effect.matches(target)
         in_whole = [layer for layer in matches if layer in whole]
         if in_whole:
-            message = f"{target.layers_path}: has no effect in {layers_in_words(in_whole)}: {key} has them"
+            message = f"{target.layers_path}: has no effect in {name_indices('layer', in_whole)}: {key} has them"
             yield Finding(target.layers_location, message, fix="take them out of one of the two")
         lost = [
             layer
@@ -149,7 +140,7 @@ def covered(context: Context2x) -> Iterator[Finding]:
         ]
         if lost:
             message = f"{target.pattern_path}: a cell above it is named, too, so it adds nothing in "
-            yield Finding(target.pattern_location, message + layers_in_words(lost), fix="delete it")
+            yield Finding(target.pattern_location, message + name_indices("layer", lost), fix="delete it")
 
 
 def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutcome, tuple[str, ...]]]:
@@ -163,11 +154,8 @@ def _named(context: Context2x, target: Target) -> Iterator[tuple[int, LayerOutco
 def comm_cell(context: Context2x) -> Iterator[Finding]:
     """`recompute_comm` names a cell; it takes operators only, and says so in one line at level INFO.
 
-    PASS:
-        recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
-
-    FAIL:
-        recompute_comm: {enable: True, select_module: {mlp: [0]}}
+    PASS: recompute_comm: {enable: True, select_module: {'self_attention\\.cat': [0]}}
+    FAIL: recompute_comm: {enable: True, select_module: {mlp: [0]}}
     """
     for target in context.settings.of("comm"):
         found = [(i, p) for i, layer, paths in _named(context, target) for p in paths if p in layer.refused_cells]
@@ -196,7 +184,8 @@ def swap_of_recomputed(context: Context2x) -> Iterator[Finding]:
     both = sorted(settings.full_layers & settings.swap_layers) if settings.is_swap_enabled else []
     if both:
         entry = settings.of("layer_swap")[0]
-        message = f"{entry.layers_path}: {layers_in_words(both)}: recomputed as a whole, so only the input is swapped"
+        named = f"{entry.layers_path}: {name_indices('layer', both)}"
+        message = f"{named}: recomputed as a whole, so only the input is swapped"
         yield Finding(entry.layers_location, message, fix=SWAPPED_INPUT)
     for target in settings.of("op_swap"):
         found = [
@@ -240,4 +229,4 @@ def swap_below_recompute(context: Context2x) -> Iterator[Finding]:
 
 def _in_words(found: Sequence[tuple[int, str]]) -> tuple[str, str]:
     """Names and layers of (layer, path)."""
-    return format_names(dict.fromkeys(path for _, path in found)), layers_in_words(layer for layer, _ in found)
+    return format_names(dict.fromkeys(path for _, path in found)), name_indices("layer", (layer for layer, _ in found))

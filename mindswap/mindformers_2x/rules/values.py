@@ -21,8 +21,7 @@ MAX_USUAL_PREFETCH = 4
 def wrong_type(context: Context2x) -> Iterator[Finding]:
     """A value has a type that its place does not take; prefetch, mode, single mappings, `exclude_op` have rules.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
+    PASS: swap: {enable: True, layer_swap: [{layers: ['0-2']}]}
 
     FAIL (`layers` must be a list; there is no `True` for every layer in 2.x):
         swap: {enable: True, layer_swap: [{layers: True}]}
@@ -60,11 +59,8 @@ def _right_type(misfit: Misfit, context: Context2x) -> str:
 def single_mapping(context: Context2x) -> Iterator[Finding]:
     """`layer_swap` or `op_swap` is one mapping instead of a list. Its docstring allows that, its validator does not.
 
-    PASS:
-        swap: {enable: True, layer_swap: [{layers: [0]}]}
-
-    FAIL:
-        swap: {enable: True, layer_swap: {layers: [0]}}
+    PASS: swap: {enable: True, layer_swap: [{layers: [0]}]}
+    FAIL: swap: {enable: True, layer_swap: {layers: [0]}}
     """
     for misfit in context.settings.misfits:
         if _is_single_mapping(misfit):
@@ -81,11 +77,8 @@ def _is_single_mapping(misfit: Misfit) -> bool:
 def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     """`exclude_op` is a list: that was its form in MindFormers 2.0.0; since 2.1.0 it is a mapping of paths to layers.
 
-    PASS:
-        recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
-
-    FAIL:
-        recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
+    PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
+    FAIL: recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
     for misfit in context.settings.misfits:
         if misfit.expect is Expect2x.EXCLUDE:
@@ -98,11 +91,8 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
 def recompute_mode(context: Context2x) -> Iterator[Finding]:
     """`recompute.mode` is none of the three words. `None` is the bare word; `null` and `~` are refused.
 
-    PASS:
-        recompute: {mode: None}
-
-    FAIL:
-        recompute: {mode: null}
+    PASS: recompute: {mode: None}
+    FAIL: recompute: {mode: null}
     """
     for misfit in context.settings.misfits:
         if misfit.expect is Expect2x.MODE:
@@ -118,11 +108,8 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
 def bad_layer(context: Context2x) -> Iterator[Finding]:
     """An element of a list of layers is neither a number nor an ascending range. No blanks, no minus, no `True`.
 
-    PASS:
-        layers: [0, '2-3', 5-6]
-
-    FAIL:
-        layers: ['0 - 3']
+    PASS: layers: [0, '2-3', 5-6]
+    FAIL: layers: ['0 - 3']
     """
     for misfit in context.settings.misfits:
         if misfit.expect is Expect2x.LAYER:
@@ -148,11 +135,8 @@ def _meant_layers(value: object, context: Context2x) -> str:
 def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """`default_prefetch` is no integer from 1 to the number of layers less one; `True` and `'1'` are none.
 
-    PASS:
-        swap: {enable: True, default_prefetch: 1}
-
-    FAIL:
-        swap: {enable: True, default_prefetch: 0}
+    PASS: swap: {enable: True, default_prefetch: 1}
+    FAIL: swap: {enable: True, default_prefetch: 0}
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
@@ -178,11 +162,8 @@ def prefetch_unit(context: Context2x) -> Iterator[Finding]:
     It is also how long a layer stays on the device after its forward, so up to default_prefetch + 1 swapped layers are
     there at once.
 
-    PASS:
-        swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: [0]}]}
-
-    FAIL:
-        swap: {enable: True, default_prefetch: 10, layer_swap: [{layers: [0]}]}
+    PASS: swap: {enable: True, default_prefetch: 1, layer_swap: [{layers: [0]}]}
+    FAIL: swap: {enable: True, default_prefetch: 10, layer_swap: [{layers: [0]}]}
     """
     prefetch = context.settings.prefetch or 0
     node = context.document.get("swap", "default_prefetch")

@@ -1,14 +1,14 @@
 """What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.names import Label
-from mindswap.graph.ops import COMMUNICATION_OPS, VALUE_PASSING_OPS, is_kernel
-from mindswap.graph.predict.fusion import fuse_unsaved, fuse_work, least_work_again
+from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
+from mindswap.graph.predict.fusion import fuse_unsaved, fuse_work, least_work_again, readers_of_saved
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import Work, measure_work
@@ -16,7 +16,7 @@ from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Flow", "Window", "flows_of"]
+__all__ = ["Flow", "Window", "flows_of", "handed_ns"]
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class Flow:
         windows: where copies of operators may cost nothing.
         gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
             before backward.
+        unwritten_ns: what forward saves at most, where nobody holds what it makes.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -62,6 +63,7 @@ class Flow:
     windows: tuple[Window, ...] = ()
     apart_ns: tuple[int, ...] = ()
     gathered: frozenset[int] = frozenset()
+    unwritten_ns: int = 0
 
     @property
     def saved_bytes(self) -> int:
@@ -75,8 +77,8 @@ def flows_of(model: StepModel) -> tuple[Flow, ...]:
     return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
 
-def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """By name of an operator of forward, `Flow.again_ns` and `Flow.apart_ns`."""
+def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
+    """By name of an operator of forward, `Flow.again_ns`, `Flow.apart_ns` and `Flow.unwritten_ns`."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -88,23 +90,68 @@ def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], Mapping[str, i
         )
 
     if model.settings.is_fused:
-        least_ns = times_ns(least_work_again(graph, works[0]))
+        least_ns = times_ns(least_work_again(graph, works[0])) - handed_ns(graph, works[1], model.costs.operator_ns)
         more_ns = times_ns(least_work_again(graph, works[0], is_read_twice=True)) - least_ns
         # What runs again need not be written in forward.
-        least_ns -= times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+        unwritten_ns = times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+        least_ns -= unwritten_ns
     else:
-        least_ns, more_ns = times_ns(works[0]), np.zeros(len(works[0]), np.int64)
+        least_ns, more_ns, unwritten_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
     names = [node.name for node in graph.forward]
-    return dict(zip(names, least_ns.tolist(), strict=True)), dict(zip(names, more_ns.tolist(), strict=True))
+    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, unwritten_ns))
 
 
-def _flow_of(model: StepModel, layer_index: int, again_ns: Mapping[str, int], apart_ns: Mapping[str, int]) -> Flow:
+def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, Work], int]) -> np.ndarray:
+    """Time that backward saves at most, where a copy of each operator of forward hands on in registers what it makes.
+
+    Only what has one reader is handed on. What reads so little less that it fits into the cache saves much: so it
+    depends on what else the reader gets in registers.
+
+    Args:
+        graph: the step without recompute.
+        works: of backward, not fused.
+        operator_ns: duration of an operator.
+    """
+    index, readers = graph.index, readers_of_saved(graph)
+    work_of = dict(zip((node.name for node in graph.backward), works, strict=True))
+
+    def handed_by(name: str) -> Node | None:
+        """The operator that could hand this value on."""
+        passed = first_source(name, VALUE_PASSING_OPS, index.nodes)
+        maker = first_source(index.forward_names.get(passed, passed), VALUE_PASSING_OPS, index.nodes)
+        return index.nodes[maker] if maker in index.nodes and index.nodes[maker].op in FUSED_OPS else None
+
+    def saved_ns(node: Node) -> int:
+        own = readers.get(node.name, ())
+        if len(own) != 1 or node.op not in FUSED_OPS or own[0].op not in FUSED_OPS:
+            return 0
+        reader, work = own[0], work_of[own[0].name]
+        may_read = {work.read_bytes}
+        for other in filter(None, map(handed_by, reader.inputs)):
+            if other.name != node.name:
+                may_read |= {read - other.size_bytes for read in may_read}
+
+        def time_ns(read_bytes: int, is_fused: bool) -> int:
+            return operator_ns(reader, replace(work, read_bytes=max(read_bytes, 0), is_fused=is_fused))
+
+        return max(time_ns(read, False) - time_ns(read - node.size_bytes, True) for read in may_read)
+
+    return np.array([saved_ns(node) for node in graph.forward], np.int64)
+
+
+def _flow_of(
+    model: StepModel,
+    layer_index: int,
+    again_ns: Mapping[str, int],
+    apart_ns: Mapping[str, int],
+    unwritten_ns: Mapping[str, int],
+) -> Flow:
     """The flow of a compiled layer.
 
     Args:
         model: the step.
         layer_index: position of the layer among the compiled ones.
-        again_ns, apart_ns: from `_times_again_ns`.
+        again_ns, apart_ns, unwritten_ns: from `_times_again_ns`.
     """
     graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]
@@ -143,6 +190,7 @@ def _flow_of(model: StepModel, layer_index: int, again_ns: Mapping[str, int], ap
         tuple(_windows(model, _places(saved, makers, reads))),
         tuple(apart_ns[node.name] for node in own),
         frozenset(gathered),
+        sum(unwritten_ns[node.name] for node in own),
     )
 
 

@@ -12,8 +12,6 @@ from mindswap.simulate.summary_model import SimulationReport
 from mindswap.simulate.timeline import StallCause, Timeline
 from mindswap.simulate.waits import find_waits
 
-__all__ = ["Bars", "find_kinds", "list_bars"]
-
 Column = np.ndarray | int
 
 _OF_OP = {
@@ -34,30 +32,22 @@ _OF_STALL = {
 
 @dataclass(frozen=True, eq=False)
 class Bars:
-    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64.
+    """Bars of one stage, by lane and then by start; all shape (num_bars,), int64."""
 
-    Attributes:
-        lane: `Lane`.
-        kind: `BarKind`.
-        start_ns, end_ns: from the start of the step.
-        busy_ns: of that, how long something runs or waits.
-        label: index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1
-            where the kind says it all.
-        layer, micro_batch: -1 outside the layers, or where several were joined.
-        count: how many operators, copies or waits were joined.
-        size_bytes: of copies.
-    """
-
-    lane: np.ndarray
-    kind: np.ndarray
+    lane: np.ndarray  # `Lane`
+    kind: np.ndarray  # `BarKind`
+    # start_ns, end_ns: from the start of the step
     start_ns: np.ndarray
     end_ns: np.ndarray
-    busy_ns: np.ndarray
+    busy_ns: np.ndarray  # of that, how long something runs or waits
+    # index into `Program.labels`, of the first that was joined; for a wait, of what is waited for; -1 where the kind
+    # says it all
     label: np.ndarray
+    # layer, micro_batch: -1 outside the layers, or where several were joined
     layer: np.ndarray
     micro_batch: np.ndarray
-    count: np.ndarray
-    size_bytes: np.ndarray
+    count: np.ndarray  # how many operators, copies or waits were joined
+    size_bytes: np.ndarray  # of copies
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -71,37 +61,18 @@ def list_bars(timeline: Timeline, stage: int) -> Bars:
     moved = np.flatnonzero(program.copies_stage == stage)
     lane, kind = _translate(_OF_OP, ops.kind[own])
     is_communication = ops.kind[own] >= OpKind.COLLECTIVE
+    run = ops.label[own], ops.layer[own], ops.micro_batch[own] // program.num_sequences
+    copied = (
+        copies.label[moved],
+        copies.layer[moved],
+        copies.micro_batch[moved] // program.num_sequences,
+        copies.size_bytes[moved],
+    )
     parts = (
-        _part(
-            lane,
-            kind,
-            timeline.op_start_ns[own],
-            timeline.op_end_ns[own],
-            ops.label[own],
-            ops.layer[own],
-            ops.micro_batch[own] // program.num_sequences,
-        ),
+        _part(lane, kind, timeline.op_start_ns[own], timeline.op_end_ns[own], *run),
         _stalls(timeline, stage),
-        _part(
-            Lane.COPY_OUT,
-            BarKind.COPY_OUT,
-            timeline.out_start_ns[moved],
-            timeline.out_end_ns[moved],
-            copies.label[moved],
-            copies.layer[moved],
-            copies.micro_batch[moved] // program.num_sequences,
-            copies.size_bytes[moved],
-        ),
-        _part(
-            Lane.COPY_IN,
-            BarKind.COPY_IN,
-            timeline.in_start_ns[moved],
-            timeline.in_end_ns[moved],
-            copies.label[moved],
-            copies.layer[moved],
-            copies.micro_batch[moved] // program.num_sequences,
-            copies.size_bytes[moved],
-        ),
+        _part(Lane.COPY_OUT, BarKind.COPY_OUT, timeline.out_start_ns[moved], timeline.out_end_ns[moved], *copied),
+        _part(Lane.COPY_IN, BarKind.COPY_IN, timeline.in_start_ns[moved], timeline.in_end_ns[moved], *copied),
         _idle_end(timeline, own[~is_communication]),
     )
     columns = [np.concatenate(column) for column in zip(*parts, strict=True)]

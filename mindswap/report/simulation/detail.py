@@ -8,8 +8,6 @@ from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import BarKind
 from mindswap.simulate.timeline import MemoryProfile, Timeline
 
-__all__ = ["fit_bars", "join_bars", "sample_memory"]
-
 WAITS = tuple(kind for kind in BarKind if kind.is_wait)
 LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution
 
@@ -18,12 +16,8 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
     """Neighbours of one kind, layer and micro-batch that are shorter than the resolution become one bar.
 
     Waits shorter than that are counted for the bar that comes after them, and stand together before it where
-    they add up, so that a picture shows as much waiting as there is.
-
-    Args:
-        bars: of one stage, by lane and start.
-        resolution_ns: what is shorter cannot be seen.
-        by_layer: layers stay apart, and so do bars that are long enough to see.
+    they add up, so that a picture shows as much waiting as there is. The bars are of one stage, by lane and start; with
+    `by_layer` layers stay apart, and so do bars that are long enough to see.
     """
     if resolution_ns <= 0 or not len(bars):
         return bars
@@ -57,11 +51,7 @@ def join_bars(bars: Bars, resolution_ns: int, by_layer: bool = True) -> Bars:
 def _add_waits(joined: dict[str, np.ndarray], bars: Bars, short: np.ndarray, group: np.ndarray, least_ns: int) -> Bars:
     """Puts waits before the bars that they belong to, where they are more than `least_ns` together.
 
-    Args:
-        joined: columns of the bars.
-        bars: what was joined.
-        short, group: positions of waits in `bars`, and for each the bar in `joined` that comes after it.
-        least_ns: what is no more is left out.
+    `short` and `group` are positions of waits in `bars`, and for each the bar in `joined` (columns) that comes after.
     """
     shape = len(BarKind), len(joined["start_ns"])
     wait_ns, count = np.zeros(shape, np.int64), np.zeros(shape, np.int64)

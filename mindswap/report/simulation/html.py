@@ -21,8 +21,6 @@ from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 
-__all__ = ["format_html"]
-
 NUM_HOLDERS = 24
 NUM_CAUSES = 24
 

@@ -11,8 +11,6 @@ from mindswap.report.simulation.words import describe_moment
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes
 
-__all__ = ["page_data"]
-
 MAX_BARS = 20_000  # all stages; about 40 bytes each
 MAX_POINTS = 8_000  # of memory, all stages
 MIN_POINTS = 500  # of memory, each stage

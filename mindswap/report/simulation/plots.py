@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["plot_simulation"]
-
 PIXELS = 2500  # of the step; what is narrower cannot be seen
 MAX_POINTS = 4000
 MIN_EDGED_PIXELS = 8  # edges would hide narrower bars
@@ -37,9 +35,7 @@ FAR_BUDGET = 3
 def plot_simulation(report: SimulationReport, path: Path) -> None:
     """Streams of the stage, or of a pipeline the compute stream of all stages, above the memory that is highest.
 
-    Args:
-        report: a simulated step.
-        path: file to write; its ending says the format.
+    The ending of the path says the format.
 
     Raises:
         DataError: if matplotlib is missing or the file cannot be written.

@@ -5,8 +5,6 @@ from enum import IntEnum
 
 from mindswap.simulate.program import MemoryKind
 
-__all__ = ["BAR_STYLES", "BUDGET", "MEMORY_STYLES", "STATIC", "BarKind", "Lane", "Style"]
-
 
 class Lane(IntEnum):
     """Rows of a stage in a picture of its streams."""

@@ -3,26 +3,13 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mindswap.policy.words import name_indices
 from mindswap.report.problems import escape
-from mindswap.report.simulation.words import (
-    describe_cause,
-    describe_holder,
-    format_share,
-    headline,
-)
-from mindswap.report.tables import format_indices, format_table
-from mindswap.simulate.summary_layers import group_layer_rows
+from mindswap.report.simulation.words import describe_cause, describe_holder, format_share, headline
+from mindswap.report.tables import format_table
+from mindswap.simulate.summary import group_layer_rows
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
-
-__all__ = [
-    "LAYER_HEADER",
-    "STAGE_HEADER",
-    "format_simulation",
-    "layer_rows",
-    "simulation_to_json",
-    "stage_rows",
-]
 
 NUM_CAUSES = 8
 NUM_HOLDERS = 8
@@ -70,7 +57,7 @@ def stage_rows(report: SimulationReport) -> list[tuple[StageReport, tuple[str, .
     groups: dict[tuple[str, ...], list[StageReport]] = {}
     for stage in report.stages:
         groups.setdefault(_stage_cells(stage, report.timeline.step_time_ns), []).append(stage)
-    names = (format_indices("stage", [stage.stage for stage in stages]) for stages in groups.values())
+    names = (name_indices("stage", [stage.stage for stage in stages]) for stages in groups.values())
     return [(groups[cells][0], (name, *cells)) for name, cells in zip(names, groups, strict=True)]
 
 

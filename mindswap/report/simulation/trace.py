@@ -17,8 +17,6 @@ from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
 from mindswap.simulate.summary_model import SimulationReport, StageReport
 
-__all__ = ["trace_events", "write_trace"]
-
 THREADS_PER_STAGE = 10  # thread numbers are unique in the whole trace
 TERM_THREAD = len(Lane)
 

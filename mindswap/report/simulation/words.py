@@ -3,23 +3,11 @@
 from collections.abc import Sequence
 from enum import Enum
 
+from mindswap.policy.words import name_indices
 from mindswap.report.simulation.style import MEMORY_STYLES
-from mindswap.report.tables import format_layers
 from mindswap.simulate.summary_model import Cause, Holder, Moment, SimulationReport
 from mindswap.simulate.timeline import StallCause
 from mindswap.units import format_bytes, format_time
-
-__all__ = [
-    "Head",
-    "describe_budget",
-    "describe_cause",
-    "describe_holder",
-    "describe_moment",
-    "describe_place",
-    "device_line",
-    "format_share",
-    "headline",
-]
 
 MAX_PIECES = 4  # of a list of layers, in words
 
@@ -42,7 +30,7 @@ def describe_place(layers: Sequence[int]) -> str:
     A list of many pieces is only counted: `29 layers of 0-79`.
     """
     inside = [layer for layer in layers if layer >= 0]
-    parts = [format_layers(inside)] if inside else []
+    parts = [name_indices("layer", inside)] if inside else []
     if parts and parts[0].count(",") >= MAX_PIECES:
         parts = [f"{len(inside)} layers of {inside[0]}-{inside[-1]}"]
     if len(inside) < len(layers):

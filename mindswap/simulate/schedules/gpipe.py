@@ -8,8 +8,6 @@ gpipe_interleave_scheduler.cc, `SortFuncBetweenMicro` and `Reorder` (mindspore-a
 
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "refusal", "short_step"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
     """What a stage does in one step; the same for all stages."""
@@ -27,5 +25,4 @@ def refusal(shape: Shape) -> str:
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return shape.num_micro_batches  # every further micro-batch is held until backward begins

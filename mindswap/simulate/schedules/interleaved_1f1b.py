@@ -11,11 +11,8 @@ Source: `InterleavedScheduler::Reorder`, mindspore/ccsrc/frontend/parallel/pipel
 
 from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate, whole_rounds
 
-__all__ = ["order", "refusal", "short_step", "rounds_in_order"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     forward, backward = rounds_in_order(shape)
     rest = shape.num_micro_batches % shape.num_stages
     num_warm_up = (shape.num_stages + rest) * (shape.num_chunks - 1) + (shape.num_stages - stage - 1) * 2
@@ -23,7 +20,6 @@ def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
 
 
 def refusal(shape: Shape) -> str:
-    """Why MindSpore refuses this shape; "" if it takes it."""
     if shape.num_micro_batches < shape.num_stages:
         return f"{shape.num_micro_batches} micro-batches are fewer than {shape.num_stages} stages"
     return ""
@@ -42,5 +38,4 @@ def rounds_in_order(shape: Shape) -> tuple[list[tuple[int, int]], list[tuple[int
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return whole_rounds(shape.num_micro_batches, shape.num_stages, at_least)

@@ -17,7 +17,6 @@ __all__ = ["order", "refusal", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     forward, backward = rounds_in_order(shape)
     rest = shape.num_micro_batches % shape.num_stages
     num_warm_up = (shape.num_stages + rest) * (shape.num_chunks - 1) + shape.num_stages - stage - 1

@@ -5,8 +5,6 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
 
-__all__ = ["Pass", "PipelineSchedule", "Shape", "PassWork", "most_in_flight", "warm_up_then_alternate", "whole_rounds"]
-
 
 class PassWork(IntEnum):
     """What a pass computes."""
@@ -19,36 +17,22 @@ class PassWork(IntEnum):
 
 @dataclass(frozen=True)
 class Pass:
-    """One pass of one micro-batch through one virtual chunk of a stage.
+    """One pass of one micro-batch through one virtual chunk of a stage."""
 
-    Attributes:
-        chunk: virtual chunk of the stage.
-        micro_batch: position in the step.
-        work: what is computed.
-        sequence: piece of the sequence, 0 where sequences are not cut.
-    """
-
-    chunk: int
-    micro_batch: int
+    chunk: int  # virtual chunk of the stage
+    micro_batch: int  # position in the step
     work: PassWork
-    sequence: int = 0
+    sequence: int = 0  # piece of the sequence, 0 where sequences are not cut
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a schedule arranges.
-
-    Attributes:
-        num_stages: pipeline stages.
-        num_chunks: virtual chunks per stage.
-        num_micro_batches: micro-batches of a step.
-        num_sequences: pieces that a sequence is cut into.
-    """
+    """What a schedule arranges."""
 
     num_stages: int
-    num_chunks: int = 1
+    num_chunks: int = 1  # virtual chunks per stage
     num_micro_batches: int = 1
-    num_sequences: int = 1
+    num_sequences: int = 1  # pieces that a sequence is cut into
 
     @property
     def num_forward(self) -> int:
@@ -86,9 +70,7 @@ def warm_up_then_alternate(
 ) -> tuple[Pass, ...]:
     """Some forwards, then one forward and one backward in turn, then the backwards that are left.
 
-    Args:
-        forward, backward: (chunk, micro-batch) in the order of each.
-        num_warm_up: forwards before the first backward, less the one that it alternates with.
+    The warm-up has those before the first backward, less the one that it alternates with; all are (chunk, micro-batch).
     """
     total = len(forward)
     warm_up = min(num_warm_up, total)

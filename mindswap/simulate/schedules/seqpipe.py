@@ -17,11 +17,8 @@ from collections.abc import Sequence
 
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "order_rounds", "refusal", "short_step", "spread_rest", "spread_rounds"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     rounds = spread_rest(shape.num_micro_batches, shape.num_stages)
     return order_rounds(stage, shape, rounds, 1 if shape.num_chunks == 1 else 2)
 
@@ -50,13 +47,9 @@ def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
-    """The order that all schedules of this family have.
+    """The order that all schedules of this family have; `rounds` are their micro-batches.
 
-    Args:
-        stage: pipeline stage, from 0.
-        shape: what is arranged.
-        rounds: micro-batches of each round.
-        forwards_per_stage: by how many forwards the warm-up of a stage is longer than that of the next one.
+    By `forwards_per_stage` the warm-up of a stage is longer than that of the next one.
     """
     forward = []
     begin = 0
@@ -95,5 +88,4 @@ def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_s
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return spread_rounds(shape, shape.num_stages if shape.num_chunks > 1 else 1, at_least)

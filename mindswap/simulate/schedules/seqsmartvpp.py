@@ -16,12 +16,10 @@ __all__ = ["order", "refusal", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     return seqpipe.order_rounds(stage, shape, rounds_of(shape), 1)
 
 
 def refusal(shape: Shape) -> str:
-    """Why MindSpore refuses this shape; "" if it takes it."""
     if shape.num_stages % 2:
         return f"it takes an even number of stages, not {shape.num_stages}"
     return seqvpp.refusal(shape)

@@ -10,16 +10,12 @@ seqpipe_scheduler.cc (mindspore-ai/mindspore_test, 7115566).
 from mindswap.simulate.schedules import seqpipe
 from mindswap.simulate.schedules.passes import Pass, Shape
 
-__all__ = ["order", "refusal", "rounds_of", "short_step"]
-
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    """What a stage does in one step."""
     return seqpipe.order_rounds(stage, shape, rounds_of(shape), 2)
 
 
 def refusal(shape: Shape) -> str:
-    """Why MindSpore refuses this shape; "" if it takes it."""
     if shape.num_stages < shape.num_sequences:
         return f"a sequence is cut into {shape.num_sequences} pieces, more than the {shape.num_stages} stages"
     if shape.num_micro_batches * shape.num_sequences < shape.num_stages:
@@ -39,5 +35,4 @@ def rounds_of(shape: Shape) -> list[int]:
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return seqpipe.spread_rounds(shape, round_size(shape), at_least)

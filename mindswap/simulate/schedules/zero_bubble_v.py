@@ -15,8 +15,6 @@ the overlapped middle as in DualPipeV.
 from mindswap.simulate.schedules import gpipe
 from mindswap.simulate.schedules.passes import Pass, PassWork, Shape
 
-__all__ = ["order", "refusal", "short_step"]
-
 KINDS = {"F": PassWork.FORWARD, "B": PassWork.BACKWARD, "W": PassWork.WEIGHT_GRADIENT}
 
 
@@ -58,7 +56,6 @@ def cut_micro_batches(stage: int, shape: Shape) -> tuple[list[int], list[int]]:
 
 
 def refusal(shape: Shape) -> str:
-    """Why MindSpore refuses this shape; "" if it takes it."""
     if shape.num_stages < 2:
         return "it takes 2 stages or more"
     if shape.num_chunks != 2:
@@ -69,5 +66,4 @@ def refusal(shape: Shape) -> str:
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    """A smaller number of micro-batches, from `at_least` on, that shows the same full pipeline."""
     return min(shape.num_micro_batches, max(at_least, 2 * shape.num_stages))

@@ -58,6 +58,12 @@ def test_level_and_shard_of_gradients_contradict_each_other():
     assert problem.fix == "delete it; level2 means True, level1 False"
 
 
+@pytest.mark.parametrize(("shard", "levels"), [("False", [Level.WARNING]), ("True", [])])
+def test_level2_overrules_a_shard_of_gradients(shard, levels):
+    problems = check(config(f"{{optimizer_level: level2, gradient_accumulation_shard: {shard}}}")).problems
+    assert [problem.level for problem in problems if problem.rule == "parallel-optimizer"] == levels
+
+
 def test_with_swap_off_it_stops_nothing():
     problems = check(config("optimizer_level: level4", swap=False)).problems
     assert [p.level for p in problems if p.rule == "parallel-optimizer"] == [Level.WARNING]

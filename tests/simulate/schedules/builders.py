@@ -2,8 +2,9 @@
 
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
-from mindswap.simulate.build import StageLayout, build_program
+from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
+from mindswap.simulate.layout import StageLayout
 from mindswap.simulate.placing import TransferCosts
 from mindswap.simulate.program import NO_OP, OpKind
 from mindswap.simulate.schedules import Pass, PassWork, Shape, order_passes

@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.reference.program_check import check_program
 from mindswap.errors import SimulationError
-from mindswap.simulate.check import check_program
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.program import OpKind
 from tests.simulate.builders import Copy, Span, program_of
@@ -85,12 +85,12 @@ def test_shapes():
         check_program(replace(program, stage_starts=np.array([0, 3])))
 
 
-def test_simulate_checks_unless_told_not_to():
+def test_what_is_refused_may_not_come_to_an_end():
     program = program_of("F10 F10@1")
     with pytest.raises(SimulationError, match="it waits for itself"):
-        simulate(program)
+        check_program(program)
     with pytest.raises(SimulationError, match="wait for each other"):
-        simulate(program, check=False)
+        simulate(program)
 
 
 @pytest.mark.parametrize("kind", [-1, len(OpKind)])

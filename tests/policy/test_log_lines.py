@@ -1,8 +1,9 @@
 import pytest
 
-from mindswap.policy.actions import LayerActions, format_log_lines, plan_layer
+from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import PatternError
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.resolve import LayerDecisions, matches_of, resolve_layer
 from tests.builders import LLAMA, QWEN, layer
 
 LAYER = layer(LLAMA)
@@ -18,16 +19,16 @@ def recompute(pattern, layers=(0,)):
 
 
 def plan(index=0, tree=LAYER, **fields):
-    return plan_layer(Policy(is_swap_enabled=True, **fields), index, tree)
+    return resolve_layer(Policy(is_swap_enabled=True, **fields), index, tree)
 
 
 def swaps(actions):
     """What is offloaded, in order, with its prefetch."""
-    return [(swap.match.name, swap.num_prefetch_ops) for swap in actions.op_swaps]
+    return [(swap.match.name, swap.entry.prefetch) for swap in actions.op_swaps]
 
 
-def names(matches):
-    return [match.name for match in matches]
+def names(claims):
+    return [match.name for match in matches_of(claims)]
 
 
 def prefetch_of(actions):
@@ -43,7 +44,7 @@ def prefetch_of(actions):
 
 def test_a_disabled_policy_asks_for_nothing():
     policy = Policy(False, layer_swap=(LayerSwap(ALL_LAYERS, 1),), op_swap=(op("add", 1),), layer_recompute=ALL_LAYERS)
-    assert plan_layer(policy, 0, LAYER) == LayerActions(0)
+    assert resolve_layer(policy, 0, LAYER) == LayerDecisions(0, LAYER)
 
 
 def test_an_entry_acts_only_in_its_layers():
@@ -53,9 +54,10 @@ def test_an_entry_acts_only_in_its_layers():
         "layer_recompute": Layers((2,)),
         "select_recompute": (recompute("feed_forward", [3]),),
     }
-    assert plan(0, **fields) == LayerActions(0)
+    assert plan(0, **fields) == LayerDecisions(0, LAYER)
     assert (plan(1, **fields).layer_prefetch, swaps(plan(1, **fields))) == (2, [("add", 3)])
-    assert plan(2, **fields) == LayerActions(2, is_fully_recomputed=True)
+    found = plan(2, **fields)
+    assert (found.is_fully_recomputed, names(found.recomputes), found.offloads) == (True, [], ())
     assert names(plan(3, **fields).recomputes) == ["feed_forward"]
 
 
@@ -140,7 +142,7 @@ def test_full_recompute_goes_before_select_recompute():
         select_recompute=(recompute("attention"),),
         select_comm_recompute=(recompute("add"),),
     )
-    assert (actions.is_fully_recomputed, actions.recomputes, actions.comm_recomputes) == (True, (), ())
+    assert (actions.is_fully_recomputed, names(actions.recomputes), actions.comm_recomputes) == (True, [], ())
 
 
 def test_an_operator_named_twice_is_recomputed_once():
@@ -175,13 +177,13 @@ def test_an_exclude_inside_a_recomputed_cell_stays_to_be_set():
         select_recompute=(recompute("feed_forward"),), select_recompute_exclude=(recompute(r"feed_forward\.mul"),)
     )
     assert names(actions.recomputes) == ["feed_forward"]
-    assert names(actions.recompute_excludes) == ["feed_forward.mul"]
+    assert names(actions.excludes) == ["feed_forward.mul"]
 
 
 def test_an_exclude_holds_with_full_recompute():
     actions = plan(layer_recompute=ALL_LAYERS, select_recompute_exclude=(recompute(r"attention\.wq"),))
     assert actions.is_fully_recomputed
-    assert names(actions.recompute_excludes) == ["attention.wq"]
+    assert names(actions.excludes) == ["attention.wq"]
 
 
 def test_an_exclude_acts_only_in_its_layers():
@@ -200,7 +202,7 @@ def test_communication_excludes_hold_for_communication_only():
     )
     assert names(actions.recomputes) == ["add"]
     assert names(actions.comm_recomputes) == ["attention_norm.norm"]
-    assert names(actions.comm_recompute_excludes) == ["add"]
+    assert names(actions.comm_excludes) == ["add"]
 
 
 # The log lines, byte for byte.

@@ -1,6 +1,6 @@
 """What layers hand on to one another and to the head."""
 
-from mindswap.graph.ranks.handed import find_handed_on
+from mindswap.graph.uses import find_handed_on
 from tests.graph.cut_graphs import graph, op
 
 
