@@ -217,7 +217,7 @@ def test_what_is_swapped_late_is_away_at_another_moment():
 def test_the_upper_hull_has_what_can_be_most():
     """(0, 9) at share 0; from 1/2 on (8, 5), as 9 = 4 + 5; (9, 4) ties at 1; (4, 6) is below, (10, 0) never most."""
     points = [(0, 9), (4, 6), (8, 5), (9, 4), (10, 0)]
-    found = [points[at] for at in upper_hull(points)]
+    found = [points[at] for at in upper_hull(*np.array(points).T)]
     assert found == [(0, 9), (8, 5)]
 
 

@@ -72,9 +72,8 @@ class Presence:
         begin, end = self.program.stage_starts[stage : stage + 2].tolist()
         kind, is_layer = self.program.ops.kind[begin:end], self.program.ops.layer[begin:end] >= 0
         last_forward = int(np.flatnonzero((kind == OpKind.FORWARD) & is_layer).max(initial=-1))
-        points = zip(self.waiting_bytes[begin:end].tolist(), self.fixed_bytes[begin:end].tolist(), strict=True)
         found = []
-        for position in upper_hull(list(points)):
+        for position in upper_hull(self.waiting_bytes[begin:end], self.fixed_bytes[begin:end]):
             op = begin + position
             there = Counter(layer for (layer, _), (first, last) in self.pairs.items() if first < op < last)
             own: dict[Hashable, int] = {}
@@ -90,21 +89,18 @@ def presence_of(model: StepModel, num_micro_batches: int) -> Presence:
     ops, copies = program.ops, program.copies
     begin, end = _certain(program)
     fixed = _sums(begin, end, program)
-    pairs: dict[tuple[int, int], tuple[int, int]] = {}
-    sizes: dict[tuple[int, int], int] = Counter()
-    rows = zip(
-        copies.layer.tolist(), copies.micro_batch.tolist(), copies.producer_op.tolist(),
-        copies.first_user_op.tolist(), copies.size_bytes.tolist(), strict=True,
-    )  # fmt: skip
-    for layer, micro_batch, made, used, size_bytes in rows:
-        first, last = pairs.get((layer, micro_batch), (NO_OP, NEVER))
-        pairs[layer, micro_batch] = max(first, made), min(last, used)
-        sizes[layer, micro_batch] += size_bytes
+    names, pair_of = np.unique(np.stack([copies.layer, copies.micro_batch]), axis=1, return_inverse=True)
+    first, last = np.full(names.shape[1], NO_OP), np.full(names.shape[1], NEVER)
+    np.maximum.at(first, pair_of, copies.producer_op)
+    np.minimum.at(last, pair_of, copies.first_user_op)
+    sizes_bytes = np.zeros(names.shape[1], np.int64)
+    np.add.at(sizes_bytes, pair_of, copies.size_bytes)
     change = np.zeros(len(ops) + 1, np.int64)
-    for pair, (first, last) in pairs.items():
-        if first < last:
-            change[first + 1] += sizes[pair]
-            change[last] -= sizes[pair]
+    waits = first < last
+    np.add.at(change, first[waits] + 1, sizes_bytes[waits])
+    np.subtract.at(change, last[waits], sizes_bytes[waits])
+    between = zip(first.tolist(), last.tolist(), strict=True)
+    pairs = dict(zip(zip(*names.tolist(), strict=True), between, strict=True))
     return Presence(program, fixed, np.cumsum(change)[:-1], pairs)
 
 
@@ -156,14 +152,14 @@ def _sums(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
     return np.cumsum(change)[:-1]
 
 
-def upper_hull(points: list[tuple[int, int]]) -> list[int]:
-    """Positions of points (x, y) that are largest in x times some share from 0 to 1, plus y."""
-    order = sorted(range(len(points)), key=lambda at: (-points[at][1], -points[at][0]))
+def upper_hull(xs: np.ndarray, ys: np.ndarray) -> list[int]:
+    """Positions of points that are largest in x times some share from 0 to 1, plus y."""
+    order = np.lexsort((-xs, -ys))
+    most = np.maximum.accumulate(xs[order])
+    order = order[np.append(True, most[1:] > most[:-1])]  # y falls, so only what has more x counts
+    points = dict(zip(order.tolist(), zip(xs[order].tolist(), ys[order].tolist(), strict=True), strict=True))
     hull: list[int] = []
-    for at in order:  # y falls, so only what has more x counts
-        x, y = points[at]
-        if hull and x <= points[hull[-1]][0]:
-            continue
+    for at, (x, y) in points.items():
         while len(hull) > 1:
             (x1, y1), (x2, y2) = points[hull[-2]], points[hull[-1]]
             if (y1 - y2) * (x - x2) <= (y2 - y) * (x2 - x1):
