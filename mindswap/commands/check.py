@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
-from mindswap.commands.options import MOST_LAYERS, add_common, number_from
+from mindswap.commands.options import add_common
 from mindswap.cost.settings import read_cost_settings
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
@@ -52,10 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "configs", metavar="CONFIG", nargs="+", help="the YAML file, or several; - reads standard input"
     )
-    add_common(parser, "--json")
-    parser.add_argument(
-        "--num-layers", type=number_from(1, MOST_LAYERS), metavar="N", help="layers, if not as in model.model_config"
-    )
+    add_common(parser, "--json", "--num-layers")
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--table", action="store_true", help="take operator names from a table of models only")
     source.add_argument(

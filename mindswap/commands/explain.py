@@ -6,7 +6,7 @@ import sys
 from typing import Any
 
 from mindswap.check.check import CheckResult, check_document, require_num_layers
-from mindswap.commands.options import MOST_LAYERS, add_common, number_from
+from mindswap.commands.options import add_common
 from mindswap.document.model_folder import FOLDER_RULE
 from mindswap.document.nodes import Document
 from mindswap.document.source import load_document
@@ -43,10 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Options of the command."""
     parser.add_argument("config", metavar="CONFIG", help="YAML of MindFormers")
     parser.add_argument("--paths", action="store_true", help="list the cells and operators of a layer instead")
-    parser.add_argument(
-        "--num-layers", type=number_from(1, MOST_LAYERS), metavar="N", help="layers, if not as in model.model_config"
-    )
-    add_common(parser, "--json")
+    add_common(parser, "--num-layers", "--json")
 
 
 def run(args: argparse.Namespace) -> int:

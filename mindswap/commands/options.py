@@ -31,6 +31,17 @@ def optional_path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
+def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
+    """A type for argparse: a number of steps, layers, workers, ..."""
+
+    def parse(text: str) -> int:
+        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
 _SWITCH = {"action": "store_true"}
 _COMMON: dict[str, dict[str, Any]] = {
     "--expert-skew": {
@@ -40,6 +51,11 @@ _COMMON: dict[str, dict[str, Any]] = {
     "--html": {"metavar": "FILE", "type": optional_path, "help": "write a page that opens offline in a browser"},
     "--json": {**_SWITCH, "help": "for machines: one object, also for errors; docs/python.md"},
     "--no-cache": {**_SWITCH, "help": "compile again, keep nothing"},
+    "--num-layers": {
+        "metavar": "N",
+        "type": number_from(1, MOST_LAYERS),
+        "help": "layers, if not as in model.model_config",
+    },
     "--plot": {"metavar": "FILE", "type": optional_path, "help": "write a picture (.png, .svg, .pdf)"},
     "--rank": {"metavar": "R", "type": int, "help": "sizes on this rank, layers of its pipeline stage"},
 }
@@ -87,14 +103,3 @@ def device_overrides(args: argparse.Namespace) -> dict[str, str]:
     """The figures that options replace."""
     found = {name: getattr(args, f"{FIGURE_PREFIX}{name}") for name in OPTIONS}
     return {name: text for name, text in found.items() if text is not None}
-
-
-def number_from(least: int, most: int = MOST) -> Callable[[str], int]:
-    """A type for argparse: a number of steps, layers, workers, ..."""
-
-    def parse(text: str) -> int:
-        if not text.isdecimal() or len(text) > 6 or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is no number from {least} to {most}")
-        return int(text)
-
-    return parse

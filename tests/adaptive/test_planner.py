@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.adaptive.model import Corrections, NothingFits, TrainingPlan
-from mindswap.adaptive.planner import corrected_device, corrected_step
+from mindswap.adaptive.planner import corrected_device, corrected_step, make_plan
 from mindswap.adaptive.planner_child import planner_in_child
 from mindswap.adaptive.state import StateFile
 from mindswap.check.check import check_document
@@ -21,6 +21,7 @@ from mindswap.document.source import load_document
 from mindswap.errors import PlanError
 from mindswap.policy.model import Policy
 from mindswap.session.step import Step
+from tests import forked
 from tests.adaptive.conftest import finish
 from tests.builders import document
 from tests.simulate.test_gathered_weights import model as gathered_model
@@ -75,10 +76,10 @@ def test_a_child_that_crashes_is_a_message(tmp_path):
 @pytest.mark.mindspore
 def test_the_answer_holds_the_corrections():
     """100 MiB more on every peak: the same plan for 100 MiB more. Half the speed of everything: twice the time."""
-    plain = ask(CONFIG, 140 * MIB, Corrections())
-    moved = ask(CONFIG, 240 * MIB, Corrections(static_offset_bytes=100 * MIB))
-    slow = ask(CONFIG, 300 * MIB, Corrections(compute_permille=500, link_permille=500))
-    fast = ask(CONFIG, 300 * MIB, Corrections())
+    plain = make_plan(CONFIG, 140 * MIB, Corrections())
+    moved = make_plan(CONFIG, 240 * MIB, Corrections(static_offset_bytes=100 * MIB))
+    slow = make_plan(CONFIG, 300 * MIB, Corrections(compute_permille=500, link_permille=500))
+    fast = make_plan(CONFIG, 300 * MIB, Corrections())
     assert plain.key == moved.key and plain.key != fast.key
     assert moved.peak_bytes == plain.peak_bytes + 100 * MIB <= 240 * MIB
     assert moved.raw_peak_bytes == plain.peak_bytes
@@ -118,7 +119,7 @@ def test_nothing_fits_is_the_end_with_the_least_budget(tmp_path):
 def test_it_plans_trains_and_finishes(tmp_path):
     (tmp_path / "text.txt").write_text("\n\n".join(pydoc_data.topics.topics.values()))
     prepare = ["prepare-data", "text.txt", "--output", "text.mindrecord", "--seq-length", "256"]
-    subprocess.run([sys.executable, "-m", "mindswap", *prepare], cwd=tmp_path, check=True, env=ENVIRONMENT)
+    forked.run(["-m", "mindswap", *prepare], cwd=tmp_path, check=True)
     code, out = adaptive(
         tmp_path, "140MiB", "--train_dataset_dir", str(tmp_path / "text.mindrecord"), "--num_samples", "32"
     )

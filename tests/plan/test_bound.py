@@ -12,12 +12,16 @@ from mindswap.graph.work import measure_work
 from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.bound.facts import Stage, StageLayers
 from mindswap.plan.bound.flow import Flow, Window, handed_ns
+from mindswap.plan.bound.moments import BusyMoment, Presence, presence_of, upper_hull
 from mindswap.plan.catalog import Catalog, collect_items
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.rows import to_policy
 from mindswap.policy.model import Policy
+from mindswap.simulate.memory import interval_times
 from mindswap.simulate.placing import TransferCosts
+from mindswap.simulate.program import OpKind
+from mindswap.simulate.timeline import Timeline
 from tests.graph.builders import KIB, graph, node
 from tests.plan.builders import ToySpace, random_space
 from tests.plan.loading import capture_apart
@@ -159,15 +163,14 @@ def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
     assert handed(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
 
 
-def test_the_first_forward_waits_for_its_weights_or_for_copies():
-    """Of 2 micro-batches of 1000 ns the first waits 30 ns in any case; waits for copies may take its place."""
-    known = facts(window_ns=0, num_micro_batches=2)
-    stage = replace(known.stages[0], gather_wait_ns=30)
-    known = replace(known, stages=(stage,))
-    assert bound(known, 300) == 2030
-    # 20 bytes are over the budget: 20 ns of waiting for copies in each, or 2 ns of the cheapest recompute.
-    assert bound(known, 280, Allow(recompute=False)) == 2000 + 30 + 20
-    assert bound(known, 280, Allow(swap=False)) == 2030 + 2 * 2
+def test_what_other_stages_need_not_write_comes_back_sooner():
+    """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
+    costs = facts().transfers
+    unwritten = Flow(**{**vars(FLOW), "unwritten_ns": 30})
+    first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
+    second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
+    assert bound(Facts((FLOW,), (first, second), costs), 150) == 500
+    assert bound(Facts((unwritten,), (first, second), costs), 150) == 500 - 2 * 30
 
 
 def test_what_runs_again_apart_hides_behind_communication_too():
@@ -189,6 +192,33 @@ def test_what_forward_holds_in_any_case_must_fit():
     assert least_budget_bytes(known, PLENTY, Allow()) == 120
     assert bound(known, 119) is None
     assert bound(known, 120, Allow(swap=False)) == bound(facts(), 120, Allow(swap=False))
+
+
+def test_another_moment_has_less_room_for_what_is_kept():
+    """120 bytes are there in any case while both layers wait, so 80 of their 300 are kept in 200 bytes.
+
+    The first tensors run again in 20 ns, and 20 of the 100 bytes of the second ones in 20 / 50 of 20 ns. Where not all
+    of the layers wait, those that do may be the ones that keep nothing.
+    """
+    for num_waiting, step_ns in ((1, 1028), (0, 1010)):
+        moment = BusyMoment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
+        known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+        assert bound(known, 200, Allow(swap=False)) == step_ns
+
+
+def test_what_is_swapped_late_is_away_at_another_moment():
+    """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
+    moment = BusyMoment(fixed_bytes=100, waiting={StageLayers(0): 1})
+    known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+    assert bound(known, 300, Allow(recompute=False)) == 1000
+    assert bound(known, 300, Allow(swap=False)) == 1010
+
+
+def test_the_upper_hull_has_what_can_be_most():
+    """(0, 9) at share 0; from 1/2 on (8, 5), as 9 = 4 + 5; (9, 4) ties at 1; (4, 6) is below, (10, 0) never most."""
+    points = [(0, 9), (4, 6), (8, 5), (9, 4), (10, 0)]
+    found = [points[at] for at in upper_hull(*np.array(points).T)]
+    assert found == [(0, 9), (8, 5)]
 
 
 def test_communication_and_compute_that_run_again_hide_each_other_at_most():
@@ -272,6 +302,7 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
     assert least_step_ns(known, keep.peak_bytes, PLENTY, COUPLED) <= keep.step_time_ns
     catalog = collect_items(model)
     chance = random.Random(0)
+    present = presence_of(model, model.layout.num_micro_batches)
     num_binding = 0
     for _ in range(200):
         policy = to_policy(model, catalog, [(range(model.captured.num_layers), random_choice(catalog, chance))])
@@ -280,7 +311,22 @@ def test_no_policy_of_a_real_model_beats_the_bound(model):
         assert least_ns is not None and least_ns <= judged.step_time_ns, policy
         assert least_budget_bytes(known, PLENTY, COUPLED) <= judged.peak_bytes
         num_binding += least_ns > keep.step_time_ns
+        least_alive_bytes = spare_bytes(present, judged.step.timeline)
+        assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there
     assert num_binding >= 10
+
+
+def spare_bytes(present: Presence, timeline: Timeline) -> np.ndarray:
+    """What a policy has on the device besides what every policy has, while each operator of all of them runs."""
+    of_every = np.flatnonzero(present.program.ops.kind <= OpKind.BACKWARD)
+    own = np.flatnonzero(timeline.program.ops.kind <= OpKind.BACKWARD)
+    assert len(own) == len(of_every)
+    begin_ns, end_ns = interval_times(timeline)
+    size_bytes = timeline.program.intervals.size_bytes
+    moments_ns = timeline.op_start_ns[own][:, None]
+    alive_bytes = ((begin_ns <= moments_ns) & (moments_ns < end_ns)) @ size_bytes
+    takes_time = timeline.program.ops.duration_ns[own] > 0
+    return (alive_bytes - present.fixed_bytes[of_every])[takes_time]
 
 
 def problem(model, budget_bytes: int) -> PlanProblem:

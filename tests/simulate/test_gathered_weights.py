@@ -209,3 +209,7 @@ def test_the_bound_is_below_every_policy(sharding, settings):
         assert least_budget_bytes(facts, 10**12, allow) <= step.peak_bytes
         bound = least_step_ns(facts, step.peak_bytes, 10**12, allow)
         assert bound is not None and bound <= step.step_time_ns
+    if own.layout.num_stages == 1 and sharding is CUT:
+        # Nothing comes between: the first backward waits for all gathering, and nothing is gathered behind it.
+        keep = own.simulate(KEEP_ALL)
+        assert least_step_ns(facts, keep.peak_bytes, 10**12, allow) == keep.step_time_ns

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.plan.bound.flow import Flow, flows_of
+from mindswap.plan.bound.moments import BusyMoment, Presence, presence_of
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
@@ -42,15 +43,15 @@ class Stage:
         layers: how many there are of each kind.
         num_chunks: virtual chunks.
         window_ns: time from the first operator of the micro-batches that are in flight to that moment.
-        idle_ns: time that the compute stream waits for other stages before the first backward.
+        idle_ns: time that the compute stream waits before the first backward for other stages and for weights made
+            whole. No policy comes there sooner, but by what forward need not write: that shortens the longest way
+            through operators and communication by no more than the operators on it.
         work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
         once_ns: time of what the compute stream does once for all micro-batches.
         backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
         is_past_forward: forward of all layers has ended by that moment.
-        floor_bytes: device memory at some moment of forward that is there with every policy.
-        gather_wait_ns: time that the first forward waits for weights made whole, where no other stage has a part in
-            it. No policy waits less: what is not written shortens the longest way through operators and
-            communication by no more than the operators themselves. Waits for copies may take its place.
+        floor_bytes: device memory at some moment that is there with every policy.
+        moments: others than the fullest one at which there may be too much.
     """
 
     peak_bytes: int
@@ -63,7 +64,7 @@ class Stage:
     num_chunks: int = 1
     is_past_forward: bool = False
     floor_bytes: int = 0
-    gather_wait_ns: int = 0
+    moments: tuple[BusyMoment, ...] = ()
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,9 +104,12 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     if has_floor and model.settings.is_fused and not model.layers.reads_caches:
         # Forward writes least, and so is fastest, where backward holds nothing of the layers.
         fast = model.simulate(Policy(True, layer_recompute=ALL_LAYERS)).timeline
+    num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
+    presence = presence_of(model, num_turns // model.layout.num_sequences)
+    stages = range(model.layout.num_stages)
     return Facts(
         flows=flows_of(model),
-        stages=tuple(_look_at_stage(model, keep.timeline, fast, stage) for stage in range(model.layout.num_stages)),
+        stages=tuple(_look_at_stage(model, keep.timeline, fast, presence, stage) for stage in stages),
         transfers=model.transfers,
         num_micro_batches=model.layout.num_turns,
         terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
@@ -114,7 +118,7 @@ def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
     )
 
 
-def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: int) -> Stage:
+def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presence: Presence, stage: int) -> Stage:
     program, ops = timeline.program, timeline.program.ops
     begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
     positions = np.arange(begin, end)
@@ -142,21 +146,22 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: 
     alone = _run_alone(model, stage)
     # What the first backward waits for its own communication is in its work.
     own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
-    # Waits for weights can go behind waits for copies; what is left is no time that every policy waits.
-    stall_ns = _communication_stall_ns(timeline, begin, first_backward + 1)
-    gather_wait_ns = max(0, stall_ns - own_stall_ns) if model.layout.num_stages == 1 else 0
-    own_stall_ns = max(own_stall_ns, stall_ns)
     busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
-    # Communication of layers waits for them, and holds up the gathering of weights behind it.
-    floor_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
-    fixed_bytes = _alive_bytes(timeline, stage, begin, end, is_fixed=True)[: first_backward - begin]
-    floor_bytes = max(floor_bytes, int(fixed_bytes.max(initial=0)))
     in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
     layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
-    own = [section - 1 for chunk in chunks for section in chunk if 1 <= section <= len(layer_map)]
+    own = {
+        section - 1: StageLayers(layer_map[section - 1], in_flight[section - 1], num_begun[section - 1])
+        for chunk in chunks
+        for section in chunk
+        if 1 <= section <= len(layer_map)
+    }
+    static_bytes = model.static[stage].total_bytes
+    moments = presence.moments(stage, static_bytes, own)
+    # Communication of layers waits for them, and holds up the gathering of weights behind it.
+    ahead_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
     return Stage(
-        peak_bytes=int(alive[peak_op - begin]) + model.static[stage].total_bytes,
-        layers=Counter(StageLayers(layer_map[i], in_flight[i], num_begun[i]) for i in own),
+        peak_bytes=int(alive[peak_op - begin]) + static_bytes,
+        layers=Counter(own.values()),
         num_chunks=len(chunks),
         window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
         idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
@@ -164,8 +169,8 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, stage: 
         once_ns=alone.once_ns,
         backward_ns=alone.backward_ns,
         is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
-        floor_bytes=floor_bytes + model.static[stage].total_bytes,
-        gather_wait_ns=gather_wait_ns,
+        floor_bytes=max(ahead_bytes + static_bytes, *(moment.fixed_bytes for moment in moments)),
+        moments=moments,
     )
 
 
@@ -208,25 +213,10 @@ def _waits_for_communication(timeline: Timeline) -> np.ndarray:
     return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
 
 
-def _communication_stall_ns(timeline: Timeline, begin: int, end: int) -> int:
-    """Time that these operators wait for communication."""
-    return int(np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)[begin:end].sum())
-
-
-def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int, is_fixed: bool = False) -> np.ndarray:
-    """Activation memory while each operator of a stage runs: int64, shape (num_ops_of_stage,).
-
-    Args:
-        timeline: without any policy.
-        stage: which one.
-        begin, end: its operators.
-        is_fixed: only what no policy changes: what layers leave for backward does not count.
-    """
+def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int) -> np.ndarray:
+    """Activation memory while each operator of a stage runs, without any policy: int64, shape (num_ops_of_stage,)."""
     intervals = timeline.program.intervals
     own = intervals.stage == stage
-    if is_fixed:
-        is_gathered = timeline.program.ops.kind[intervals.begin] >= OpKind.COLLECTIVE
-        own &= np.where(intervals.kind == MemoryKind.KEPT, intervals.layer < 0, ~is_gathered)
     change = np.zeros(end - begin + 1, np.int64)
     np.add.at(change, intervals.begin[own] - begin, intervals.size_bytes[own])
     np.subtract.at(change, intervals.end[own] - begin + 1, intervals.size_bytes[own])

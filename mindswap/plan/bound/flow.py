@@ -50,6 +50,7 @@ class Flow:
         windows: where copies of operators may cost nothing.
         gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
             before backward.
+        unwritten_ns: what forward saves at most, where nobody holds what it makes.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -62,6 +63,7 @@ class Flow:
     windows: tuple[Window, ...] = ()
     apart_ns: tuple[int, ...] = ()
     gathered: frozenset[int] = frozenset()
+    unwritten_ns: int = 0
 
     @property
     def saved_bytes(self) -> int:
@@ -75,8 +77,8 @@ def flows_of(model: StepModel) -> tuple[Flow, ...]:
     return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
 
 
-def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], Mapping[str, int]]:
-    """By name of an operator of forward, `Flow.again_ns` and `Flow.apart_ns`."""
+def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
+    """By name of an operator of forward, `Flow.again_ns`, `Flow.apart_ns` and `Flow.unwritten_ns`."""
     graph = model.captured.graph
     works = measure_work(graph)
 
@@ -91,11 +93,12 @@ def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], Mapping[str, i
         least_ns = times_ns(least_work_again(graph, works[0])) - handed_ns(graph, works[1], model.costs.operator_ns)
         more_ns = times_ns(least_work_again(graph, works[0], is_read_twice=True)) - least_ns
         # What runs again need not be written in forward.
-        least_ns -= times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+        unwritten_ns = times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+        least_ns -= unwritten_ns
     else:
-        least_ns, more_ns = times_ns(works[0]), np.zeros(len(works[0]), np.int64)
+        least_ns, more_ns, unwritten_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
     names = [node.name for node in graph.forward]
-    return dict(zip(names, least_ns.tolist(), strict=True)), dict(zip(names, more_ns.tolist(), strict=True))
+    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, unwritten_ns))
 
 
 def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, Work], int]) -> np.ndarray:
@@ -136,13 +139,19 @@ def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, 
     return np.array([saved_ns(node) for node in graph.forward], np.int64)
 
 
-def _flow_of(model: StepModel, layer_index: int, again_ns: Mapping[str, int], apart_ns: Mapping[str, int]) -> Flow:
+def _flow_of(
+    model: StepModel,
+    layer_index: int,
+    again_ns: Mapping[str, int],
+    apart_ns: Mapping[str, int],
+    unwritten_ns: Mapping[str, int],
+) -> Flow:
     """The flow of a compiled layer.
 
     Args:
         model: the step.
         layer_index: position of the layer among the compiled ones.
-        again_ns, apart_ns: from `_times_again_ns`.
+        again_ns, apart_ns, unwritten_ns: from `_times_again_ns`.
     """
     graph = model.captured.graph
     kernels = [node for node in graph.forward if is_kernel(node.op)]
@@ -181,6 +190,7 @@ def _flow_of(model: StepModel, layer_index: int, again_ns: Mapping[str, int], ap
         tuple(_windows(model, _places(saved, makers, reads))),
         tuple(apart_ns[node.name] for node in own),
         frozenset(gathered),
+        sum(unwritten_ns[node.name] for node in own),
     )
 
 

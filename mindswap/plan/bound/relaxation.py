@@ -5,16 +5,18 @@ again; copies wait for nothing but the link; operators that run again need only 
 demands every policy must pay, so its optimum is a lower bound of the simulated step time:
 
 - at the fullest moment of each stage what has left the device covers what is over the budget;
-- what forward holds beside what layers leave for backward, weights made whole before their turn above all, fits;
+- so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
+  of the layers that wait then;
 - what has been copied out by then went over the link since forward of these micro-batches began;
 - what runs again reads tensors that are kept, brought back, or made again as well;
 - all copies of the step go over the link within the step;
-- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy.
+- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
+  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves.
 
 Source:
     Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
     paging in Patil et al., "POET" (ICML 2022). Here equal layers share their variables, which changes nothing:
-    where fractions of the layers solve the programme, their mean does.
+    where fractions of the layers solve the programme, their mean does, as each row counts equal layers alike.
 """
 
 import math
@@ -107,6 +109,8 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
     for position in range(len(facts.stages)):
         uses = _add_uses(rows, facts, position, allow)
         rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
+        for kept_bytes, moment in zip(uses.kept_then, facts.stages[position].moments, strict=True):
+            rows.limit({**kept_bytes, budget_bytes: -1}, -moment.fixed_bytes)
         rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
         rows.limit(uses.host_bytes, host_bytes)
         wait_ns = rows.variable()  # for copies, up to the fullest moment
@@ -124,6 +128,7 @@ class _Uses:
 
     Attributes:
         kept_bytes, host_bytes: at the fullest moment.
+        kept_then: what is kept all the time, of what waits at each of the other moments.
         saved_bytes: what is there then if everything is kept.
         out_by_then_ns: time on the link by then, less what runs again by then.
         out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together.
@@ -138,6 +143,7 @@ class _Uses:
     both_ns: Row = field(default_factory=dict)
     again_ns: Row = field(default_factory=dict)
     saved_bytes: int = 0
+    kept_then: list[Row] = field(default_factory=list)
 
 
 def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
@@ -145,7 +151,7 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
     stage, transfers = facts.stages[position], facts.transfers
     # Both directions together move at most twice the contended rate.
     rate = max(1000, 2 * transfers.contended_permille) / 1000
-    uses = _Uses()
+    uses = _Uses(kept_then=[{} for _ in stage.moments])
     for layers, num_layers in stage.layers.items():
         flow = facts.flows[layers.kind]
         layer = _Layer(rows, flow, allow)
@@ -153,15 +159,19 @@ def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
         num_copied = num_layers * facts.num_micro_batches
         uses.saved_bytes += num_there * flow.saved_bytes
         num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
-        sizes = zip(flow.sizes_bytes, layer.kept, layer.swapped, strict=True)
-        for tensor, (size, is_kept, is_swapped) in enumerate(sizes):
+        for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
             out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
-            uses.kept_bytes[is_kept] = (num_gathered if tensor in flow.gathered else num_there) * size
+            is_gathered = tensor in flow.gathered
+            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_there) * size
             uses.host_bytes[is_swapped] = num_there * size
             uses.out_by_then_ns[is_swapped] = num_there * out_ns
-            uses.out_ns[is_swapped] = num_copied * out_ns
-            uses.back_ns[is_swapped] = num_copied * back_ns
-            uses.both_ns[is_swapped] = num_copied * (out_ns + back_ns) / rate
+            for copied in (is_swapped, is_late):
+                uses.out_ns[copied] = num_copied * out_ns
+                uses.back_ns[copied] = num_copied * back_ns
+                uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
+            for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
+                if moment.is_past_forward or not is_gathered:
+                    kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
         uses.again_ns[layer.again_ns] = num_layers
         uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
     return uses
@@ -175,12 +185,15 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
     rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
     # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
     num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
-    first_wait_ns = rows.variable()
-    rows.limit({wait_ns: 1, first_wait_ns: -1})
-    rows.limit({first_wait_ns: -1}, -stage.gather_wait_ns)
-    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, hidden_ns: -1}
-    row |= {first_wait_ns: 1, wait_ns: num_waits - 1}
-    fixed_ns = stage.idle_ns + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    # Forward of other stages, which this one waits for, may write less.
+    others = [
+        (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
+    ]
+    sooner_ns = sum(facts.flows[like.kind].unwritten_ns * like.in_flight * number for like, number in others)
+    fixed_ns = (
+        max(0, stage.idle_ns - sooner_ns) + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    )
     if stage.num_chunks == 1:
         row |= {again_ns[other]: 1 for other in earlier}
         fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)
@@ -188,18 +201,22 @@ def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: 
 
 
 class _Layer:
-    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again."""
+    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again.
+
+    What is swapped may be late: at the fullest moment it is on the device all the same.
+    """
 
     def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
-        self.kept = [rows.variable(1) for _ in flow.sizes_bytes]
-        can_swap = [allow.swap and tensor not in flow.gathered for tensor in range(len(flow.sizes_bytes))]
-        self.swapped = [rows.variable(int(can)) for can in can_swap]
+        self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
+        for tensor, size in enumerate(flow.sizes_bytes):
+            can_swap = int(allow.swap and tensor not in flow.gathered)
+            self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
         self.again_ns = rows.variable()
         runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
 
         def there(tensor: int) -> Row:
             """Minus the part of a tensor that backward can read."""
-            row: Row = {self.kept[tensor]: -1, self.swapped[tensor]: -1}
+            row: Row = dict.fromkeys(self.tensors[tensor][1:], -1)
             return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
 
         for tensor in flow.saved:
@@ -207,7 +224,7 @@ class _Layer:
         for op, tensor in flow.reads:
             rows.limit({**there(tensor), runs_again[op]: 1})
             if not allow.coupled:  # the swap of what recomputed operators read takes no effect
-                rows.limit({runs_again[op]: 1, self.swapped[tensor]: 1}, 1)
+                rows.limit(dict.fromkeys((runs_again[op], *self.tensors[tensor][2:]), 1), 1)
         compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
         apart = {op: rows.variable() for op, ns in enumerate(flow.apart_ns) if ns}
         for op, tensor in flow.reads:

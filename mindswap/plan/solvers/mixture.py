@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 
+from mindswap.plan.solvers.silence import silence
 from mindswap.plan.space import KEEP, Figures, Space, Worth
-
-__all__ = ["Mixture", "in_front", "spread"]
 
 MAX_ROUNDS = 20
 # For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
@@ -144,13 +143,14 @@ class Mixture:
         """How many layers of each kind get which of the rows known."""
         cost, limited, most, kinds, sizes, _ = self._programme(limits)
         for options in ({"node_limit": MAX_NODES, "mip_rel_gap": NEAR}, {}):
-            found = milp(
-                cost,
-                integrality=np.append(np.ones(len(cost) - 1), 0),
-                bounds=Bounds(0, np.inf),
-                constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
-                options=options,
-            )
+            with silence():
+                found = milp(
+                    cost,
+                    integrality=np.append(np.ones(len(cost) - 1), 0),
+                    bounds=Bounds(0, np.inf),
+                    constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
+                    options=options,
+                )
             if found.x is not None:
                 break  # else so few steps were too few to find any choice
         assert found.x is not None, found.message  # what is missing is a variable, so there is always a choice
