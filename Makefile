@@ -6,7 +6,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 # Hundreds of processes import the package: each would compile it again where this is set.
 export PYTHONDONTWRITEBYTECODE =
 # MindSpore's compiler asks for small pieces of memory all the time: with larger lists of free ones it takes a tenth less.
-check test test-nightly test-ms210: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
+check demo test test-nightly test-ms210: export GLIBC_TUNABLES ?= glibc.malloc.tcache_count=60000
 
 .PHONY: help demo test test-nightly test-ms210 matrix models wheel-test check dev bench tables clean
 help:  ## this list

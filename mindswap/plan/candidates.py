@@ -17,30 +17,22 @@ from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.graph.uses import find_handed_on
 
-__all__ = ["Item", "find_items"]
-
 # What a weight is read through is there in any case, and what only orders side effects makes nothing.
 IGNORED_OPS = WEIGHT_OPS | TYING_OPS
 
 
 @dataclass(frozen=True)
 class Item:
-    """Activations of a layer about which one decision is made.
+    """Activations of a layer about which one decision is made."""
 
-    Attributes:
-        label: operator that makes the first of them.
-        producers: labels of the tensors, as the simulator has them.
-        sizes_bytes: of the tensors.
-        swap_names: operators that hold the tensors or make them, of which `op_swap` names those that do hold them;
-            empty where one has no name.
-        recompute_names: ways to make some or all of the tensors again; each is the operators that
-            `select_recompute` must name, back to what is kept anyway. Empty where there is none.
-    """
-
-    label: Names
-    producers: tuple[Names, ...]
-    sizes_bytes: tuple[int, ...]
+    label: Names  # operator that makes the first of them
+    producers: tuple[Names, ...]  # labels of the tensors, as the simulator has them
+    sizes_bytes: tuple[int, ...]  # of the tensors
+    # operators that hold the tensors or make them, of which `op_swap` names those that do hold them; empty where one
+    # has no name
     swap_names: tuple[str, ...]
+    # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
+    # what is kept anyway. Empty where there is none.
     recompute_names: tuple[tuple[str, ...], ...]
 
     @property

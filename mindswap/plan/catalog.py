@@ -17,16 +17,6 @@ from mindswap.simulate.compiled_layers import HELD
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
-__all__ = [
-    "WHOLE_LAYER",
-    "Catalog",
-    "backward_ns",
-    "collect_items",
-    "kept_bytes",
-    "recompute_policy",
-    "recomputed_names_of",
-]
-
 # The first item of every layer: all of it, which `recompute` names.
 WHOLE_LAYER = Item(Names(), (), (), (), ((),))
 # What a layer does not have.
@@ -37,24 +27,19 @@ SMALL_PERMILLE = 2
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """Items of a model, and what each is worth. First axis is by compiled layer.
+    """Items of a model, and what each is worth. First axis is by compiled layer."""
 
-    Attributes:
-        kinds: compiled layer that stands for each layer of the model.
-        items: shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label.
-        freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable.
-        uses: for each compiled layer, which operators use whose output; after `coupled` only the `merged` ones.
-        merged: of these, the uses that leave a copy for nothing on every version.
-    """
-
-    kinds: tuple[int, ...]
+    kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
+    # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
     items: tuple[tuple[Item, ...], ...]
+    # freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable
     freed_bytes: np.ndarray
     recompute_ns: np.ndarray
     copy_ns: np.ndarray
     conflicts: np.ndarray
+    # for each compiled layer, which operators use whose output; after `coupled` only the `merged` ones
     uses: tuple[Uses, ...]
-    merged: tuple[Uses, ...]
+    merged: tuple[Uses, ...]  # of these, the uses that leave a copy for nothing on every version
 
     def coupled(self) -> "Catalog":
         """The same if swaps of what recomputed operators use are allowed."""

@@ -15,8 +15,6 @@ from mindswap.policy.model import Layers, OpSwap, Policy
 from mindswap.policy.resolve import Treatment, resolve_layer
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["ALL_OPERATORS", "Uses", "find_merged_uses", "find_uses", "idle_swaps", "without_idle_swaps"]
-
 # The name that covers every operator of a layer: it is recomputed whole.
 ALL_OPERATORS = ""
 

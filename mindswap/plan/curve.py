@@ -16,8 +16,6 @@ from mindswap.plan.stages import StageSolver
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Candidate", "Curve"]
-
 # Swaps of what recomputed operators use have to gain more than this part of the step time.
 COUPLING_PERMILLE = 2
 # Part of the simulations of a solver that is spent on a fixed budget; mixes with its neighbours come on top.
@@ -45,21 +43,15 @@ SMALL_STEP = 1000
 
 @dataclass(frozen=True, eq=False)
 class Candidate:
-    """A policy that was replayed.
+    """A policy that was replayed."""
 
-    Attributes:
-        policy: in layer indices.
-        step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them.
-        is_on_host: host memory is within its budget.
-        choice: where it comes from one.
-    """
-
-    policy: Policy
+    policy: Policy  # in layer indices
+    # step_time_ns, peak_bytes, host_bytes: as `Evaluation` has them
     step_time_ns: int
     peak_bytes: int
     host_bytes: int
-    is_on_host: bool
-    choice: np.ndarray | None = None
+    is_on_host: bool  # host memory is within its budget
+    choice: np.ndarray | None = None  # where it comes from one
 
     @classmethod
     def of(

@@ -10,26 +10,16 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.host import host_bytes_per_node, peak_host_bytes
 from mindswap.simulate.step_model import SimulatedStep, StepModel
 
-__all__ = ["Evaluation", "evaluate", "evaluate_short", "short_model"]
-
 
 @dataclass(frozen=True, eq=False)
 class Evaluation:
-    """A policy on the simulator.
+    """A policy on the simulator."""
 
-    Attributes:
-        step: the simulated step.
-        step_time_ns: its time; carried on to all micro-batches where fewer were simulated.
-        stage_peak_bytes: device memory of each stage.
-        host_bytes: host memory of a node.
-        fits: every stage is within the device budget, and the node within the host budget.
-    """
-
-    step: SimulatedStep
-    step_time_ns: int
-    stage_peak_bytes: tuple[int, ...]
-    host_bytes: int
-    fits: bool
+    step: SimulatedStep  # the simulated step
+    step_time_ns: int  # its time; carried on to all micro-batches where fewer were simulated
+    stage_peak_bytes: tuple[int, ...]  # device memory of each stage
+    host_bytes: int  # host memory of a node
+    fits: bool  # every stage is within the device budget, and the node within the host budget
 
     @property
     def peak_bytes(self) -> int:

@@ -20,8 +20,6 @@ from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 from mindswap.units import format_bytes, format_time
 
-__all__ = ["explain_plan", "saved_by_label"]
-
 NUM_KEPT = 5
 
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from mindswap.plan.bound import Facts, least_budget_bytes
 from mindswap.plan.problem import Allow
 
-__all__ = ["NUM_FINE_RUNGS", "Rung", "knots_of", "rungs_below"]
-
 # From one knot to the next the least step time grows by so much, and memory gets less by this part of its range.
 KNOT_PERMILLE = 20
 LEAST_GAP = 32
@@ -25,17 +23,11 @@ NUM_FINE_RUNGS = 32
 
 @dataclass(frozen=True)
 class Rung:
-    """A fixed budget.
+    """A fixed budget."""
 
-    Attributes:
-        budget_bytes: static memory included.
-        knot: position of the knot at it or below it.
-        step: 0 at the knot; else how far from it to the next one.
-    """
-
-    budget_bytes: int
-    knot: int
-    step: int
+    budget_bytes: int  # static memory included
+    knot: int  # position of the knot at it or below it
+    step: int  # 0 at the knot; else how far from it to the next one
 
 
 def knots_of(facts: Facts, host_bytes: int, allow: Allow, keep_ns: int, keep_bytes: int) -> tuple[int, ...]:

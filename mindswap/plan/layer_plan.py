@@ -15,8 +15,6 @@ from mindswap.plan.result import Compared, Plan, Status
 from mindswap.plan.solvers.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
 
-__all__ = ["layer_policy", "plan_layers"]
-
 # More layers on the way at once take more memory, and each is waited for all the same.
 MAX_PREFETCH = 4
 

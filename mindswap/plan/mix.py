@@ -10,8 +10,6 @@ import numpy as np
 
 from mindswap.plan.space import KEEP, Figures, Score
 
-__all__ = ["best_mix", "mixed", "orders_of", "stretched"]
-
 # The order in which layers go over from one choice to the other.
 Order = Sequence[int]
 

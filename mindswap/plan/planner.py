@@ -17,8 +17,6 @@ from mindswap.policy.model import NO_LAYERS, Policy
 from mindswap.simulate.memory import profile_memory
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Planner", "holders_of", "make_plan"]
-
 # With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
 LOSS_PERMILLE = 10
 NUM_HALVINGS = 6

@@ -6,8 +6,6 @@ from enum import Enum
 from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["DEFAULT_ALLOW", "Allow", "Objective", "PlanProblem"]
-
 
 class Objective(Enum):
     """What shall be least within the budget."""
@@ -18,17 +16,12 @@ class Objective(Enum):
 
 @dataclass(frozen=True)
 class Allow:
-    """What a policy may do.
+    """What a policy may do."""
 
-    Attributes:
-        swap: move activations to the host.
-        recompute: run operators again in backward.
-        coupled: swap what recomputed operators use, where that gains much. By the specification such a swap takes no
-            effect; MindSpore 2.9.0 inserts the copies all the same.
-    """
-
-    swap: bool = True
-    recompute: bool = True
+    swap: bool = True  # move activations to the host
+    recompute: bool = True  # run operators again in backward
+    # swap what recomputed operators use, where that gains much. By the specification such a swap takes no effect;
+    # MindSpore 2.9.0 inserts the copies all the same.
     coupled: bool = True
 
 
@@ -37,25 +30,15 @@ DEFAULT_ALLOW = Allow()
 
 @dataclass(frozen=True, eq=False)
 class PlanProblem:
-    """Which policy to look for.
+    """Which policy to look for."""
 
-    Attributes:
-        model: the step.
-        budget_bytes: device memory that may be used, static memory included; every card.
-        host_bytes: host memory of a node that may be used.
-        num_cards_per_node: cards that share it.
-        allow: what the policy may do.
-        objective: what shall be least.
-        settings: switches of recompute that are taken over from the configuration; its layers and operators are
-            not.
-    """
-
-    model: StepModel
-    budget_bytes: int
-    host_bytes: int
-    num_cards_per_node: int
-    allow: Allow = DEFAULT_ALLOW
-    objective: Objective = Objective.TIME
+    model: StepModel  # the step
+    budget_bytes: int  # device memory that may be used, static memory included; every card
+    host_bytes: int  # host memory of a node that may be used
+    num_cards_per_node: int  # cards that share it
+    allow: Allow = DEFAULT_ALLOW  # what the policy may do
+    objective: Objective = Objective.TIME  # what shall be least
+    # switches of recompute that are taken over from the configuration; its layers and operators are not
     settings: Policy = Policy()
 
     @property

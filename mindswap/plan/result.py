@@ -5,8 +5,6 @@ from enum import Enum
 
 from mindswap.policy.model import Policy
 
-__all__ = ["Compared", "Plan", "Status"]
-
 
 class Status(Enum):
     """Whether there is a policy within the budget."""
@@ -17,65 +15,40 @@ class Status(Enum):
 
 @dataclass(frozen=True)
 class Compared:
-    """A policy that the plan is compared with.
+    """A policy that the plan is compared with."""
 
-    Attributes:
-        name: of the policy, for people.
-        step_time_ns: simulated; of a pipeline with many micro-batches carried on from fewer.
-        peak_bytes: highest device memory of any stage, simulated.
-        fits: within the budgets.
-        baseline: its name in `BASELINES`; empty where it is none of them.
-    """
-
-    name: str
-    step_time_ns: int
-    peak_bytes: int
-    fits: bool
-    baseline: str = ""
+    name: str  # of the policy, for people
+    step_time_ns: int  # simulated; of a pipeline with many micro-batches carried on from fewer
+    peak_bytes: int  # highest device memory of any stage, simulated
+    fits: bool  # within the budgets
+    baseline: str = ""  # its name in `BASELINES`; empty where it is none of them
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A policy with its predictions.
+    """A policy with its predictions."""
 
-    Attributes:
-        status: whether it is within the budget; if not, it is the policy that comes nearest.
-        policy: in layer indices.
-        step_time_ns: simulated on the full graph.
-        stage_peak_bytes: device memory of each stage, simulated on the full graph.
-        stage_static_bytes: what no policy can move, of each stage.
-        host_bytes: host memory of a node.
-        budget_bytes: what was allowed.
-        unconstrained_ns: step time if everything is kept, whether that fits or not.
-        lower_bound_ns: step time that no policy within the budget can beat; None if none can be within it.
-        smallest_budget_bytes: the least budget for which a policy is known; not above `budget_bytes` if the plan fits.
-        least_budget_bytes: device memory that every policy needs.
-        host_budget_bytes: host memory of a node that may be used.
-        uncoupled_peak_bytes: highest device memory of any stage if swaps of what recomputed operators use took no
-            effect, as the specification has it; None if the policy has no such swap.
-        holders: what fills the memory of the fullest stage at its peak: (name, bytes), largest first.
-        compared: well-known policies.
-        num_evaluations: simulations made.
-        is_interrupted: the search was stopped early.
-    """
-
-    status: Status
-    policy: Policy
-    step_time_ns: int
-    stage_peak_bytes: tuple[int, ...]
-    stage_static_bytes: tuple[int, ...]
-    host_bytes: int
-    budget_bytes: int
-    unconstrained_ns: int
-    lower_bound_ns: int | None
+    status: Status  # whether it is within the budget; if not, it is the policy that comes nearest
+    policy: Policy  # in layer indices
+    step_time_ns: int  # simulated on the full graph
+    stage_peak_bytes: tuple[int, ...]  # device memory of each stage, simulated on the full graph
+    stage_static_bytes: tuple[int, ...]  # what no policy can move, of each stage
+    host_bytes: int  # host memory of a node
+    budget_bytes: int  # what was allowed
+    unconstrained_ns: int  # step time if everything is kept, whether that fits or not
+    lower_bound_ns: int | None  # step time that no policy within the budget can beat; None if none can be within it
+    # the least budget for which a policy is known; not above `budget_bytes` if the plan fits
     smallest_budget_bytes: int
-    least_budget_bytes: int
-    host_budget_bytes: int
+    least_budget_bytes: int  # device memory that every policy needs
+    host_budget_bytes: int  # host memory of a node that may be used
+    # what fills the memory of the fullest stage at its peak: (name, bytes), largest first
     holders: tuple[tuple[str, int], ...]
-    compared: tuple[Compared, ...]
-    num_evaluations: int
+    compared: tuple[Compared, ...]  # well-known policies
+    num_evaluations: int  # simulations made
+    # highest device memory of any stage if swaps of what recomputed operators use took no effect, as the specification
+    # has it; None if the policy has no such swap
     uncoupled_peak_bytes: int | None = None
-    is_interrupted: bool = False
+    is_interrupted: bool = False  # the search was stopped early
 
     @property
     def fits(self) -> bool:

@@ -14,8 +14,6 @@ from mindswap.simulate.block import Block
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Rows", "to_policy"]
-
 
 class Rows:
     """What a row of a choice means for its layer: operator names, and the block that comes of it."""

@@ -21,29 +21,21 @@ from mindswap.simulate.placing import RELEASE_FACTOR, TransferCosts
 from mindswap.simulate.program import MemoryKind
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["KEEP", "Figures", "Score", "Space", "Worth"]
-
 KEEP = 0
 
 
 @dataclass(frozen=True, eq=False)
 class Figures:
-    """What each decision is worth, taken alone. First axes are layers and items.
+    """What each decision is worth, taken alone. First axes are layers and items."""
 
-    Attributes:
-        freed_bytes: int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by
-            swap at 0, by recompute in way w at w; 0 where it cannot be done.
-        recompute_ns: int64, same shape: time to run operators again, per micro-batch.
-        copy_ns: int64, shape (num_layers, num_items): time on the link, the slower direction.
-        num_in_flight: micro-batches whose activations are there at the peak.
-        conflicts: bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item
-            in a way, swap of the second takes no effect; False at way 0. Or a shape that broadcasts to this.
-    """
-
+    # int64, shape (num_layers, num_items, 1 + num_ways): device memory freed per micro-batch, by swap at 0, by
+    # recompute in way w at w; 0 where it cannot be done
     freed_bytes: np.ndarray
-    recompute_ns: np.ndarray
-    copy_ns: np.ndarray
-    num_in_flight: int = 1
+    recompute_ns: np.ndarray  # int64, same shape: time to run operators again, per micro-batch
+    copy_ns: np.ndarray  # int64, shape (num_layers, num_items): time on the link, the slower direction
+    num_in_flight: int = 1  # micro-batches whose activations are there at the peak
+    # bool, shape (num_layers, num_items, 1 + num_ways, num_items): beside recompute of the first item in a way, swap of
+    # the second takes no effect; False at way 0. Or a shape that broadcasts to this.
     conflicts: np.ndarray = field(default_factory=lambda: np.zeros((1, 1, 1, 1), bool))
 
     @property
@@ -94,36 +86,22 @@ def _of_choice(table: np.ndarray, choice: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Worth:
-    """What a row of a choice comes to in its layer, per micro-batch.
+    """What a row of a choice comes to in its layer, per micro-batch."""
 
-    Attributes:
-        freed_bytes: device memory that is free between forward and backward.
-        again_ns: time of what runs again.
-        copy_ns: time on the link, the slower direction.
-        host_bytes: what is on the host.
-    """
-
-    freed_bytes: int
-    again_ns: int
-    copy_ns: int
-    host_bytes: int
+    freed_bytes: int  # device memory that is free between forward and backward
+    again_ns: int  # time of what runs again
+    copy_ns: int  # time on the link, the slower direction
+    host_bytes: int  # what is on the host
 
 
 @dataclass(frozen=True, order=True)
 class Score:
-    """What a choice comes to; less is better.
+    """What a choice comes to; less is better."""
 
-    Attributes:
-        excess_bytes: device and host memory over the budgets; 0 where it fits.
-        cost_ns: step time, and what a solver adds for every entry that the policy needs.
-        step_time_ns: simulated.
-        peak_bytes: simulated device memory.
-    """
-
-    excess_bytes: int
-    cost_ns: int
-    step_time_ns: int
-    peak_bytes: int
+    excess_bytes: int  # device and host memory over the budgets; 0 where it fits
+    cost_ns: int  # step time, and what a solver adds for every entry that the policy needs
+    step_time_ns: int  # simulated
+    peak_bytes: int  # simulated device memory
 
     @property
     def fits(self) -> bool:
@@ -132,25 +110,15 @@ class Score:
 
 
 class Space(ABC):
-    """One pipeline stage.
+    """One pipeline stage."""
 
-    Attributes:
-        figures: of the decisions.
-        budget_bytes: for activations.
-        host_budget_bytes: for what is swapped, one card.
-        items: name of what makes a tensor -> item; layers are numbered within the stage.
-        layers: index in the model of each layer.
-        is_additive: what several items recompute takes the sum of their times, never less.
-        fixed_operators: what a simulation takes beside its operators, as so many of them.
-    """
-
-    figures: Figures
-    budget_bytes: int
-    host_budget_bytes: int
-    items: Mapping[str, int]
-    layers: Sequence[int]
-    is_additive: bool = False
-    fixed_operators: int = 0
+    figures: Figures  # of the decisions
+    budget_bytes: int  # for activations
+    host_budget_bytes: int  # for what is swapped, one card
+    items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
+    layers: Sequence[int]  # index in the model of each layer
+    is_additive: bool = False  # what several items recompute takes the sum of their times, never less
+    fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
         self.transfers = transfers

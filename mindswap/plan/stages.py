@@ -18,8 +18,6 @@ from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["StageSolver"]
-
 # Rounds in which a stage that is over its budget in the whole step is solved again with less.
 NUM_REPAIRS = 2
 LEAST_REPAIR = 1000  # part of the budget that is taken off at least

@@ -19,8 +19,6 @@ from mindswap.simulate.schedules import most_in_flight
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["StepSpace", "WholeSpace"]
-
 
 class _ModelSpace(Space):
     """Layers of a captured model."""

@@ -10,8 +10,6 @@ from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
 from mindswap.policy.baselines import KEEP_ALL
 
-__all__ = ["bound_curve", "sweep_budgets"]
-
 NUM_BUDGETS = 12
 NUM_BOUNDS = 48
 

@@ -15,8 +15,6 @@ from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
 from mindswap.units import format_bytes, format_time, parse_bytes
 
-__all__ = ["compact_policy", "plan_comment", "write_plan"]
-
 # More names than this in one part of a pattern are hard to read.
 MAX_ALTERNATIVES = 4
 

@@ -60,6 +60,11 @@ class StepModel:
 
     Layers on which a policy sets the same are the same block, made once.
 
+    Args:
+        captured: the step without swap and recompute.
+        costs: what operators and copies cost.
+        settings: micro-batches, parallel settings, optimizer.
+
     Raises:
         SimulationError: if the pipeline settings do not fit the model.
         CostError: if the optimizer is not known.

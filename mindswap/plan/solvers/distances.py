@@ -8,8 +8,6 @@ import numpy as np
 
 from mindswap.plan.space import KEEP
 
-__all__ = ["MAX_GROUPS", "by_row", "grouped"]
-
 MAX_GROUPS = 4
 
 

@@ -16,8 +16,6 @@ from mindswap.plan.solvers.mixture import Mixture, in_front, spread
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import KEEP, Score, Space
 
-__all__ = ["solve"]
-
 # Simulations: so many operators altogether, but no more simulations than this.
 MAX_OPERATORS = 2_000_000
 MAX_EVALUATIONS = 3000

@@ -7,23 +7,16 @@ import numpy as np
 
 from mindswap.plan.space import KEEP, Figures, Space
 
-__all__ = ["Even", "Upgrade", "fill", "recompute_order", "swap_order"]
-
 
 @dataclass(frozen=True)
 class Upgrade:
-    """From one way to recompute an item to a more thorough one.
+    """From one way to recompute an item to a more thorough one."""
 
-    Attributes:
-        item, way: what it leads to.
-        before: way that it starts from; 0 for keep.
-        ns_per_byte: what each further byte costs, all layers together.
-    """
-
+    # item, way: what it leads to
     item: int
     way: int
-    before: int
-    ns_per_byte: float
+    before: int  # way that it starts from; 0 for keep
+    ns_per_byte: float  # what each further byte costs, all layers together
 
 
 def recompute_order(figures: Figures) -> list[Upgrade]:

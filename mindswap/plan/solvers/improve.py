@@ -12,8 +12,6 @@ from mindswap.plan.space import KEEP, Figures, Score
 from mindswap.simulate.program import OpKind
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["SMALL_SPACE_CELLS", "forward_time_ns", "improve"]
-
 # Most simulations of one round before the next begins from the best found.
 MAX_TRIALS = 60
 # A space of no more cells is searched cell by cell, and again from other starts.
@@ -27,19 +25,12 @@ _Start = tuple[np.ndarray, Score]
 
 @dataclass(frozen=True, eq=False)
 class _Move:
-    """Cells of a choice that get other values.
+    """Cells of a choice that get other values."""
 
-    Attributes:
-        mask: bool, shape of the choice.
-        value: what they get; one number.
-        freed_bytes: more memory free, as far as known; negative for less.
-        time_ns: more time, as far as known.
-    """
-
-    mask: np.ndarray
-    value: int
-    freed_bytes: int
-    time_ns: int
+    mask: np.ndarray  # bool, shape of the choice
+    value: int  # what they get; one number
+    freed_bytes: int  # more memory free, as far as known; negative for less
+    time_ns: int  # more time, as far as known
 
     def apply(self, choice: np.ndarray) -> np.ndarray:
         changed = choice.copy()

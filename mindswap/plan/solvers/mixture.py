@@ -13,8 +13,6 @@ from scipy.optimize import Bounds, LinearConstraint, linprog, milp
 from mindswap.plan.solvers.silence import silence
 from mindswap.plan.space import KEEP, Figures, Space, Worth
 
-__all__ = ["Mixture", "in_front", "spread"]
-
 MAX_ROUNDS = 20
 # For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
 # can of the rows of others.

@@ -8,8 +8,6 @@ import numpy as np
 from mindswap.plan.space import KEEP, Score, Space
 from mindswap.simulate.timeline import Timeline
 
-__all__ = ["ENTRY_PPM", "Interruptible", "Progress", "Search", "Stop"]
-
 # What an entry of the policy must gain, in millionths of the step time: a plan is to be read by people.
 ENTRY_PPM = 20
 

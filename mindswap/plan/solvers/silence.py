@@ -11,8 +11,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["silence"]
-
 
 @contextlib.contextmanager
 def silence() -> Iterator[None]:
