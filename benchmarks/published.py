@@ -28,7 +28,7 @@ from published_memory import as_published
 from mindswap.errors import MindswapError
 from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.baselines import baseline_policy
-from mindswap.policy.model import Policy
+from mindswap.policy.model import Layers, Policy
 from mindswap.report.tables import format_table
 from mindswap.session.step import Step, load_step
 from mindswap.simulate.program import OpKind
@@ -262,11 +262,11 @@ def compare_mindspeed() -> int:
     return 0
 
 
-def first_layers(loaded: Step) -> frozenset[int]:
+def first_layers(loaded: Step) -> Layers:
     """One layer of each pipeline chunk. Section i + 1 of the step is layer i."""
     num_layers = loaded.model.captured.num_layers
     chunks = [chunk for stage in loaded.model.layout.chunks for chunk in stage]
-    return frozenset(min(section for section in chunk if 0 < section <= num_layers) - 1 for chunk in chunks)
+    return Layers(min(section for section in chunk if 0 < section <= num_layers) - 1 for chunk in chunks)
 
 
 def tflops(loaded: Step, policy: Policy) -> float:
