@@ -23,7 +23,7 @@ $(CHECK_VENV)/.installed: setup.py
 	$(CHECK_VENV)/bin/pip install --quiet -e '.[check]'
 	touch $@
 
-demo: $(VENV)/.installed  ## train the four documented cases on CPU and prove the swap (5 to 12 min; the first time installs MindSpore, some minutes more)
+demo: $(VENV)/.installed  ## train the four documented cases on CPU and prove the swap (4 to 8 min; the first time installs MindSpore, some minutes more)
 	$(VENV)/bin/python tools/demo.py
 
 check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no MindSpore (2 min)
@@ -33,7 +33,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "not mindspore and not ascend"; tests=$$?; \
 	wait $$types && exit $$tests  # both are heard out; some tests wait: 3 fill 2 cores
 
-test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (20 min)
+test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (22 min)
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend"
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 
