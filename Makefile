@@ -57,7 +57,7 @@ wheel-test:  ## build wheel and sdist, install the wheel in a clean environment,
 
 dev: $(VENV)/.installed $(CHECK_VENV)/.installed  ## both environments, nothing run
 
-bench: $(VENV)/.installed  ## speed of all parts, and plans next to what others do (10 min)
+bench: $(VENV)/.installed  ## speed of all parts, and plans next to what others do (40 min)
 	for file in benchmarks/*.py; do $(VENV)/bin/python $$file || exit 1; done
 
 tables: $(VENV)/.installed  ## write mindswap/data/families from real MindFormers
