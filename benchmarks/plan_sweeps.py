@@ -15,12 +15,14 @@ target is missed.
 
 import argparse
 import math
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+
+from plan_quality import run_self
 
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, PlanProblem
@@ -98,12 +100,8 @@ ROW = "{:<22} {:<19} {:>10} {:>13} {:>14} {:>15} {:>6}"
 
 def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> Iterator[Point]:
     """Plans of a model on a device, each by a planner that knows nothing of the others."""
-    path = str(FOLDER / f"{name}.yaml")
-    # MindFormers builds legacy and newer models in different processes only; afterwards the step is in the cache.
-    subprocess.run(
-        [sys.executable, "-m", "mindswap", "simulate", path, "--json"], check=False, stdout=subprocess.DEVNULL
-    )
-    loaded = load_step(path, device)
+    capture(name)
+    loaded = load_step(str(FOLDER / f"{name}.yaml"), device)
     planner = Planner(loaded.model, allow)
     keep = planner.plan(problem_of(loaded, 2**60, allow))
     low, high = keep.least_budget_bytes, keep.peak_bytes
@@ -112,6 +110,12 @@ def measure(name: str, device: str, shares: Sequence[float], allow: Allow) -> It
         begin_s = time.process_time()
         plan = Planner(loaded.model, allow).plan(problem_of(loaded, budget_bytes, allow))
         yield Point(name, device, share, plan, time.process_time() - begin_s)
+
+
+@cache
+def capture(name: str) -> None:
+    """Has the step of a model in the cache: MindFormers builds legacy and newer models in different processes only."""
+    run_self("--capture", name)
 
 
 def problem_of(loaded: Step, budget_bytes: int, allow: Allow) -> PlanProblem:
@@ -145,14 +149,18 @@ def more_memory_slower(points: Sequence[Point]) -> list[str]:
     return found
 
 
+def num_within(gaps: Sequence[float], most: float) -> int:
+    """Plans that are no farther from the bound."""
+    return sum(gap <= most for gap in gaps)
+
+
 def summarise(points: Sequence[Point]) -> list[str]:
     """Prints how many plans are close to the bound; what is missed."""
     gaps = [point.plan.gap if point.plan.fits and point.plan.gap is not None else 9.99 for point in points]
-    is_tight = [point.share == TIGHTEST for point in points]
-    for title, tight in (("next to the least memory", True), ("with more", False)):
-        own = [gap for gap, is_own in zip(gaps, is_tight, strict=True) if is_own == tight]
-        near = sum(gap <= MOST_GAP for gap in own)
-        close = sum(gap <= CLOSE_GAP for gap in own)
+    tight = [gap for point, gap in zip(points, gaps, strict=True) if point.share == TIGHTEST]
+    others = [gap for point, gap in zip(points, gaps, strict=True) if point.share != TIGHTEST]
+    for title, own in (("next to the least memory", tight), ("with more", others)):
+        close, near = num_within(own, CLOSE_GAP), num_within(own, MOST_GAP)
         print(f"{title}: {close} of {len(own)} plans within {CLOSE_GAP:.0%} of the bound, {near} within {MOST_GAP:.0%}")
     print(f"the worst {max(gaps):.1%} above it; most CPU time {max(p.cpu_s for p in points):.1f} s")
     missed = [
@@ -160,8 +168,9 @@ def summarise(points: Sequence[Point]) -> list[str]:
         for point, gap in zip(points, gaps, strict=True)
         if gap > MOST_GAP
     ]
-    if close < CLOSE_SHARE * len(own):
-        missed.append(f"only {close / len(own):.0%} within {CLOSE_GAP:.0%} of the bound")
+    share = num_within(others, CLOSE_GAP) / max(1, len(others))
+    if others and share < CLOSE_SHARE:
+        missed.append(f"only {share:.0%} within {CLOSE_GAP:.0%} of the bound")
     slow = [point for point in points if point.cpu_s > MODELS[point.model]]
     return missed + [f"{p.model}, {p.device}, share {p.share}: {p.cpu_s:.1f} s of CPU" for p in slow]
 
