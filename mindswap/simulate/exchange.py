@@ -16,25 +16,27 @@ from mindswap.simulate.timeline import Timeline
 
 def backward_by_section_ns(timeline: Timeline, stage: int, num_sections: int) -> list[int]:
     """Compute time of backward of the last micro-batch on a stage, with what runs again, by section of the model."""
-    program = timeline.program
-    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
-    ops = program.ops
-    layer, micro_batch = ops.layer[which], ops.micro_batch[which]
-    last = np.max(micro_batch) // program.num_sequences * program.num_sequences  # pieces go back in reverse
-    is_backward = (ops.kind[which] == OpKind.BACKWARD) | (ops.kind[which] == OpKind.RECOMPUTE)
+    kind, layer, micro_batch, duration_ns = _columns(timeline, stage)
+    num_sequences = timeline.program.num_sequences
+    last = np.max(micro_batch) // num_sequences * num_sequences  # pieces go back in reverse
+    is_backward = (kind == OpKind.BACKWARD) | (kind == OpKind.RECOMPUTE)
     chosen = is_backward & (micro_batch == last) & (layer >= 0)
-    durations = np.bincount(layer[chosen] + 1, ops.duration_ns[which][chosen], num_sections)
+    durations = np.bincount(layer[chosen] + 1, duration_ns[chosen], num_sections)
     return [int(duration) for duration in durations]
 
 
-def forward_ns(timeline: Timeline, stage: int) -> int:
+def last_forward_ns(timeline: Timeline, stage: int) -> int:
     """Compute time of forward of the last micro-batch on a stage."""
-    program = timeline.program
-    which = slice(int(program.stage_starts[stage]), int(program.stage_starts[stage + 1]))
-    ops = program.ops
-    micro_batch = ops.micro_batch[which]
-    chosen = (ops.kind[which] == OpKind.FORWARD) & (micro_batch == np.max(micro_batch))
-    return int(ops.duration_ns[which][chosen].sum())
+    kind, _, micro_batch, duration_ns = _columns(timeline, stage)
+    chosen = (kind == OpKind.FORWARD) & (micro_batch == np.max(micro_batch))
+    return int(duration_ns[chosen].sum())
+
+
+def _columns(timeline: Timeline, stage: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Kind, layer, micro-batch and duration of the operators of a stage."""
+    ops, starts = timeline.program.ops, timeline.program.stage_starts
+    own = slice(int(starts[stage]), int(starts[stage + 1]))
+    return ops.kind[own], ops.layer[own], ops.micro_batch[own], ops.duration_ns[own]
 
 
 def repeated_exchange_ns(

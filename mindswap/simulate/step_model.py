@@ -25,7 +25,7 @@ from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, list_doubts
 from mindswap.simulate.compiled_layers import CompiledLayers, signature
 from mindswap.simulate.engine import simulate
-from mindswap.simulate.exchange import backward_by_section_ns, forward_ns, repeated_exchange_ns
+from mindswap.simulate.exchange import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.placing import TransferCosts
@@ -209,7 +209,7 @@ class StepModel:
         times = self.settings.num_exchanges
         return max(
             repeated_exchange_ns(
-                own, backward_by_section_ns(timeline, stage, len(own)), forward_ns(timeline, stage), times
+                own, backward_by_section_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
             )
             for stage, own in enumerate(self.weights.exchange_ns)
         )
