@@ -16,8 +16,6 @@ from mindswap.simulate.program import MemoryKind, OpKind
 from mindswap.simulate.step_model import SimulatedStep, StepModel
 from mindswap.simulate.timeline import StallCause, Timeline
 
-__all__ = ["Facts", "StageLayers", "Stage", "facts_of"]
-
 
 @dataclass(frozen=True)
 class StageLayers:

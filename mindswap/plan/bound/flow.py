@@ -16,8 +16,6 @@ from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.program import NO_OP
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["Flow", "Window", "flows_of", "handed_ns"]
-
 
 @dataclass(frozen=True)
 class Window:

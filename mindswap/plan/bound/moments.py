@@ -22,8 +22,6 @@ from mindswap.simulate.build import build_program
 from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program
 from mindswap.simulate.step_model import StepModel
 
-__all__ = ["BusyMoment", "Presence", "presence_of", "upper_hull"]
-
 NEVER = 2**62  # behind every operator
 
 

@@ -31,8 +31,6 @@ from mindswap.plan.bound.facts import Facts
 from mindswap.plan.bound.flow import Flow
 from mindswap.plan.problem import Allow
 
-__all__ = ["least_budget_bytes", "least_step_ns"]
-
 INFEASIBLE = 2  # status of `linprog`
 # One row of the programme: variable -> factor.
 Row = dict[int, float]
