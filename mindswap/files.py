@@ -156,7 +156,12 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
 
 @contextmanager
 def rewritten(path: Path) -> Iterator[Path]:
-    """A path to write to, see `staged`, in place of a file that may be there; links and devices as in `write_new`."""
+    """A path to write to, see `staged`, in place of a file that may be there; links and devices as in `write_new`.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    require_folders(path)
     target = _behind_links(path)
     if _is_device(target):
         yield target

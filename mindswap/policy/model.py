@@ -89,7 +89,7 @@ def _require_distance(name: str, prefetch: object) -> None:
 
 
 def _require_pattern(pattern: object) -> None:
-    if not isinstance(pattern, str) or not pattern:
+    if not isinstance(pattern, str):
         raise MindswapError(f"pattern={pattern!r} names no operator\n    fix:     pattern='attention'")
 
 

@@ -57,7 +57,7 @@ def test_a_wrong_distance_is_refused(prefetch):
     ("make", "message"),
     [
         (lambda: OpSwap(None, Layers(0), 1), "pattern=None names no operator"),
-        (lambda: OpRecompute("", Layers(0)), "pattern='' names no operator"),
+        (lambda: OpRecompute(b"a", Layers(0)), "pattern=b'a' names no operator"),
         (lambda: Policy(op_swap=5), r"op_swap: 5 is no list of entries\n    fix:     op_swap=\[OpSwap\(...\)\]"),
         (lambda: Policy(op_swap="attention"), "op_swap: 'attention' is no list of entries"),
         (lambda: Policy(op_swap=OpSwap("a", Layers(0), 1)), "op_swap: OpSwap.* is no list of entries"),

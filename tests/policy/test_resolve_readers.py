@@ -25,7 +25,7 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import exact_pattern
-from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.decide import decide
@@ -35,6 +35,7 @@ from tests.pynative.builders import chain
 
 NUM_LAYERS = 3
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SWAPS = ("layer_swap", "op_swap")
 BESIDE = (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM)  # said beside what happens to an operator
 ONE = TensorType((256,), "float32", 1024)
 
@@ -184,12 +185,17 @@ def names_exactly(entry: OpRecompute, path: tuple[str, ...]) -> bool:
 @QUICK
 @given(cases())
 def test_layers_with_one_key_are_decided_alike(case):
-    """`StepModel` makes one block for them."""
+    """`StepModel` makes one block for them; also for policies that differ in one thing."""
     tree, policy = case
+    further = {option: [replace(e, prefetch=e.prefetch + 1) for e in getattr(policy, option)] for option in SWAPS}
+    changes = [{}, *({option: entries} for option, entries in further.items())]
+    changes += [{option: getattr(policy, option)[1:]} for option in ENTRY_FIELDS]
+    changes += [{option: ALL_LAYERS} for option in ("layer_recompute", "output_recompute")]
     by_key = {}
-    for index in range(NUM_LAYERS):
-        decided = replace(resolve_layer(policy, index, tree), layer_index=0)
-        assert by_key.setdefault(layer_key(policy, index), decided) == decided
+    for changed in (replace(policy, **change) for change in changes):
+        for index in range(NUM_LAYERS):
+            decided = replace(resolve_layer(changed, index, tree), layer_index=0)
+            assert by_key.setdefault(layer_key(changed, index), decided) == decided
 
 
 @QUICK
