@@ -4,7 +4,15 @@ from dataclasses import dataclass
 
 from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
+from mindswap.simulate.schedules import (
+    SCHEDULES,
+    WITH_PIECES,
+    Pass,
+    PipelineSchedule,
+    Shape,
+    find_schedule,
+    order_passes,
+)
 
 
 @dataclass(frozen=True)
@@ -112,4 +120,9 @@ def require_schedule(
     if refusal:
         raise SimulationError(
             f"{place}: MindSpore refuses {name} here: {refusal}\n    fix: change that, or pipeline_scheduler: seqpipe"
+        )
+    if num_sequences > 1 and pipeline.num_chunks > 1 and name not in WITH_PIECES:
+        raise SimulationError(
+            f"{place}: in which order {name} runs pieces of sequences (seq_split_num) is not known here\n"
+            f"    allowed: {', '.join(WITH_PIECES)}\n    fix: pipeline_scheduler: seqpipe"
         )
