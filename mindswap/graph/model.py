@@ -40,6 +40,9 @@ class Node:
     # in backward, name of the forward operator that this is the gradient or the copy of; "" where the compiler does not
     # say, or where it merged that operator into another
     origin: str = ""
+    # paths below its layer, where a capture wrote them on primitives (`graph.load.PATH_TAG`); several where equal
+    # operators became one
+    paths: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:

@@ -100,9 +100,7 @@ def inspect_config(
     """
     plain_policy = Policy(is_swap_enabled=True)
     compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
-    from mindswap.adapters.mindspore import PATH_TAG
-
-    names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
+    names = OperatorNames(compiled.layers, plain.graph)
     layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
     notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))

@@ -173,7 +173,7 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     tree, policy = case
     plain = step(tree, 0)
     by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
-    operators = OperatorNames([tree], plain, "path")
+    operators = OperatorNames([tree], plain)
     decided = resolve_layer(policy, 0, tree)
     found = settings_of_policy(plain, operators, [decided])
     each = {name: decided.of(path) for name, path in by_name.items()}
