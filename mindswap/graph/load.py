@@ -3,7 +3,6 @@
 The message itself comes from an adapter, because its schema ships with MindSpore.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -21,10 +20,6 @@ FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
 RECOMPUTE_SCOPE = "recompute_"
 # Attribute that carries the path of a primitive into the compiled graph.
 PATH_TAG = "mindswap_path"
-BYTES_PER_ELEMENT = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
 DTYPES = {"float": "float32", "double": "float64"}  # what the protobuf calls otherwise
 INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
@@ -163,9 +158,7 @@ def _flatten_types(attribute: Message) -> Iterator[TensorType]:
 def read_tensor_type(tensor: Message) -> TensorType:
     """Type of a tensor; without bytes where a dim or the dtype is not known."""
     name = tensor.DataType.Name(tensor.data_type).lower()
-    dtype = DTYPES.get(name, name)
-    size = BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in tensor.dims)
-    return TensorType(tuple(tensor.dims), dtype, size)
+    return TensorType.of(tuple(tensor.dims), DTYPES.get(name, name))
 
 
 def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: None) -> Any:

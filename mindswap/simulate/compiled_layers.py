@@ -52,8 +52,9 @@ class CompiledLayers:
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
     def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
-        """What a policy decides for one layer of the model, in each of the compiled ones."""
-        return tuple(resolve_layer(policy, layer_index, tree) for tree in self.source.trees)
+        """What a policy decides for one layer of the model, in each of the compiled ones, swap enabled or not."""
+        acting = replace(policy, is_swap_enabled=True)
+        return tuple(resolve_layer(acting, layer_index, tree) for tree in self.source.trees)
 
     def rewritten(self, policy: Policy, layer_index: int) -> Graph:
         """The step in which all layers are under what a policy sets on one layer of the model."""

@@ -33,7 +33,7 @@ from mindswap.simulate.program import Program
 from mindswap.simulate.stage_weights import update_terms, weigh_stages
 from mindswap.simulate.timeline import StepTerm, Timeline
 
-PLAIN = Policy(is_swap_enabled=True)
+PLAIN = Policy()
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,9 +130,8 @@ class StepModel:
             raise SimulationError(
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
-        acting = replace(policy, is_swap_enabled=True)
         plain = self._step_blocks(PLAIN, 0)
-        layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
+        layers = [self.layer_block(policy, index) for index in range(self.captured.num_layers)]
         return [plain.prologue, *layers, plain.epilogue]
 
     def blocks_with_free_gathers(self) -> list[Block]:
@@ -146,15 +145,14 @@ class StepModel:
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
         """One layer under a policy, as `blocks` has it."""
         position = self.captured.sample.layer_map[layer_index]
-        acting = policy if policy.is_swap_enabled else replace(policy, is_swap_enabled=True)
         try:
-            return self._step_blocks(acting, layer_index).layers[position]
+            return self._step_blocks(policy, layer_index).layers[position]
         except SimulationError as error:
-            raise self.layers.not_simulated(error, acting, layer_index) from None
+            raise self.layers.not_simulated(error, policy, layer_index) from None
 
     def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
-        """`CompiledLayers.keepers` of a layer, swap enabled or not."""
-        return self.layers.keepers(replace(policy, is_swap_enabled=True), layer_index)
+        """`CompiledLayers.keepers` of a layer."""
+        return self.layers.keepers(policy, layer_index)
 
     def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
         """The compiled layers, all under what the policy sets on one layer."""
