@@ -23,8 +23,7 @@ from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.policy.schema import SELECT_OPTIONS
+from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulate.captured import CapturedStep
 
 # In place of the operator paths that stand for a name: no swap takes it away.
@@ -52,13 +51,12 @@ class CompiledLayers:
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
 
     def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
-        """What a policy decides for one layer of the model, in each of the compiled ones, swap enabled or not."""
-        acting = replace(policy, is_swap_enabled=True)
-        return tuple(resolve_layer(acting, layer_index, tree) for tree in self.source.trees)
+        """What a policy decides for one layer of the model, in each of the compiled ones."""
+        return tuple(resolve_layer(policy, layer_index, tree) for tree in self.source.trees)
 
     def rewritten(self, policy: Policy, layer_index: int) -> Graph:
         """The step in which all layers are under what a policy sets on one layer of the model."""
-        key = signature(policy, layer_index)
+        key = layer_key(policy, layer_index)
         if self._last is None or self._last[0] != key:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
             self._refuse_caches(settings.recomputed)
@@ -114,16 +112,6 @@ class CompiledLayers:
     def _paths_of(self, node: Node) -> Names:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
         return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
-
-
-def signature(policy: Policy, layer_index: int) -> Hashable:
-    """All that decides what a policy sets on a layer."""
-    selects = (getattr(policy, option) for option in SELECT_OPTIONS)
-    selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
-    recompute = (layer_index in policy.layer_recompute, layer_index in policy.output_recompute, *selected)
-    layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
-    swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
-    return recompute, layer_swap, swaps
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
