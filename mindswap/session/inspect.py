@@ -7,6 +7,7 @@ from pathlib import Path
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
+from mindswap.files import file_name
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
@@ -48,8 +49,8 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
     """
-    if is_trace_path(os.fspath(path)):
-        return _inspect_trace(os.fspath(path))
+    if is_trace_path(file_name(path)):
+        return _inspect_trace(file_name(path))
     document = load_document(path)
     checked = check_document(document, environ=dict(os.environ))
     policy = checked.require_policy()

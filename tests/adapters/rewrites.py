@@ -1,13 +1,14 @@
 """Compare steps that are worked out with steps that are compiled; prints JSON. One family of models to a process.
 
-python -m tests.adapters.rewrites rewrite CONFIG LLAMA|QWEN3: for each policy what is kept, copied and run again
-python -m tests.adapters.rewrites assemble CONFIG: a model put together from a sample, and the model compiled whole
+python -m tests.adapters.rewrites CONFIG FAMILY: for each policy what is kept, copied and run again
+python -m tests.adapters.rewrites CONFIG FAMILY assemble: besides, a model put together from a sample, and whole
 """
 
 import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
@@ -32,23 +33,30 @@ from tests.adapters import rewrite_policies
 
 
 def main():
-    task, config, *family = sys.argv[1:]
+    config, family, *more = sys.argv[1:]
     config = str(Path(config).resolve())  # quiet() changes the working directory
     with quiet():
-        result = {"rewrite": compare_rewrites, "assemble": compare_assembled}[task](config, *family)
-    json.dump(result, sys.stdout)
+        plain = capture_whole(config)
+        results = compare_rewrites(config, plain, family)
+        if more:
+            results["assembled"] = compare_assembled(config, plain, family)
+    json.dump(results, sys.stdout)
 
 
-def compare_rewrites(config, family):
+@cache
+def compiled_under(config, policy, sample):
     from mindswap.adapters.mindformers import capture
 
-    plain = capture_whole(config)
+    return settle_layers(capture(config, policy, sample).graph)
+
+
+def compare_rewrites(config, plain, family):
     names, graph = plain.names(), settle_layers(plain.graph)
     results = {}
     for name, policy in rewrite_policies.policies(family).items():
         actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
         predicted = rewrite_graph(graph, settings_of_policy(graph, names, actions), plain.tag)
-        compiled = settle_layers(capture(config, policy, plain.sample).graph)
+        compiled = compiled_under(config, policy, plain.sample)
         results[name] = {"compiled": describe(compiled), "predicted": describe(predicted)}
     return results
 
@@ -90,23 +98,18 @@ def is_again(node):
     return node.is_duplicate or (node.is_recomputed and "Gradients/" not in node.scope)
 
 
-def compare_assembled(config):
-    from mindswap.adapters.mindformers import capture
+def compare_assembled(config, whole, family):
     from mindswap.adapters.step import capture_step
 
     document = load_document(config)
     settings = replace(read_step_settings(document), num_micro_batches=1)
     # Bytes as the compiler has them, without the rounding of the pool.
     costs = CostTable(replace(load_device(), pool_alignment_bytes=1))
-    whole = capture_whole(config)
     assembled = StepModel(capture_step(config, whole.num_layers), costs, settings)
     complete = StepModel(whole, costs, settings)
     results = {"compiled layers": len(assembled.captured.sample.indices)}
-    for name in rewrite_policies.ASSEMBLED:
-        policy = rewrite_policies.LLAMA[name]
-        blocks = cut_blocks(
-            settle_layers(capture(config, policy, whole.sample).graph), costs.operator_ns, whole.names()
-        )
+    for name, policy in rewrite_policies.assembled(family).items():
+        blocks = cut_blocks(compiled_under(config, policy, whole.sample), costs.operator_ns, whole.names())
         true = build_program([blocks.prologue, *blocks.layers, blocks.epilogue], assembled.transfers)
         results[name] = {
             "assembled": total(assembled.program(policy)),
