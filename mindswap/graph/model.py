@@ -13,8 +13,9 @@ from types import MappingProxyType
 
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
-# In a scope: the number of a layer in its list, and at the end the compiler's count of operators of one type.
-LAYER_NUMBER = re.compile(r"(?:(?<=-CellList/)|(?<=-SequentialCell/))\d+(?=-)")
+# In a scope: the number of a layer in its list, also where the scope is the name of a weight (`gather_weights`); and at
+# the end the compiler's count of operators of one type.
+LAYER_NUMBER = re.compile(r"(?:(?<=-CellList/)|(?<=-SequentialCell/))\d+(?=-)|(?<=\.)\d+(?=\.)")
 OP_NUMBER = re.compile(r"-op\d+$")
 # What tells an operator of forward apart in another graph of the same network: its layer, its scope in that layer, and
 # its number among those there.
