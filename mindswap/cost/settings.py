@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import OPTIONS, parse_option
+from mindswap.cost.figures import parse_option
+from mindswap.cost.hardware import OPTIONS
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS

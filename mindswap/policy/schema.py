@@ -22,7 +22,7 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
-# Figures of the simulated device; `cost.figures.OPTIONS` says what each is and in which unit.
+# Figures of the simulated device; `cost.hardware.OPTIONS` says what each is and in which unit.
 DEVICE_KEYS = (
     "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
     "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_bandwidth_fraction", "memory_bandwidth",

@@ -119,11 +119,11 @@ def make_plan(
     Raises:
         PlanError: if the memory cannot be read.
     """
-    problem = problem_of(step, memory, allow, objective)
+    problem = replace(problem_of(step, memory, allow, objective), solver=solver)
     if isinstance(step.model, LayerSwapModel):
         plan = plan_layers(problem, progress)
     else:
-        plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, solver, progress))
+        plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, progress))
     return StepPlan(step, problem, plan, budget_of(step, memory)[1])
 
 

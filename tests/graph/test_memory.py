@@ -15,7 +15,7 @@ ONE_LAYER = LayerSample((0,), (0,))
 
 
 def names_of(step):
-    return OperatorNames([LAYER], step, "path")
+    return OperatorNames([LAYER], step)
 
 
 def measured(step, plain=None):
@@ -99,14 +99,14 @@ def test_a_layer_is_held_against_the_one_that_is_like_it():
     The product has 1 KiB in layer 0, 2 KiB in the others. Its name is on the primitive, in the plain step only.
     """
 
-    def product(index, tags):
+    def product(index, paths=()):
         scope = f"Default/layers-CellList/{index}-Layer/mlp-MLP/Mul-op0"
-        return replace(node(f"a{index}", "Mul", "x", min(index + 1, 2) * KIB, index, **tags), scope=scope)
+        return replace(node(f"a{index}", "Mul", "x", min(index + 1, 2) * KIB, index), scope=scope, paths=paths)
 
-    plain = graph([product(index, {"path": f"mlp.mul{index}"}) for index in (0, 1)], saved="a0 a1")
-    step = graph([product(index, {}) for index in (0, 1, 2)], saved="a0 a1")
+    plain = graph([product(index, (f"mlp.mul{index}",)) for index in (0, 1)], saved="a0 a1")
+    step = graph([product(index) for index in (0, 1, 2)], saved="a0 a1")
     like = {0: 0, 1: 1, 2: 1}
-    names = OperatorNames([LAYER] * 2, plain, "path")
+    names = OperatorNames([LAYER] * 2, plain)
     assert measure_layers(step, plain, names, LayerSample((0, 4, 5), (0, 1, 1, 1, 1, 2)), like) == (
         LayerMemory(0, (OperatorMemory("mlp.mul0", "Mul", kept_bytes=KIB, swappable_bytes=KIB),)),
         *(
