@@ -54,7 +54,7 @@ def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
         fate: only what fares so.
     """
     sizes: Counter[Label] = Counter()
-    for tensor in block.tensors:
+    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
         is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
         is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
         if is_saved and is_made and _fate(tensor) is fate:
