@@ -44,7 +44,7 @@ class LayerEffect:
     # recomputed
     missing: tuple[Node, ...]
     unasked: tuple[SwapPair, ...]  # copies of operators that the policy does not name
-    wrong_prefetch: tuple[SwapPair, ...]  # copies with another prefetch distance than the policy's
+    wrong_prefetch: tuple[SwapPair, ...]  # copies that are asked for, with another prefetch distance than the policy's
     one_way: tuple[Node, ...]  # copies to the host that never come back
     idle: tuple[Idle, ...]  # entries of the policy that move nothing in this layer, each with the reason
     wasted: tuple[SavedStorage, ...]  # storages that are copied out while another name of them stays on the device
@@ -106,7 +106,9 @@ class _LayerComparison:
             missing=tuple(self._missing()),
             unasked=tuple(pair for pair in self.pairs if self._prefetch_named(pair.producer) == {None}),
             wrong_prefetch=tuple(
-                pair for pair in self.pairs if pair.num_prefetch_ops not in self._prefetch_named(pair.producer) | {None}
+                pair
+                for pair in self.pairs
+                if (named := self._prefetch_named(pair.producer)) != {None} and pair.num_prefetch_ops not in named
             ),
             one_way=tuple(node for node in self.graph.index.one_way_copies if node.layer_index == self.index),
             idle=(*self._idle(), *self._idle_recompute()),

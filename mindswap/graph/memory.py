@@ -65,14 +65,14 @@ def path_from_root(node: Node) -> str:
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
-    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`, in the attribute
-    `tag`. With `has_all_tags` every primitive does; what has none is none of the model's.
+    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`. With
+    `has_all_tags` every primitive does; what has none is none of the model's.
     """
 
-    def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
+    def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
         found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
         self._by_place = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
-        self._tags = {node.scope: Names.of(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
+        self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
         """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""

@@ -11,6 +11,11 @@ from dataclasses import dataclass, field, replace
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
 
+BYTES_PER_ELEMENT = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
+
 
 @dataclass(frozen=True)
 class TensorType:
@@ -19,6 +24,11 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: str) -> "TensorType":
+        """With its bytes, none where a dim or the dtype is not known."""
+        return cls(shape, dtype, BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in shape))
 
 
 @dataclass(frozen=True)
@@ -40,6 +50,9 @@ class Node:
     # in backward, name of the forward operator that this is the gradient or the copy of; "" where the compiler does not
     # say, or where it merged that operator into another
     origin: str = ""
+    # paths below its layer, where a capture wrote them on primitives (`graph.load.PATH_TAG`); several where equal
+    # operators became one
+    paths: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:

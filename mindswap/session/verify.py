@@ -15,6 +15,7 @@ from mindswap.document.source import load_document
 from mindswap.effect.recompute import RecomputeEffect, compare_recompute
 from mindswap.effect.swap import LayerEffect, compare_effect
 from mindswap.errors import MindswapError
+from mindswap.files import file_name
 from mindswap.logs.compare import compare_logs
 from mindswap.logs.read import read_worker_logs
 from mindswap.policy.cell_tree import LayerTrees
@@ -84,11 +85,11 @@ def verify(
         GraphError: if the network cannot be built or compiled.
         LogError: if the logs cannot be read.
     """
-    config = os.fspath(path)
+    config = file_name(path)
     document = load_document(config)
     checked = check_document(document, environ=dict(os.environ))
     asked = checked.require_policy()
-    workers = read_worker_logs(os.fspath(logs)) if logs is not None else None
+    workers = read_worker_logs(file_name(logs)) if logs is not None else None
     policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
     found = _verify_graph(config, document, checked, policy, rank, use_cache)
     if execute:

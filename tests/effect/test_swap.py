@@ -121,7 +121,7 @@ def test_what_has_no_scope_is_asked_for_by_its_own_setting(settings, missing):
 
 def test_a_swap_that_nobody_asked_for_is_unasked():
     effect = compare(gelu_swapped(), policy(r"mlp\.matmul"))
-    assert producers(effect.unasked) == ["Gelu"]
+    assert (producers(effect.unasked), effect.wrong_prefetch) == (["Gelu"], ())
     assert ops(effect.missing) == ["Matmul"]
     assert not effect.is_as_asked
 

@@ -13,7 +13,7 @@ ONE_LAYER = LayerSample((0,), (0,))
 
 
 def names_of(step):
-    return OperatorNames([LAYER], step, "path")
+    return OperatorNames([LAYER], step)
 
 
 def measured(step, plain=None):
