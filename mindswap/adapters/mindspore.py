@@ -21,12 +21,10 @@ from mindswap.adapters.apply import iterate_primitives
 from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
 from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.constants import restore_constants
-from mindswap.graph.load import load_graph
+from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
-# Attribute that carries the path of a primitive into the compiled graph.
-PATH_TAG = "mindswap_path"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
 SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
 # Attribute names under which models hold their transformer layers.
@@ -138,7 +136,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
     Raises:
         GraphError: if the compiler refuses the network.
     """
-    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list, PATH_TAG))
+    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:

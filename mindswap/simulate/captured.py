@@ -25,7 +25,6 @@ class CapturedStep:
     sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
     trees: tuple[CellNode, ...]  # tree of each compiled layer
     graph: Graph  # the step; sizes are those of one rank
-    tag: str  # attribute of primitives that carries their path
     # tensor parallel communication, by name of the node that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
@@ -38,7 +37,7 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
+        return OperatorNames(self.trees, self.graph, self.has_all_tags)
 
 
 @dataclass(frozen=True)
