@@ -37,7 +37,7 @@ test: check $(VENV)/.installed  ## everything: `check`, then the tests on real M
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 
-test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (50 min)
+test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
 	MINDSWAP_NIGHTLY=1 $(VENV)/bin/pytest -q -n 2 --dist loadfile -m mindspore $$(grep -rl "from tests.strength import" tests --include="test_*.py") tests/adapters/test_rewrites.py
 
