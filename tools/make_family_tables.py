@@ -206,7 +206,8 @@ def read_operator_uses(config_path: str):
     from mindswap.adapters.apply import iterate_primitives
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindformers import compile_network, trees_of_network
-    from mindswap.adapters.mindspore import PATH_TAG, enable_lazy_inline, find_layers, find_lazy_inline_cell
+    from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+    from mindswap.graph.load import PATH_TAG
     from mindswap.policy.model import Policy
 
     network, config = build_network(config_path, Policy())
@@ -215,7 +216,7 @@ def read_operator_uses(config_path: str):
             primitive.add_prim_attr(PATH_TAG, f"{index}.{'.'.join(path)}")
     enable_lazy_inline(find_lazy_inline_cell(network))
     uses: dict[str, set[str]] = {}
-    for name, users in _users_by_tag(compile_network(network, config), PATH_TAG).items():
+    for name, users in _users_by_path(compile_network(network, config)).items():
         layer, _, name_in_layer = name.partition(".")
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
@@ -223,22 +224,21 @@ def read_operator_uses(config_path: str):
     return trees_of_network(network, {}), {path: sorted(users) for path, users in sorted(uses.items())}
 
 
-def _users_by_tag(graph, tag: str) -> dict[str, set[str]]:
-    """Tag of an operator, in this attribute -> tags of the operators that use its output in forward.
+def _users_by_path(graph) -> dict[str, set[str]]:
+    """Path of an operator -> paths of the operators that use its output in forward.
 
-    Operators of the compiler's own (`TupleGetItem`, `Depend`, ...) have no tag and are looked through.
+    Operators of the compiler's own (`TupleGetItem`, `Depend`, ...) have none and are looked through.
     """
-    from mindswap.graph.names import Names
     from mindswap.graph.ops import UNNAMED_OPS
 
     uses: dict[str, set[str]] = {}
     for node in graph.forward:
-        pending = list(node.inputs) if tag in node.attributes else []
+        pending = list(node.inputs) if node.paths else []
         for name in pending:  # grows behind
             producer = graph.forward_nodes.get(name)
-            if producer is not None and tag in producer.attributes:
-                for path in Names.of(producer.attributes[tag]):
-                    uses.setdefault(path, set()).update(Names.of(node.attributes[tag]))
+            if producer is not None and producer.paths:
+                for path in producer.paths:
+                    uses.setdefault(path, set()).update(node.paths)
             elif producer is not None and producer.op in UNNAMED_OPS:
                 pending += [source for source in producer.inputs if source not in pending]
     return uses

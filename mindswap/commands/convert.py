@@ -167,6 +167,4 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
         checked.require_policy()
         converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
-    if converted.sections is None:
-        raise PolicyError(converted.problems)
     return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)

@@ -133,8 +133,6 @@ def _with_present(
     if is_on:
         return policy, ("recompute_config", "mindswap"), ()
     counted = to_index_form(document, options.num_layers, trees)
-    if counted.policy is None:
-        raise PolicyError(counted.problems)
     return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
 
 
