@@ -47,6 +47,9 @@ class WeightSharding:
         return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
 
 
+WHOLE = WeightSharding()  # nothing is cut
+
+
 def read_weight_sharding(document: Document) -> WeightSharding:
     """How the parallel optimizer cuts the weights of a configuration; a wrong value counts as missing.
 
