@@ -1,7 +1,8 @@
 """What layers of several configurations keep as one rank has them, compiled in one process, as JSON.
 
 python rank_reports.py < JOBS > RESULTS, both a list; each job is {"config": PATH, "rank": RANK or null}. `mindswap
-inspect` compiles without the policy, too, for what recompute saves and for names of operators. MindFormers builds the legacy and the newer models only in different processes.
+inspect` compiles without the policy, too, for what recompute saves and for names of operators. MindFormers builds the
+legacy and the newer models only in different processes.
 """
 
 import json
@@ -36,7 +37,7 @@ def run_job(config, rank):
 
 
 def describe(graph, saved):
-    """Bytes of a layer, or of what is outside the layers, and kept ones by the cell that backward holds them through."""
+    """Bytes of a layer, or of what is outside; kept ones also by the cell through which backward holds them."""
     cells = Counter()
     for entry in saved:
         holder = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
