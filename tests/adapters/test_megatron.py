@@ -217,15 +217,15 @@ def test_modules_of_the_newer_models(qwen3):
 
 
 def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):
-    """Trained for real on CPU: ten steps, three layers, with the second group as `uniform 2` leaves it."""
+    """Trained for real on CPU: ten steps, four layers, with the second group as `uniform 3` leaves it."""
     groups = {
         "swap_config": {"swap": True, "op_swap": []},
         "recompute_config": {"recompute": True},
-        "mindswap": {"cpu_stand_ins": True, "output_recompute": [0]},
+        "mindswap": {"cpu_stand_ins": True, "output_recompute": [0, 1]},
     }
     runs = []
     for name, edits in (("plain", OFF), ("groups", groups)):
-        config = write_config(tmp_path / name, {**TRAINING, "model.model_config.num_layers": 3, **edits})
+        config = write_config(tmp_path / name, {**TRAINING, "model.model_config.num_layers": 4, **edits})
         runs.append(train(tmp_path / name, config, data, fork=True))
         assert runs[-1].exit_code == 0, runs[-1].log[-3000:]
     plain, grouped = runs
@@ -233,6 +233,7 @@ def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):
     assert grouped.weights == plain.weights
     assert grouped.set_lines == [
         "Set full recompute at layer 0, with its output",
-        "Set full recompute at layer 1",
+        "Set full recompute at layer 1, with its output",
         "Set full recompute at layer 2",
+        "Set full recompute at layer 3",
     ]
