@@ -21,7 +21,7 @@ from pathlib import Path
 from other_systems import STRATEGIES
 
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.plan.planner import make_plan
+from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, PlanProblem
 from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import ENTRY_PPM
@@ -36,6 +36,7 @@ GIB = 2**30
 MAX_RSS_BYTES = 10**9
 MAX_GAP_PERCENT = 3
 OURS = "mindswap plan"
+STRICT = Allow(coupled=False)
 # Where not even keeping everything would gain as much as was published, this share of what it would gain is enough.
 BOUND_SHARE = 0.97
 
@@ -137,11 +138,11 @@ def measure(case: Case) -> dict:
     plans, seconds = [], []
     for problem in problems:
         started = time.perf_counter()
-        plans.append(make_plan(problem))
+        plans.append(Planner(model).plan(problem))
         seconds.append(time.perf_counter() - started)
     # How much memory planning took is read before anything else is done.
     rss_bytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    strict = [make_plan(replace(problem, allow=Allow(coupled=False))) for problem in problems]
+    strict = [Planner(model, STRICT).plan(replace(problem, allow=STRICT)) for problem in problems]
     others = {
         # Steps with few micro-batches give the same policies as the whole one, sooner.
         name: [

@@ -18,6 +18,22 @@ def is_recorded_step(start: bytes) -> bool:
     return re.match(rb'\s*\{\s*"schema"\s*:\s*"mindswap-trace"', start) is not None
 
 
+def file_name(path: object) -> str:
+    """The name of a file as text, of what a Python user gives for it.
+
+    Raises:
+        DataError: it is neither text nor a `pathlib.Path`, or has characters that no file can have.
+    """
+    try:
+        name = os.fsdecode(path)  # type: ignore[arg-type]
+        is_encodable = b"\0" not in os.fsencode(name)
+    except (TypeError, ValueError):
+        is_encodable = False
+    if not is_encodable:
+        raise DataError(f"{path!r} is no file name\n    fix:     a text, or a pathlib.Path") from None
+    return name
+
+
 def require_folders(*paths: Path | None) -> None:
     """Refuse a file that cannot be written because of folders, before the work that fills it.
 
@@ -42,9 +58,7 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
     Raises:
         DataError: it cannot be written, or is there already.
     """
-    target = Path(path)
-    if not _is_device(target):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
-        target = target.resolve()
+    target = _behind_links(Path(file_name(path)))
     if not overwrite:
         refuse_existing([target])
     try:
@@ -84,6 +98,13 @@ def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise
+
+
+def _behind_links(path: Path) -> Path:
+    """Where a file goes that is written to a path."""
+    if _is_device(path):  # the link of a pipe, as of /dev/stdout, leads to no name of a file
+        return path
+    return Path(os.path.realpath(path))  # noqa: PTH121 Path.resolve raises for links in a circle
 
 
 def _is_device(path: Path) -> bool:
@@ -133,6 +154,22 @@ def staged(target: Path, companions: tuple[str, ...] = (), *, overwrite: bool = 
         _move_all(moves, folder / "replaced")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def rewritten(path: Path) -> Iterator[Path]:
+    """A path to write to, see `staged`, in place of a file that may be there; links and devices as in `write_new`.
+
+    Raises:
+        DataError: it cannot be written.
+    """
+    require_folders(path)
+    target = _behind_links(path)
+    if _is_device(target):
+        yield target
+        return
+    with staged(target, overwrite=True) as written:
+        yield written
 
 
 def _move_all(moves: list[tuple[Path, Path]], attic: Path) -> None:

@@ -3,7 +3,7 @@ import os
 import pytest
 
 from mindswap.errors import DataError
-from mindswap.files import staged, write_new
+from mindswap.files import file_name, rewritten, staged, write_new
 
 
 def write_pair(path, text):
@@ -76,8 +76,37 @@ def test_what_is_no_file_is_written_to_and_stays(tmp_path):
         write_new(tmp_path / "named", "a", overwrite=True)
         write_new(tmp_path / "link", "b", overwrite=True)
         assert (os.read(named, 9), os.read(reads, 9)) == (b"a", b"b")
+        with rewritten(tmp_path / "link") as path:
+            path.write_text("c")
+        assert os.read(reads, 9) == b"c"
     finally:
         for descriptor in (named, reads, writes):
             os.close(descriptor)
     assert (tmp_path / "named").is_fifo() and (tmp_path / "link").is_symlink()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "named"]
+
+
+def test_a_file_is_rewritten_behind_its_link_or_not_at_all(tmp_path):
+    (tmp_path / "x.json").write_text("old")
+    (tmp_path / "link.json").symlink_to("x.json")
+    with pytest.raises(KeyError), rewritten(tmp_path / "link.json") as path:
+        path.write_text("half")
+        raise KeyError
+    assert contents(tmp_path) == {"x.json": "old", "link.json": "old"}
+    with rewritten(tmp_path / "link.json") as path:
+        path.write_text("new")
+    assert contents(tmp_path) == {"x.json": "new", "link.json": "new"}
+    assert (tmp_path / "link.json").is_symlink()
+
+
+@pytest.mark.parametrize("path", [None, 5, [], {}, "\ud800", "a\0b"])
+def test_what_is_no_name_of_a_file_is_refused(path):
+    with pytest.raises(DataError, match="is no file name\n    fix:     a text, or a pathlib.Path"):
+        file_name(path)
+
+
+def test_links_in_a_circle_are_replaced_and_not_followed(tmp_path):
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    write_new(tmp_path / "a", "x", overwrite=True)
+    assert [path.read_text() for path in tmp_path.iterdir() if not path.is_symlink()] == ["x"]

@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import OPTIONS, UNITS_OF
+from mindswap.cost.figures import UNITS_OF
+from mindswap.cost.hardware import OPTIONS
 from mindswap.errors import DataError
 
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"

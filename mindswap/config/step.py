@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, is_whole_number
 
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
@@ -131,6 +131,6 @@ def read_step_settings(document: Document) -> StepSettings:
 def read_seq_length(document: Document) -> int:
     """Tokens of a sample: `seq_length` of the model, else what the class of its configuration has."""
     stated = document.value("model", "model_config", "seq_length")
-    if isinstance(stated, int) and not isinstance(stated, bool) and stated >= 1:
+    if is_whole_number(stated) and stated >= 1:
         return stated
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]

@@ -5,11 +5,12 @@ from collections.abc import Mapping
 from decimal import Decimal
 from pathlib import Path
 
-from mindswap.cost.figures import FIGURES, OPTIONS, checked, parse_option, to_integer, unit_keys
-from mindswap.cost.hardware import SET_BY_USER, Device, make_device
+from mindswap.cost.figures import checked, parse_option, to_integer, unit_keys
+from mindswap.cost.hardware import FIGURES, OPTIONS, SET_BY_USER, Device, make_device
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
+from mindswap.files import file_name
 from mindswap.policy.words import closest_names
 from mindswap.units import format_bytes
 
@@ -30,7 +31,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     Raises:
         CostError: if there is none; the text lists the known names.
     """
-    text = os.fspath(name_or_path)
+    text = file_name(name_or_path)
     if text in list_devices():
         return FOLDER / f"{text}.yaml"
     path = Path(text)
@@ -48,7 +49,7 @@ def load_device(
 
     Args:
         name_or_path: one of `list_devices()`, or a file of the same form.
-        overrides: figures to replace: name in `figures.OPTIONS` -> value with its unit, such as
+        overrides: figures to replace: name in `hardware.OPTIONS` -> value with its unit, such as
             `{"d2h": "20GB/s", "memory": "54GiB"}`.
 
     Raises:

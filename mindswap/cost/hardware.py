@@ -1,49 +1,15 @@
-"""A device as data: every figure with its unit in the name, every figure with a source in its YAML file."""
+"""A device as data. All that is known of a figure stands at the field of `Device` that it is."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from operator import attrgetter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any
 
-from mindswap.cost.figures import FIGURES
+from mindswap.cost.figures import Figure, FigureKind
 
 # Source of a figure that an option or a configuration replaces.
 SET_BY_USER = "set by the user"
 DTYPES = ("float16", "bfloat16", "float32")
-OP_KINDS = ("matrix", "vector", "communication")
-RATES = ("norm", "norm_grad", "softmax", "activation", "activation_grad")
-# Figures that are an attribute of a device, or of a link or network of it.
-ATTRIBUTES = {
-    "compute_fraction": "compute_permille",
-    "weight_gradient_fraction": "weight_gradient_permille",
-    "num_matrix_cores": "num_matrix_cores",
-    "attention_fraction": "attention_permille",
-    "attention_grad_fraction": "attention_grad_permille",
-    "memory_bandwidth": "memory_bandwidth_bytes_per_s",
-    "memory_bandwidth_fraction": "memory_permille",
-    "cache_size": "cache_bytes",
-    "cache_bandwidth": "cache_bandwidth_bytes_per_s",
-    "device_memory": "memory_bytes",
-    "usable_memory": "usable_memory_bytes",
-    "margin": "margin_permille",
-    "hccl_buffer": "hccl_buffer_bytes",
-    "kernel_workspace": "kernel_workspace_bytes",
-    "pool_alignment": "pool_alignment_bytes",
-    "d2h": "offload.bandwidth_bytes_per_s",
-    "d2h_latency": "offload.latency_ns",
-    "h2d": "prefetch.bandwidth_bytes_per_s",
-    "h2d_latency": "prefetch.latency_ns",
-    "contended_fraction": "contended_permille",
-    "num_cards_per_node": "num_cards_per_node",
-    "host_memory": "host_memory_bytes",
-    "host_bandwidth": "host_bandwidth_bytes_per_s",
-    "intranode_bandwidth": "intranode.bandwidth_bytes_per_s",
-    "intranode_latency": "intranode.latency_ns",
-    "num_mesh_cards": "intranode.num_mesh_cards",
-    "internode_bandwidth": "internode.bandwidth_bytes_per_s",
-    "internode_latency": "internode.latency_ns",
-    "collective_fraction": "intranode.efficiency_permille",
-    "internode_fraction": "internode.efficiency_permille",
-}
+_K = FigureKind
 
 
 @dataclass(frozen=True)
@@ -67,40 +33,144 @@ class Network:
 
 
 @dataclass(frozen=True)
+class _Part:
+    """How a field of a device and its figures hang together."""
+
+    figures: tuple[Figure, ...]
+    made_of: Callable[[Sequence[int]], Any]  # the field, of the values of its figures
+    values_of: Callable[[Any], Iterable[int]]  # and back; what no figure says comes last
+
+
+def _part(*part: Any) -> Any:
+    return field(metadata={"part": _Part(*part)})
+
+
+def _figure(name: str, kind: FigureKind, meaning: str, may_be_zero: bool = False, default: int | None = None) -> Any:
+    """A field that is one figure."""
+    figure = Figure(name, kind, meaning, may_be_zero, default)
+    return _part((figure,), lambda values: values[0], lambda value: (value,))
+
+
+def _figures(by_key: Mapping[str, Figure]) -> Any:
+    """A field that has a figure under each key."""
+    figures = tuple(by_key.values())
+    return _part(figures, lambda values: dict(zip(by_key, values, strict=True)), lambda value: map(value.get, by_key))
+
+
+def _way(kind: type[Link | Network], *figures: Figure) -> Any:
+    """A field whose own fields are figures, in order."""
+    return _part(figures, lambda values: kind(*values), astuple)
+
+
+@dataclass(frozen=True)
 class Device:
     """One card and its place in a node."""
 
     name: str  # key of the file
     title: str  # as people call it
-    peak_flops: Mapping[str, int]  # floating point operations per second of the matrix units, by dtype
-    vector_flops: Mapping[str, int]  # the same of the vector units, by dtype
-    compute_permille: int  # share of the matrix peak that products reach, in thousandths
-    weight_gradient_permille: int  # the same of products whose first operand is transposed
-    num_matrix_cores: int  # cores over which the output tiles of a product go in whole rounds; 0 if not known
-    attention_permille: int  # share of the matrix peak of flash attention
-    attention_grad_permille: int  # and of its gradient
-    memory_bandwidth_bytes_per_s: int  # of device memory
-    memory_permille: int  # the share of it that kernels reach
-    cache_bytes: int  # of the cache that all cores share
-    cache_bandwidth_bytes_per_s: int  # what kernels reach within it
+    sources: Mapping[str, str]  # where each figure is from, by its name
+    # floating point operations per second, by dtype
+    peak_flops: Mapping[str, int] = _figures(
+        {dtype: Figure(f"matrix_{dtype}", _K.FLOPS, "peak of the matrix units") for dtype in DTYPES}
+    )
+    vector_flops: Mapping[str, int] = _figures(
+        {dtype: Figure(f"vector_{dtype}", _K.FLOPS, "peak of the vector units") for dtype in DTYPES}
+    )
+    compute_permille: int = _figure("compute_fraction", _K.FRACTION, "share of the peak that matrix products reach")
+    weight_gradient_permille: int = _figure(
+        "weight_gradient_fraction", _K.FRACTION, "the same of products with a transposed first operand"
+    )
+    # the tiles go over the cores in whole rounds
+    num_matrix_cores: int = _figure(
+        "num_matrix_cores", _K.COUNT, "cores that share the output tiles of a product; 0 for any share", True
+    )
+    attention_permille: int = _figure(
+        "attention_fraction", _K.FRACTION, "share of the peak that flash attention reaches"
+    )
+    attention_grad_permille: int = _figure("attention_grad_fraction", _K.FRACTION, "the same of its backward kernel")
+    memory_bandwidth_bytes_per_s: int = _figure("memory_bandwidth", _K.BANDWIDTH, "device memory")
+    memory_permille: int = _figure(
+        "memory_bandwidth_fraction", _K.FRACTION, "share of the memory bandwidth that kernels reach"
+    )
+    cache_bytes: int = _figure("cache_size", _K.SIZE, "cache that all cores share; 0 for none", True)
+    cache_bandwidth_bytes_per_s: int = _figure(
+        "cache_bandwidth", _K.BANDWIDTH, "what kernels reach that move no more than the cache holds", True
+    )
     # elements per second of kernels that the vector units bound, by kind (`graph.ops`); 0 where only memory bounds them
-    vector_rates: Mapping[str, int]
-    op_latency_ns: Mapping[str, int]  # fixed cost of an operator, by kind: matrix, vector, communication
-    memory_bytes: int  # of the device
-    usable_memory_bytes: int  # the part that MindSpore can take
-    margin_permille: int  # share of the usable memory that a plan leaves free unless a budget is named, in thousandths
-    hccl_buffer_bytes: int  # of a communicator in one direction; HCCL takes it outside the pool of MindSpore
-    kernel_workspace_bytes: int  # what a kernel of the matrix units takes beside its tensors
-    pool_alignment_bytes: int  # the memory of a tensor is a multiple of it
-    offload: Link  # to the host (D2H)
-    prefetch: Link  # back (H2D)
-    contended_permille: int  # rate of a copy while the other direction copies too
-    num_cards_per_node: int  # cards that share host memory
-    host_memory_bytes: int  # of a node
-    host_bandwidth_bytes_per_s: int  # sum over all cards of a node that copy in one direction; 0 for no common limit
-    intranode: Network  # between cards of a node
-    internode: Network  # of different nodes
-    sources: Mapping[str, str]  # where each figure is from, by key of the file
+    vector_rates: Mapping[str, int] = _figures(
+        {
+            kind: Figure(f"{kind}_rate", _K.RATE, meaning, True)
+            for kind, meaning in (
+                ("norm", "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only"),
+                ("norm_grad", "their backward kernels"),
+                ("softmax", "softmax, forward and backward"),
+                ("activation", "SiLU and GeLU"),
+                ("activation_grad", "their backward kernels"),
+            )
+        }
+    )
+    # fixed cost of an operator, by kind
+    op_latency_ns: Mapping[str, int] = _figures(
+        {
+            kind: Figure(f"{kind}_op_latency", _K.TIME, f"fixed cost of {what}", True)
+            for kind, what in (
+                ("matrix", "a matrix operator"),
+                ("vector", "any other operator"),
+                ("communication", "a collective"),
+            )
+        }
+    )
+    memory_bytes: int = _figure("device_memory", _K.SIZE, "memory of the card")
+    usable_memory_bytes: int = _figure("usable_memory", _K.SIZE, "what MindSpore can take of it")
+    margin_permille: int = _figure(
+        "margin", _K.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50
+    )
+    hccl_buffer_bytes: int = _figure(
+        "hccl_buffer", _K.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True
+    )
+    kernel_workspace_bytes: int = _figure(
+        "kernel_workspace", _K.SIZE, "what a kernel of the matrix units takes beside its tensors", True
+    )
+    pool_alignment_bytes: int = _figure("pool_alignment", _K.SIZE, "the memory of a tensor is a multiple of it")
+    # to the host (D2H), and back (H2D)
+    offload: Link = _way(
+        Link,
+        Figure("d2h", _K.BANDWIDTH, "copies from device to host, one card"),
+        Figure("d2h_latency", _K.TIME, "fixed part of a copy to the host", True),
+    )
+    prefetch: Link = _way(
+        Link,
+        Figure("h2d", _K.BANDWIDTH, "copies from host to device, one card"),
+        Figure("h2d_latency", _K.TIME, "fixed part of a copy from the host", True),
+    )
+    contended_permille: int = _figure(
+        "contended_fraction", _K.FRACTION, "rate of a copy while the other direction copies too"
+    )
+    num_cards_per_node: int = _figure("num_cards_per_node", _K.COUNT, "cards that share host memory")
+    host_memory_bytes: int = _figure("host_memory", _K.SIZE, "memory of a node")
+    host_bandwidth_bytes_per_s: int = _figure(
+        "host_bandwidth", _K.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True
+    )
+    # between cards of a node, and of different nodes
+    intranode: Network = _way(
+        Network,
+        Figure("intranode_bandwidth", _K.BANDWIDTH, "one card to the others of its node"),
+        Figure("intranode_latency", _K.TIME, "one step of a collective within a node", True),
+        Figure("collective_fraction", _K.FRACTION, "share of intranode_bandwidth that collectives reach"),
+        Figure("num_mesh_cards", _K.COUNT, "cards with a link between each two; 0 for a switch", True),
+    )
+    internode: Network = _way(
+        Network,
+        Figure("internode_bandwidth", _K.BANDWIDTH, "one card to other nodes"),
+        Figure("internode_latency", _K.TIME, "one step of a collective between nodes", True),
+        Figure("internode_fraction", _K.FRACTION, "share of internode_bandwidth that collectives reach"),
+    )
+
+
+_PARTS: dict[str, _Part] = {each.name: each.metadata["part"] for each in fields(Device) if each.metadata}
+FIGURES = {figure.name: figure for part in _PARTS.values() for figure in part.figures}
+# Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
+OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
 
 
 def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
@@ -109,36 +179,16 @@ def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str
     return make_device(device.name, device.title, figures, known)
 
 
-def make_device(name: str, title: str, value: Mapping[str, int], sources: dict[str, str]) -> Device:
+def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:
     """A device of figures by their names in `FIGURES`."""
-    return Device(
-        name=name,
-        title=title,
-        peak_flops={dtype: value[f"matrix_{dtype}"] for dtype in DTYPES},
-        vector_flops={dtype: value[f"vector_{dtype}"] for dtype in DTYPES},
-        vector_rates={kind: value[f"{kind}_rate"] for kind in RATES},
-        op_latency_ns={kind: value[f"{kind}_op_latency"] for kind in OP_KINDS},
-        offload=Link(value["d2h"], value["d2h_latency"]),
-        prefetch=Link(value["h2d"], value["h2d_latency"]),
-        intranode=Network(
-            value["intranode_bandwidth"],
-            value["intranode_latency"],
-            value["collective_fraction"],
-            value["num_mesh_cards"],
-        ),
-        internode=Network(value["internode_bandwidth"], value["internode_latency"], value["internode_fraction"]),
-        sources=sources,
-        **{attribute: value[figure] for figure, attribute in ATTRIBUTES.items() if "." not in attribute},
-    )
+    made = {key: part.made_of([value[figure.name] for figure in part.figures]) for key, part in _PARTS.items()}
+    return Device(name, title, sources, **made)
 
 
 def figure_values(device: Device) -> dict[str, int]:
     """Every figure of a device by its name in `FIGURES`, each in its smallest unit."""
-    values = {
-        **{f"matrix_{dtype}": device.peak_flops[dtype] for dtype in DTYPES},
-        **{f"vector_{dtype}": device.vector_flops[dtype] for dtype in DTYPES},
-        **{f"{kind}_rate": device.vector_rates[kind] for kind in RATES},
-        **{f"{kind}_op_latency": device.op_latency_ns[kind] for kind in OP_KINDS},
-        **{figure: attrgetter(attribute)(device) for figure, attribute in ATTRIBUTES.items()},
+    return {
+        figure.name: value
+        for key, part in _PARTS.items()
+        for figure, value in zip(part.figures, part.values_of(getattr(device, key)), strict=False)
     }
-    return {name: values[name] for name in FIGURES}

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from mindswap.cost.figures import FIGURES, FigureKind
-from mindswap.cost.hardware import Device, figure_values, with_figures
+from mindswap.cost.figures import FigureKind
+from mindswap.cost.hardware import FIGURES, Device, figure_values, with_figures
 from mindswap.cost.kernel_samples import Sample
 from mindswap.cost.roofline import operator_ns
 

@@ -7,6 +7,7 @@ from mindswap.document.model_folder import with_model_of_folder
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry
 from mindswap.document.parse import parse_file
 from mindswap.document.problem import Level, Problem
+from mindswap.files import file_name
 
 BASE_CONFIG = "base_config"
 MAX_FILES = 100
@@ -21,7 +22,7 @@ def load_document(path: str | os.PathLike[str]) -> Document:
     `pretrained_model_dir` gives the model what the file does not say (`document.model_folder`). What could not be read
     is in the problems of the document.
     """
-    return with_model_of_folder(_Loader().load(os.fspath(path), ()))
+    return with_model_of_folder(_Loader().load(file_name(path), ()))
 
 
 class _Loader:

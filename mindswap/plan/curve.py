@@ -75,7 +75,6 @@ class Curve:
         facts: for the bound.
         catalog: items of the model.
         keep: the policy that keeps everything, replayed.
-        solver: one of `SOLVERS`.
         finish: makes a policy of what a choice asks for.
 
     Attributes:
@@ -89,7 +88,6 @@ class Curve:
         facts: Facts,
         catalog: Catalog,
         keep: Evaluation,
-        solver: str,
         finish: Callable[[Policy], Policy],
     ):
         self.problem = problem
@@ -97,10 +95,8 @@ class Curve:
         self.keep = keep
         self.finish = finish
         self.progress = Interruptible()
-        self.strict = StageSolver(problem, short, catalog, solver, self._count)
-        self.coupled = (
-            StageSolver(problem, short, catalog.coupled(), solver, self._count) if problem.allow.coupled else None
-        )
+        self.strict = StageSolver(problem, short, catalog, self._count)
+        self.coupled = StageSolver(problem, short, catalog.coupled(), self._count) if problem.allow.coupled else None
         self.knots = knots_of(facts, problem.host_bytes_per_card, problem.allow, keep.step_time_ns, keep.peak_bytes)
         self.is_small = len(short.program(Policy()).ops.duration_ns) < SMALL_STEP
         self.known: dict[tuple[int, int], Candidate] = {}
@@ -148,8 +144,8 @@ class Curve:
         """Step time that no policy within a budget can beat; None if none can be within it."""
         allow = self.problem.allow
         allow = replace(allow, coupled=allow.coupled and is_coupled)
-        bound_ns = least_step_ns(self.facts, budget_bytes, self.problem.host_bytes_per_card, allow)
-        return None if bound_ns is None else max(bound_ns, self.keep.step_time_ns)
+        host_bytes = self.problem.host_bytes_per_card
+        return least_step_ns(self.facts, budget_bytes, host_bytes, allow, self.keep.step_time_ns)
 
     def _at(self, rung: Rung) -> Candidate:
         if (rung.knot, rung.step) not in self.known:
@@ -200,13 +196,13 @@ class Curve:
 
     def _solved(self, solver: StageSolver, budget_bytes: int, effort_permille: int) -> Candidate:
         """A plan of one solver, made once more with less where the whole step is a little over its budget."""
-        found = self._candidate(solver.effective(solver.solve(budget_bytes, effort_permille)))
+        found = self._candidate(solver.rows.effective(solver.solve(budget_bytes, effort_permille)))
         over_bytes = found.peak_bytes - budget_bytes
         is_near = solver.fits_alone and 0 < over_bytes <= budget_bytes // NEAR_PART
         if not is_near or self.progress.is_stopped:
             return found
         less_bytes = budget_bytes - over_bytes - budget_bytes // LEAST_REPAIR
-        again = self._candidate(solver.effective(solver.solve(less_bytes, effort_permille)))
+        again = self._candidate(solver.rows.effective(solver.solve(less_bytes, effort_permille)))
         return min(found, again, key=lambda candidate: self._rank(candidate, budget_bytes))
 
     def _mix(self, rung: Rung) -> Candidate:
@@ -239,7 +235,7 @@ class Curve:
         return self.least
 
     def _candidate(self, choice: np.ndarray) -> Candidate:
-        policy = self.finish((self.coupled or self.strict).policy(choice))
+        policy = self.finish((self.coupled or self.strict).rows.policy(choice))
         found = Candidate.of(self.problem, policy, evaluate(self.problem, policy), choice)
         if self.nearest is None or _need(found) < _need(self.nearest):
             self.nearest = found

@@ -53,22 +53,12 @@ def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
         block: a layer.
         fate: only what fares so.
     """
-    arrays = block.arrays
-    own = arrays.own
-    wasted = (own.num_copies > 0) & own.is_held
-    by_fate = {Fate.KEPT: own.num_copies == 0, Fate.SWAPPED: (own.num_copies > 0) & ~own.is_held, Fate.WASTED: wasted}
-    saved = own.is_forward & (own.first_backward != NO_OP) & by_fate[fate]
-    sizes: dict[Label, int] = {}
-    for label, size in zip(own.label[saved].tolist(), own.size_bytes[saved].tolist(), strict=True):
-        sizes[arrays.labels[label]] = sizes.get(arrays.labels[label], 0) + size
-    shared = arrays.shared
-    if fate is Fate.KEPT:
-        for number in np.flatnonzero(shared.first_backward != NO_OP):
-            label = arrays.labels[shared.label[number]]
-            sizes[label] = sizes.get(label, 0) + int(shared.size_bytes[number])
-    for tensor in arrays.handed:
-        if tensor.is_forward and fate is _fate(tensor):
-            sizes[tensor.label] = sizes.get(tensor.label, 0) + tensor.size_bytes
+    sizes: Counter[Label] = Counter()
+    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
+        is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
+        is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
+        if is_saved and is_made and _fate(tensor) is fate:
+            sizes[tensor.label] += tensor.size_bytes
     return sizes
 
 

@@ -7,11 +7,11 @@ as the budget allows.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
+from mindswap.plan.bound import facts_of, least_step_ns
 from mindswap.plan.evaluate import evaluate, evaluate_short, short_model
-from mindswap.plan.planner import holders_of
+from mindswap.plan.planner import plan_of
 from mindswap.plan.problem import PlanProblem
-from mindswap.plan.result import Compared, Plan, Status
+from mindswap.plan.result import Compared, Plan
 from mindswap.plan.solvers.search import Interruptible, Progress, Stop
 from mindswap.policy.model import Layers, LayerSwap, Policy
 
@@ -28,30 +28,20 @@ def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan
     """
     asked = Interruptible(progress)
     search = _Search(problem, len(problem.model.captured.sample.layer_map), asked)
-    model, keep_ns = problem.model, evaluate(problem, Policy()).step_time_ns
-    facts = facts_of(model, search.shorts[-1].simulate(Policy()))
-    least_ns = least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
-    bound_ns = None if least_ns is None else max(least_ns, keep_ns)
-    search.run(bound_ns)
+    keep_ns = evaluate(problem, Policy()).step_time_ns
+    facts = facts_of(problem.model, search.shorts[-1].simulate(Policy()))
+    search.run(least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns))
     ranked = sorted(search.known, key=search.rank)
     # The whole step may come out a little otherwise than a short one.
     fitting = [policy for policy in ranked if search.known[policy].fits]
     whole = ((policy, evaluate(problem, policy)) for policy in fitting)
     policy, judged = next((one for one in whole if one[1].fits), (ranked[0], evaluate(problem, ranked[0])))
-    return Plan(
-        status=Status.FEASIBLE if judged.fits else Status.INFEASIBLE,
-        policy=policy,
-        step_time_ns=judged.step_time_ns,
-        stage_peak_bytes=judged.stage_peak_bytes,
-        stage_static_bytes=tuple(static.total_bytes for static in model.static),
-        host_bytes=judged.host_bytes,
-        budget_bytes=problem.budget_bytes,
-        unconstrained_ns=keep_ns,
-        lower_bound_ns=bound_ns,
-        smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
-        least_budget_bytes=least_budget_bytes(facts, problem.host_bytes_per_card, problem.allow),
-        host_budget_bytes=problem.host_bytes,
-        holders=holders_of(judged),
+    return plan_of(
+        problem,
+        facts,
+        keep_ns,
+        policy,
+        judged,
         compared=search.compared(),
         num_evaluations=len(search.known),
         is_interrupted=asked.is_stopped,

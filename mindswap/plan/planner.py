@@ -2,14 +2,15 @@
 
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
-from mindswap.plan.bound import facts_of, least_budget_bytes, least_step_ns
+from mindswap.plan.bound import Facts, facts_of, least_budget_bytes, least_step_ns
 from mindswap.plan.catalog import collect_items
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.curve import Candidate, Curve
 from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
 from mindswap.plan.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
-from mindswap.plan.result import Compared, Plan, Status
+from mindswap.plan.result import Compared, Plan
 from mindswap.plan.solvers.search import Interruptible, Progress
 from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
 from mindswap.policy.cell_tree import CellNode
@@ -22,17 +23,6 @@ LOSS_PERMILLE = 10
 NUM_HALVINGS = 6
 # A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
 REPLAY_PERMILLE = 20
-
-
-def make_plan(problem: PlanProblem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
-    """The best policy that is found.
-
-    Args:
-        problem: what to look for.
-        solver: one of `SOLVERS`.
-        progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
-    """
-    return Planner(problem.model, problem.allow).plan(problem, solver, progress)
 
 
 class Planner:
@@ -56,14 +46,17 @@ class Planner:
         self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
         self.curves: dict[Hashable, Curve] = {}
 
-    def plan(self, problem: PlanProblem, solver: str = "fast", progress: Progress = lambda: None) -> Plan:
-        """The best policy that is found for a problem of this model."""
-        asked = Interruptible(progress)
-        if problem.objective is Objective.MEMORY:
-            return self._least_memory(problem, solver, asked)
-        return self._plan(problem, solver, asked)
+    def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
+        """The best policy that is found for a problem of this model.
 
-    def _plan(self, problem: PlanProblem, solver: str, progress: Interruptible) -> Plan:
+        Args:
+            problem: what to look for.
+            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        """
+        find = self._least_memory if problem.objective is Objective.MEMORY else self._fastest
+        return find(problem, Interruptible(progress))
+
+    def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         policies = {
             name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
             for name in BASELINES
@@ -72,7 +65,7 @@ class Planner:
             policies = {name: policy for name, policy in policies.items() if policy.layer_recompute == NO_LAYERS}
         judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
         keep = evaluate(problem, policies[KEEP_ALL])
-        curve = self._curve(problem, solver, keep, progress)
+        curve = self._curve(problem, keep, progress)
         num_before = curve.num_evaluations
         found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies[KEEP_ALL], keep)])
         limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
@@ -85,22 +78,12 @@ class Planner:
         ]
         fitting = [one for one in (found, *others) if one.fits(problem.budget_bytes)]
         policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
-        best = evaluate(problem, policy)
-        bound_ns = self.bound_ns(problem, keep.step_time_ns)
-        return Plan(
-            status=Status.FEASIBLE if best.fits else Status.INFEASIBLE,
-            policy=policy,
-            step_time_ns=best.step_time_ns,
-            stage_peak_bytes=best.stage_peak_bytes,
-            stage_static_bytes=tuple(static.total_bytes for static in self.model.static),
-            host_bytes=best.host_bytes,
-            budget_bytes=problem.budget_bytes,
-            unconstrained_ns=keep.step_time_ns,
-            lower_bound_ns=bound_ns,
-            smallest_budget_bytes=min(problem.budget_bytes, best.peak_bytes) if best.fits else best.peak_bytes,
-            least_budget_bytes=least_budget_bytes(self.facts, problem.host_bytes_per_card, problem.allow),
-            host_budget_bytes=problem.host_bytes,
-            holders=holders_of(best),
+        return plan_of(
+            problem,
+            self.facts,
+            keep.step_time_ns,
+            policy,
+            evaluate(problem, policy),
             compared=tuple(
                 Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
                 for name, one in judged.items()
@@ -110,12 +93,12 @@ class Planner:
             is_interrupted=progress.is_stopped,
         )
 
-    def _curve(self, problem: PlanProblem, solver: str, keep: Evaluation, progress: Interruptible) -> Curve:
+    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:
         """What was planned under the same rules before, to go on with."""
-        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, solver)
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, problem.solver)
         if key not in self.curves:
             self.curves[key] = Curve(
-                problem, self.shorts[0], self.facts, self.catalog, keep, solver,
+                problem, self.shorts[0], self.facts, self.catalog, keep,
                 lambda policy: _with_settings(policy, problem.settings),
             )  # fmt: skip
         curve = self.curves[key]
@@ -129,8 +112,7 @@ class Planner:
             problem: of this model.
             keep_ns: step time if everything is kept.
         """
-        bound_ns = least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow)
-        return None if bound_ns is None else max(bound_ns, keep_ns)
+        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns)
 
     def _uncoupled_peak_bytes(self, problem: PlanProblem, policy: Policy) -> int | None:
         """Device memory if coupling rule 2 held; None if it makes no difference."""
@@ -145,9 +127,9 @@ class Planner:
             return False
         return without_idle_swaps(self.model, self.catalog.uses, policy) is None
 
-    def _least_memory(self, problem: PlanProblem, solver: str, progress: Interruptible) -> Plan:
+    def _least_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
         """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
-        best = self._plan(replace(problem, objective=Objective.TIME), solver, progress)
+        best = self._fastest(problem, progress)
         limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
         low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)
         if not best.fits or best.step_time_ns > limit_ns:
@@ -156,7 +138,7 @@ class Planner:
             if progress.is_stopped:
                 break
             middle = (low + high) // 2
-            plan = self._plan(replace(problem, objective=Objective.TIME, budget_bytes=middle), solver, progress)
+            plan = self._fastest(replace(problem, budget_bytes=middle), progress)
             if plan.fits and plan.step_time_ns <= limit_ns:
                 best = replace(
                     plan,
@@ -170,6 +152,38 @@ class Planner:
         return replace(best, is_interrupted=progress.is_stopped)
 
 
+def plan_of(
+    problem: PlanProblem, facts: Facts, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
+) -> Plan:
+    """A policy with what it comes to.
+
+    Args:
+        problem: what was asked.
+        facts: of the model, for the bound.
+        keep_ns: step time if everything is kept.
+        policy: the best that was found.
+        judged: the same on the whole step.
+        search: what else `Plan` says of how it was found.
+    """
+    host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    return Plan(
+        fits=judged.fits,
+        policy=policy,
+        step_time_ns=judged.step_time_ns,
+        stage_peak_bytes=judged.stage_peak_bytes,
+        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        host_bytes=judged.host_bytes,
+        budget_bytes=problem.budget_bytes,
+        unconstrained_ns=keep_ns,
+        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow, keep_ns),
+        smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
+        least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
+        host_budget_bytes=problem.host_bytes,
+        holders=_holders_of(judged),
+        **search,
+    )
+
+
 def _with_settings(policy: Policy, settings: Policy) -> Policy:
     """The policy with the switches of the configuration."""
     return replace(
@@ -181,7 +195,7 @@ def _with_settings(policy: Policy, settings: Policy) -> Policy:
     )
 
 
-def holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
     """What fills the memory of the fullest stage at its peak, by operator; static memory as one."""
     stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
     timeline = judged.step.timeline

@@ -40,6 +40,7 @@ class PlanProblem:
     objective: Objective = Objective.TIME  # what shall be least
     # switches of recompute that are taken over from the configuration; its layers and operators are not
     settings: Policy = Policy()
+    solver: str = "fast"  # one of `SOLVERS`
 
     @property
     def host_bytes_per_card(self) -> int:

@@ -1,16 +1,8 @@
 """What a planner answers: a policy, what it comes to, and how good that is. Plain data; all times are simulated."""
 
 from dataclasses import dataclass
-from enum import Enum
 
 from mindswap.policy.model import Policy
-
-
-class Status(Enum):
-    """Whether there is a policy within the budget."""
-
-    FEASIBLE = "feasible"
-    INFEASIBLE = "infeasible"
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,7 @@ class Compared:
 class Plan:
     """A policy with its predictions."""
 
-    status: Status  # whether it is within the budget; if not, it is the policy that comes nearest
+    fits: bool  # whether it is within the budget; if not, it is the policy that comes nearest
     policy: Policy  # in layer indices
     step_time_ns: int  # simulated on the full graph
     stage_peak_bytes: tuple[int, ...]  # device memory of each stage, simulated on the full graph
@@ -49,11 +41,6 @@ class Plan:
     # has it; None if the policy has no such swap
     uncoupled_peak_bytes: int | None = None
     is_interrupted: bool = False  # the search was stopped early
-
-    @property
-    def fits(self) -> bool:
-        """Within the budget."""
-        return self.status is Status.FEASIBLE
 
     @property
     def peak_bytes(self) -> int:

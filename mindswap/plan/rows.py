@@ -1,6 +1,6 @@
 """What a row of a choice means for its layer: names, a block, what it comes to; and the policy of all rows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import numpy as np
 
@@ -38,29 +38,55 @@ class Rows:
 
     def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
         """Names to swap that hold something -> distance; without items that recomputed operators use."""
-        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
-        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
         named: dict[str, int] = {}
-        for i in np.flatnonzero(row > KEEP).tolist():
-            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
-            if not idle_swaps(self.catalog.uses[kind], names, recomputed):
+        for i, names, is_idle in self._swapped(layer_index, row):
+            if not is_idle:
                 named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
         return named
 
-    def effective(self, layer_index: int, row: np.ndarray) -> np.ndarray:
-        """The row without items that it would swap for nothing."""
-        kind, recomputed = self.catalog.kinds[layer_index], self.recomputed_names(layer_index, row)
-        uses, found = self.catalog.uses[kind], row.copy()
-        for i in np.flatnonzero(row > KEEP).tolist():
-            if idle_swaps(uses, self._holding(layer_index, row, i), recomputed):
-                found[i] = KEEP
-        return found
+    def _swapped(self, layer_index: int, row: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
+        """Each swapped item: its names under which backward holds something, and whether it is swapped for nothing."""
+        swapped = np.flatnonzero(row > KEEP).tolist()
+        if not swapped:
+            return
+        uses, recomputed = self.catalog.uses[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
+        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
+        for i in swapped:
+            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
+            yield i, names, bool(idle_swaps(uses, names, recomputed))
 
-    def _holding(self, layer_index: int, row: np.ndarray, item: int) -> set[str]:
-        """Names of an item under which backward holds something."""
-        keepers = self.keepers(layer_index, row).values()
-        holding = {name for names_of in keepers for names in names_of for name in names}
-        return holding.intersection(self.catalog.item(layer_index, item).swap_names)
+    def policy(self, choice: np.ndarray) -> Policy:
+        """The policy of a choice for all layers of the model."""
+        whole: list[int] = []
+        swaps: dict[tuple[str, int], list[int]] = {}
+        again: dict[str, list[int]] = {}
+        for layer, row in enumerate(choice):
+            if row[0] < KEEP:
+                whole.append(layer)
+                continue
+            for entry in self.recompute(layer, row).select_recompute:
+                again.setdefault(entry.pattern, []).append(layer)
+            for name, distance in self.swaps(layer, row).items():
+                swaps.setdefault((exact_pattern(name), distance), []).append(layer)
+
+        def layers_of(indices: list[int]) -> Layers:
+            return ALL_LAYERS if len(indices) == len(choice) else Layers(tuple(indices))
+
+        return Policy(
+            True,
+            op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
+            layer_recompute=layers_of(whole),
+            select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+        )
+
+    def effective(self, choice: np.ndarray) -> np.ndarray:
+        """A choice for all layers without the items that it would swap for nothing."""
+        found = choice.copy()
+        for layer, row in enumerate(choice):
+            for i, _, is_idle in self._swapped(layer, row):
+                if is_idle:
+                    found[layer, i] = KEEP
+        return found
 
     def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
         """By label of a tensor, the names under which it is held beside what the row recomputes."""
@@ -104,50 +130,15 @@ class Rows:
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
     """What a block comes to beside that of the same layer without any policy."""
-    own = block.arrays.own
-    moved = own.is_forward & (own.first_backward != NO_OP) & (own.num_copies > 0)
-    handed = [tensor for tensor in block.arrays.handed if tensor.is_forward and tensor.num_copies]
-    sizes = [*own.size_bytes[moved].tolist(), *(tensor.size_bytes for tensor in handed)]
-    counts = [*own.num_copies[moved].tolist(), *(tensor.num_copies for tensor in handed)]
-    held = [*own.is_held[moved].tolist(), *(tensor.is_held for tensor in handed)]
-    away_bytes = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+    moved = [
+        tensor
+        for tensor in block.tensors
+        if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
+    ]
     copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
     return Worth(
-        kept_bytes(model, plain) - kept_bytes(model, block) + away_bytes,
+        kept_bytes(model, plain) - kept_bytes(model, block) + sum(t.size_bytes for t in moved if not t.is_held),
         max(0, backward_ns(block) - backward_ns(plain)),
-        max(sum(n * copy_ns(size) for n, size in zip(counts, sizes, strict=True)) for copy_ns in copies),
-        sum(n * size for n, size in zip(counts, sizes, strict=True)),
-    )
-
-
-def to_policy(model: StepModel, catalog: Catalog, choices: Sequence[tuple[Sequence[int], np.ndarray]]) -> Policy:
-    """The policy of the choices of all stages.
-
-    Args:
-        model: the step.
-        catalog: its items.
-        choices: for each stage the layers and the choice.
-    """
-    rows = Rows(model, catalog)
-    whole: list[int] = []
-    swaps: dict[tuple[str, int], list[int]] = {}
-    again: dict[str, list[int]] = {}
-    by_layer = {layer: row for layers, choice in choices for layer, row in zip(layers, choice, strict=True)}
-    for layer, row in sorted(by_layer.items()):
-        if row[0] < KEEP:
-            whole.append(layer)
-            continue
-        for entry in rows.recompute(layer, row).select_recompute:
-            again.setdefault(entry.pattern, []).append(layer)
-        for name, distance in rows.swaps(layer, row).items():
-            swaps.setdefault((exact_pattern(name), distance), []).append(layer)
-
-    def layers_of(indices: list[int]) -> Layers:
-        return ALL_LAYERS if len(indices) == len(by_layer) else Layers(tuple(indices))
-
-    return Policy(
-        True,
-        op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
-        layer_recompute=layers_of(whole),
-        select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in copies),
+        sum(t.num_copies * t.size_bytes for t in moved),
     )

@@ -8,13 +8,12 @@ import numpy as np
 from mindswap.plan.catalog import Catalog
 from mindswap.plan.mix import best_mix, orders_of, stretched
 from mindswap.plan.problem import PlanProblem
-from mindswap.plan.rows import Rows, to_policy
+from mindswap.plan.rows import Rows
 from mindswap.plan.solvers import SOLVERS
 from mindswap.plan.solvers.improve import forward_time_ns, improve
 from mindswap.plan.solvers.search import Progress, Search, Stop
 from mindswap.plan.space import Score, Space
 from mindswap.plan.step_space import StepSpace, WholeSpace
-from mindswap.policy.model import Policy
 from mindswap.simulate.step_model import StepModel
 from mindswap.simulate.timeline import Timeline
 
@@ -33,26 +32,25 @@ class StageSolver:
         problem: all but the budget counts.
         short: the model with few micro-batches.
         catalog: its items.
-        solver: one of `SOLVERS`.
         progress: called after each simulation; may raise `Stop`.
 
     Attributes:
+        rows: what choices mean in the layers.
         num_evaluations: simulations made.
         fits_alone: each stage was within its budget when it was last solved, alone.
     """
 
-    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, solver: str, progress: Progress):
+    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
         self.model = problem.model
         self.host_bytes = problem.host_bytes_per_card
         self.short = short
-        self.catalog = catalog
-        self.solver = SOLVERS[solver]
+        self.solver = SOLVERS[problem.solver]
         self.asked = progress
         self.num_evaluations = 0
         self.fits_alone = False
         self.rows = Rows(self.model, catalog)
         self.num_stages = self.model.layout.num_stages
-        spaces = [self._stage_space(stage, 0) for stage in range(self.num_stages)]
+        spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
         self.layers = [list(space.layers) for space in spaces]
         self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
 
@@ -71,26 +69,12 @@ class StageSolver:
 
     def mix(self, lean: np.ndarray, rich: np.ndarray, budget_bytes: int) -> np.ndarray:
         """The best mix of two choices within a budget."""
-        space = self._whole_space(budget_bytes)
+        space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
         search = Search(space, MAX_OPERATORS, self.progress)
         over = space.over_bytes(space.timeline(rich))
         with contextlib.suppress(Stop):
             best_mix(search.score, [lean, rich], orders_of(self.layers, over.tolist()))
         return lean if search.best is None else search.best
-
-    def policy(self, choice: np.ndarray) -> Policy:
-        """What a choice writes."""
-        return to_policy(self.model, self.catalog, [(range(len(choice)), choice)])
-
-    def effective(self, choice: np.ndarray) -> np.ndarray:
-        """A choice without swaps that take no effect in this catalog: the same where it has all of them."""
-        return self._whole_space(0).effective(choice)
-
-    def _stage_space(self, stage: int, budget_bytes: int) -> StepSpace:
-        return StepSpace(self.model, self.catalog, stage, budget_bytes, self.host_bytes, self.rows)
-
-    def _whole_space(self, budget_bytes: int) -> WholeSpace:
-        return WholeSpace(self.short, self.catalog, budget_bytes, self.host_bytes, self.rows)
 
     def progress(self) -> None:
         """Counts a simulation."""
@@ -106,7 +90,7 @@ class StageSolver:
         the slowest one.
         """
         fitting: set[int] = set()
-        spaces = {stage: self._stage_space(stage, budgets[stage]) for stage in stages}
+        spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
         searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
         kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
         slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
@@ -134,7 +118,7 @@ class StageSolver:
         self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int, fitting: set[int]
     ) -> np.ndarray:
         """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
-        space = self._whole_space(budget_bytes)
+        space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
         search = Search(space, LEAST_EVALUATIONS, self.progress)
         with contextlib.suppress(Stop):
             self._repair(search, space, choice, budget_bytes, budgets, effort_permille, fitting)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.plan.catalog import Catalog
 from mindswap.plan.rows import Rows
 from mindswap.plan.space import Figures, Score, Space, Worth
 from mindswap.policy.model import Policy
@@ -21,22 +20,35 @@ from mindswap.simulate.timeline import Timeline
 
 
 class _ModelSpace(Space):
-    """Layers of a captured model."""
+    """Layers of a captured model.
+
+    Args:
+        rows: of the model and its items, to share what is known of layers.
+        model: the step, or one with fewer micro-batches.
+        layers: those to decide about.
+        layout, stage: as of `Space`.
+        in_flight: micro-batches whose activations are there at the peak.
+        budget_bytes, host_budget_bytes: as of `Space`.
+    """
 
     fixed_operators = 3000  # blocks are made and put together
 
     def __init__(
         self,
+        rows: Rows,
         model: StepModel,
-        catalog: Catalog,
         layers: Sequence[int],
         layout: StageLayout,
         stage: int,
         in_flight: int,
-        rows: Rows | None,
+        budget_bytes: int,
+        host_budget_bytes: int,
     ):
         super().__init__(model.transfers, layout, stage)
+        self.budget_bytes = budget_bytes
+        self.host_budget_bytes = host_budget_bytes
         self.layers = tuple(layers)
+        catalog = rows.catalog
         self.items = {
             name: i for row in catalog.items for i, item in enumerate(row) for label in item.producers for name in label
         }
@@ -48,7 +60,7 @@ class _ModelSpace(Space):
             in_flight,
             catalog.conflicts[kinds],
         )
-        self._rows = rows or Rows(model, catalog)
+        self._rows = rows
         self._plain = model.blocks(Policy())
 
     def blocks(self, choice: np.ndarray) -> Sequence[Block]:
@@ -62,75 +74,42 @@ class _ModelSpace(Space):
         """What a row comes to, exactly: items may share what runs again, or a name."""
         return self._rows.worth(self.layers[layer], row)
 
-    def effective(self, choice: np.ndarray) -> np.ndarray:
-        """The choice without swaps that take no effect beside what it recomputes."""
-        rows = zip(self.layers, choice, strict=True)
-        return np.array([self._rows.effective(layer, row) for layer, row in rows]).reshape(choice.shape)
-
 
 class StepSpace(_ModelSpace):
     """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
 
     Args:
-        model: the step.
-        catalog: its items.
+        rows: as of `_ModelSpace`.
         stage: which one.
         budget_bytes: for activations.
         host_budget_bytes: of one card.
-        rows: of the same model and catalog, to share what is known of layers.
     """
 
-    def __init__(
-        self,
-        model: StepModel,
-        catalog: Catalog,
-        stage: int,
-        budget_bytes: int,
-        host_budget_bytes: int,
-        rows: Rows | None = None,
-    ):
-        layout = model.layout
-        num_micro_batches, num_in_flight = _short_run(layout, stage)
+    def __init__(self, rows: Rows, stage: int, budget_bytes: int, host_budget_bytes: int):
+        model = rows.model
+        num_micro_batches, num_in_flight = _short_run(model.layout, stage)
         num_layers = model.captured.num_layers
-        sections = sorted(section for chunk in layout.chunks[stage] for section in chunk)
+        sections = sorted(section for chunk in model.layout.chunks[stage] for section in chunk)
         layers = [section - 1 for section in sections if 1 <= section <= num_layers]
-        short = replace(layout, num_micro_batches=num_micro_batches)
-        super().__init__(model, catalog, layers, short, stage, num_in_flight, rows)
-        self.budget_bytes = budget_bytes
-        self.host_budget_bytes = host_budget_bytes
+        short = replace(model.layout, num_micro_batches=num_micro_batches)
+        super().__init__(rows, model, layers, short, stage, num_in_flight, budget_bytes, host_budget_bytes)
 
 
 class WholeSpace(_ModelSpace):
     """All pipeline stages of a captured model together: here stages wait for each other, and copies with them.
 
     Args:
+        rows: as of `_ModelSpace`.
         model: the step, or one with fewer micro-batches.
-        catalog: its items.
         budget_bytes: device memory, static memory included.
         host_budget_bytes: of one card.
-        rows: as for `StepSpace`.
-        layers: those to decide about; None for all.
-        others: choice of all layers, from which the others take theirs.
     """
 
-    def __init__(
-        self,
-        model: StepModel,
-        catalog: Catalog,
-        budget_bytes: int,
-        host_budget_bytes: int,
-        rows: Rows | None = None,
-        layers: Sequence[int] | None = None,
-        others: np.ndarray | None = None,
-    ):
+    def __init__(self, rows: Rows, model: StepModel, budget_bytes: int, host_budget_bytes: int):
         in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
-        layers = range(model.captured.num_layers) if layers is None else layers
-        super().__init__(model, catalog, layers, model.layout, 0, in_flight, rows)
-        if others is not None:
-            self._plain = [self._plain[0], *(self._rows.block(*row) for row in enumerate(others)), self._plain[-1]]
+        layers = range(model.captured.num_layers)
+        super().__init__(rows, model, layers, model.layout, 0, in_flight, budget_bytes, host_budget_bytes)
         self.static_bytes = np.array([static.total_bytes for static in model.static])
-        self.budget_bytes = budget_bytes
-        self.host_budget_bytes = host_budget_bytes
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """All stages."""

@@ -7,7 +7,7 @@ from typing import Any
 from mindswap.errors import MindswapError
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import match_pattern
-from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, LayerSwap, OpRecompute, Policy
 from mindswap.policy.schema import default_operators
 
 
@@ -34,11 +34,6 @@ def _select_recompute(trees: Sequence[CellNode]) -> Policy:
     )
 
 
-def _default_swap(distance: int) -> Callable[[Sequence[CellNode]], Policy]:
-    swaps = [OpSwap(pattern, ALL_LAYERS, distance) for pattern in DEFAULT_SWAP_PATTERNS]
-    return _always(default_prefetch=distance, op_swap=swaps)
-
-
 KEEP_ALL = "none"
 # The defaults of `recompute`, `select_recompute` and `swap` in MindFormers 1.9.0; full recompute is also
 # `--recompute-granularity full` of Megatron-LM.
@@ -48,8 +43,12 @@ BASELINES: Mapping[str, Baseline] = {
     "select-recompute": Baseline(
         "select recompute", "select_recompute: True, MindFormers' default operators", _select_recompute
     ),
-    "default-swap": Baseline("default SWAP, prefetch 1", "swap: True, default_prefetch: 1", _default_swap(1)),
-    "default-swap-10": Baseline("default SWAP, prefetch 10", "swap: True, default_prefetch: 10", _default_swap(10)),
+    "default-swap": Baseline(
+        "default SWAP, prefetch 1", "swap: True, default_prefetch: 1", _always(default_prefetch=1)
+    ),
+    "default-swap-10": Baseline(
+        "default SWAP, prefetch 10", "swap: True, default_prefetch: 10", _always(default_prefetch=10)
+    ),
     "swap-everything": Baseline(
         "swap everything",
         "layer_swap of all layers, backward_prefetch: 10",

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from mindswap.errors import MindswapError
-from mindswap.policy.schema import SELECT_OPTIONS
+from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
 
 __all__ = [
     "ALL_LAYERS", "NO_LAYERS", "DEFAULT_SWAP_PATTERNS", "Layers", "LayerSwap", "OpSwap", "OpRecompute", "Policy",
@@ -83,10 +83,14 @@ def _require_layers(layers: object) -> None:
         raise MindswapError(f"layers={layers!r} is no set of layers\n    fix:     layers=Layers(0, 3)")
 
 
-def _require_swap(layers: object, prefetch: object) -> None:
-    _require_layers(layers)
+def _require_distance(name: str, prefetch: object) -> None:
     if not isinstance(prefetch, int) or isinstance(prefetch, bool) or prefetch < 1:
-        raise MindswapError(f"prefetch={prefetch!r} is no distance\n    allowed: a number of operators from 1")
+        raise MindswapError(f"{name}={prefetch!r} is no distance\n    allowed: a number of operators from 1")
+
+
+def _require_pattern(pattern: object) -> None:
+    if not isinstance(pattern, str):
+        raise MindswapError(f"pattern={pattern!r} names no operator\n    fix:     pattern='attention'")
 
 
 @dataclass(frozen=True)
@@ -97,7 +101,8 @@ class LayerSwap:
     prefetch: int
 
     def __post_init__(self) -> None:
-        _require_swap(self.layers, self.prefetch)
+        _require_layers(self.layers)
+        _require_distance("prefetch", self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -116,7 +121,9 @@ class OpSwap:
     prefetch: int
 
     def __post_init__(self) -> None:
-        _require_swap(self.layers, self.prefetch)
+        _require_pattern(self.pattern)
+        _require_layers(self.layers)
+        _require_distance("prefetch", self.prefetch)
 
 
 @dataclass(frozen=True)
@@ -127,7 +134,19 @@ class OpRecompute:
     layers: Layers
 
     def __post_init__(self) -> None:
+        _require_pattern(self.pattern)
         _require_layers(self.layers)
+
+
+def _entries(name: str, given: object) -> tuple[Any, ...]:
+    """What stands in a field of `ENTRY_FIELDS` as a tuple."""
+    kind = {"layer_swap": LayerSwap, "op_swap": OpSwap}.get(name, OpRecompute)
+    entries = tuple(given) if isinstance(given, Iterable) and not isinstance(given, str) else (given,)
+    wrong = [entry for entry in entries if not isinstance(entry, kind)]
+    if wrong or not isinstance(given, Iterable):
+        shown = repr(wrong[0] if wrong else given)
+        raise MindswapError(f"{name}: {shown} is no list of entries\n    fix:     {name}=[{kind.__name__}(...)]")
+    return entries
 
 
 @dataclass(frozen=True)
@@ -144,7 +163,8 @@ class Policy:
         is_swap_enabled: `swap: True`; not given, it is on where any layer or operator is named. When False, every
             other swap field is empty, and so are the recompute fields, because MindFormers does its own (stage
             count) recompute then. Only `stage.expand` fills them with swap off, to say what that is.
-        default_prefetch: set when the default strategy acts; `op_swap` then holds its patterns.
+        default_prefetch: distance of the default strategy; None where it does not act. `op_swap` then holds its
+            patterns, which need not be given.
         layer_swap: whole layers to offload.
         op_swap: operators to offload.
         layer_recompute: layers that are recomputed whole.
@@ -162,7 +182,7 @@ class Policy:
     is_swap_enabled: bool = cast(bool, None)  # never None behind __post_init__
     default_prefetch: int | None = None
     layer_swap: tuple[LayerSwap, ...] = ()
-    op_swap: tuple[OpSwap, ...] = ()
+    op_swap: tuple[OpSwap, ...] = cast(Any, None)  # nor this
     layer_recompute: Layers = NO_LAYERS
     select_recompute: tuple[OpRecompute, ...] = ()
     select_comm_recompute: tuple[OpRecompute, ...] = ()
@@ -174,13 +194,21 @@ class Policy:
     output_recompute: Layers = NO_LAYERS
 
     def __post_init__(self) -> None:
+        if self.default_prefetch is not None:
+            _require_distance("default_prefetch", self.default_prefetch)
+        if self.op_swap is None:
+            default = DEFAULT_SWAP_PATTERNS if self.default_prefetch is not None else ()
+            object.__setattr__(self, "op_swap", [OpSwap(name, ALL_LAYERS, self.default_prefetch) for name in default])
         for name in ENTRY_FIELDS:
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+            object.__setattr__(self, name, _entries(name, getattr(self, name)))
         _require_layers(self.layer_recompute)
         _require_layers(self.output_recompute)
         if self.is_swap_enabled is None:
             names_any = any(getattr(self, name) for name in (*ENTRY_FIELDS, "layer_recompute", "output_recompute"))
             object.__setattr__(self, "is_swap_enabled", names_any)
+        for name in ("is_swap_enabled", *RECOMPUTE_FLAGS):
+            if not isinstance(getattr(self, name), bool):
+                raise MindswapError(f"{name}={getattr(self, name)!r}\n    allowed: True or False")
 
     @staticmethod
     def from_file(path: str | os.PathLike[str]) -> "Policy":
@@ -203,7 +231,7 @@ class Policy:
         from mindswap.check.check import policy_of_document
         from mindswap.document.plain_data import document_from_data
 
-        return policy_of_document(document_from_data(dict(config), "the configuration"))
+        return policy_of_document(document_from_data(config, "the configuration"))
 
     def to_config(self) -> dict[str, Any]:
         """`{"swap_config": ..., "recompute_config": ...}` in MindFormers' spelling; `mindswap` where it is needed."""

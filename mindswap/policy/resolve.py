@@ -11,8 +11,8 @@ Order of the entries, from the specification ("Fine-Grained Activations SWAP" of
   twice acts with its first entry that has the layer. Of `layer_swap` the first entry that has the layer acts.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from mindswap.policy.cell_tree import CellNode
@@ -213,6 +213,26 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
         # Of two entries for the whole layer, or with one pattern, the first acts.
         acting.setdefault((entry.setting, entry.pattern), entry)
     return tuple(acting.values())
+
+
+def with_recompute_only(policy: Policy) -> Policy:
+    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes (`stage.expand`)."""
+    if policy.is_swap_enabled:
+        return policy
+    return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())
+
+
+def layer_key(policy: Policy, layer_index: int) -> Hashable:
+    """The entries that have a layer of a policy with swap enabled: layers with one key are decided alike.
+
+    Plain tuples, not `Entry`: a planner asks for every layer of thousands of policies.
+    """
+    selects = (getattr(policy, option) for option in SELECT_OPTIONS)
+    selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
+    recompute = (layer_index in policy.layer_recompute, layer_index in policy.output_recompute, *selected)
+    layer_swaps = tuple(entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers)
+    op_swaps = tuple((entry.pattern, entry.prefetch) for entry in policy.op_swap if layer_index in entry.layers)
+    return recompute, layer_swaps, op_swaps
 
 
 def matches_of(claims: Iterable[Claim]) -> tuple[Match, ...]:

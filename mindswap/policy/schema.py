@@ -6,7 +6,7 @@ is accepted and what a message says cannot drift apart.
 
 from enum import Enum
 
-from mindswap.document.nodes import DocumentNode
+from mindswap.document.nodes import DocumentNode, is_whole_number
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (
@@ -22,7 +22,7 @@ RECOMPUTE_FLAGS = {
     "recompute_slice_activation": False,
 }
 RECOMPUTE_KEYS = ("recompute", *SELECT_OPTIONS, *RECOMPUTE_FLAGS)
-# Figures of the simulated device; `cost.figures.OPTIONS` says what each is and in which unit.
+# Figures of the simulated device; `cost.hardware.OPTIONS` says what each is and in which unit.
 DEVICE_KEYS = (
     "device", "calibration", "memory", "host_memory", "d2h", "h2d", "d2h_latency", "h2d_latency", "contended_fraction",
     "num_cards_per_node", "host_bandwidth", "compute_fraction", "memory_bandwidth_fraction", "memory_bandwidth",
@@ -87,7 +87,7 @@ def is_prefetch(node: DocumentNode) -> bool:
 
 def is_index(node: DocumentNode) -> bool:
     """True for an integer (a bool is none)."""
-    return isinstance(node.value, int) and not isinstance(node.value, bool)
+    return is_whole_number(node.value)
 
 
 def is_pattern(node: DocumentNode) -> bool:

@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mindswap.errors import DataError
+from mindswap.files import rewritten
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -29,6 +30,7 @@ def save_figure(figure: "Figure", path: Path, dpi: int = 110) -> None:
         DataError: if the format is unknown or the file cannot be written.
     """
     try:
-        figure.savefig(path, dpi=dpi)
+        with rewritten(path) as written:
+            figure.savefig(written, dpi=dpi)
     except (OSError, ValueError) as error:
         raise DataError(f"cannot write {path}: {error}") from None

@@ -81,7 +81,7 @@ def plan_to_json(plan: Plan, device: str, sections: Mapping[str, Any]) -> dict[s
     return {
         "simulated": True,
         "device": device,
-        "status": plan.status.value,
+        "status": "feasible" if plan.fits else "infeasible",
         "step_time_ns": plan.step_time_ns,
         "unconstrained_ns": plan.unconstrained_ns,
         "lower_bound_ns": plan.lower_bound_ns,

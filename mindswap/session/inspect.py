@@ -7,6 +7,7 @@ from pathlib import Path
 from mindswap.check.check import check_document, require_num_layers
 from mindswap.config.rank import RankPlacement, place_rank
 from mindswap.document.source import load_document
+from mindswap.files import file_name
 from mindswap.graph.lifetime import Peak, find_peak
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.model import Node, TensorType
@@ -48,8 +49,8 @@ def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_ca
         PolicyError: if the configuration is wrong.
         GraphError: if the network cannot be built or compiled.
     """
-    if is_trace_path(os.fspath(path)):
-        return _inspect_trace(os.fspath(path))
+    if is_trace_path(file_name(path)):
+        return _inspect_trace(file_name(path))
     document = load_document(path)
     checked = check_document(document, environ=dict(os.environ))
     policy = checked.require_policy()
@@ -99,13 +100,11 @@ def inspect_config(
         GraphError: if the network cannot be built or compiled.
     """
     plain_policy = Policy(is_swap_enabled=True)
-    compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
-    from mindswap.adapters.mindspore import PATH_TAG
-
-    names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
-    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
+    compiled, plain, like = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    names = OperatorNames(plain.layers, plain.graph)
+    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
-    notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

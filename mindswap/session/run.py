@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindswap.cost.hardware import Device
-from mindswap.files import write_new
+from mindswap.files import file_name, write_new
 from mindswap.policy.model import Policy
 from mindswap.report.device_figures import device_figures
 from mindswap.report.simulation.html import format_html
@@ -99,7 +99,7 @@ class Run:
         Raises:
             DataError: it cannot be written.
         """
-        write_trace(self.report(), Path(path))
+        write_trace(self.report(), Path(file_name(path)))
 
     def save_plot(self, path: str | os.PathLike[str]) -> None:
         """A picture (.png, .svg, .pdf).
@@ -109,7 +109,7 @@ class Run:
         """
         from mindswap.report.simulation.plots import plot_simulation  # needs matplotlib
 
-        plot_simulation(self.report(), Path(path))
+        plot_simulation(self.report(), Path(file_name(path)))
 
     def __str__(self) -> str:
         return format_simulation(self.report())

@@ -23,8 +23,7 @@ from mindswap.graph.sequences import cache_readers
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.uses import find_handed_on
 from mindswap.policy.model import Policy
-from mindswap.policy.resolve import LayerDecisions, resolve_layer
-from mindswap.policy.schema import SELECT_OPTIONS
+from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
 from mindswap.simulate.captured import CapturedStep
 
 # In place of the operator paths that stand for a name: no swap takes it away.
@@ -46,7 +45,7 @@ class CompiledLayers:
         # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
-            self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
+            self.plain = replace(source, graph=merge_equal(self.graph))
         self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
         self._paths = source.names()  # of operators that are not merged
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
@@ -57,12 +56,12 @@ class CompiledLayers:
 
     def rewritten(self, policy: Policy, layer_index: int) -> Graph:
         """The step in which all layers are under what a policy sets on one layer of the model."""
-        key = signature(policy, layer_index)
+        key = layer_key(policy, layer_index)
         if self._last is None or self._last[0] != key:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
             self._refuse_caches(settings.recomputed)
-            tag = self.source.tag if self.source.has_all_tags else None
-            self._last = key, rewrite_graph(self.graph, settings, tag)
+            graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
+            self._last = key, rewrite_graph(graph, settings)
         return self._last[1]
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
@@ -112,18 +111,7 @@ class CompiledLayers:
 
     def _paths_of(self, node: Node) -> Names:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
-        own = node.attributes.get(self.source.tag) if self.source.has_all_tags else None
-        return self.labels(node) if own is None else Names.of(own)
-
-
-def signature(policy: Policy, layer_index: int) -> Hashable:
-    """All that decides what a policy sets on a layer."""
-    selects = (getattr(policy, option) for option in SELECT_OPTIONS)
-    selected = tuple(tuple(entry.pattern for entry in entries if layer_index in entry.layers) for entries in selects)
-    recompute = (layer_index in policy.layer_recompute, layer_index in policy.output_recompute, *selected)
-    layer_swap = next((entry.prefetch for entry in policy.layer_swap if layer_index in entry.layers), None)
-    swaps = tuple((e.pattern, e.prefetch) for e in policy.op_swap if layer_index in e.layers)
-    return recompute, layer_swap, swaps
+        return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:

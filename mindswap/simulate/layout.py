@@ -4,7 +4,14 @@ from dataclasses import dataclass
 
 from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
 from mindswap.errors import SimulationError
-from mindswap.simulate.schedules import SCHEDULES, Pass, PipelineSchedule, Shape, find_schedule, order_passes
+from mindswap.simulate.schedules import (
+    SCHEDULES,
+    WITH_PIECES,
+    Pass,
+    Shape,
+    find_schedule,
+    order_passes,
+)
 
 
 @dataclass(frozen=True)
@@ -36,10 +43,6 @@ class StageLayout:
         num_chunks = max(map(len, self.chunks))
         return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
 
-    @property
-    def schedule(self) -> PipelineSchedule:
-        return find_schedule(self.scheduler, self.shape)
-
     def passes(self, stage: int) -> tuple[Pass, ...]:
         """What a stage does in one step, in order."""
         return order_passes(self.scheduler, stage, self.shape)
@@ -49,7 +52,7 @@ class StageLayout:
 
     def short_of(self, num_micro_batches: int) -> int:
         """So many micro-batches or a few more, as many as show the same full pipeline; at most those of the step."""
-        return self.schedule.short_step(self.shape, num_micro_batches)
+        return find_schedule(self.scheduler, self.shape).short_step(self.shape, num_micro_batches)
 
     @property
     def are_ends_together(self) -> bool:
@@ -112,4 +115,9 @@ def require_schedule(
     if refusal:
         raise SimulationError(
             f"{place}: MindSpore refuses {name} here: {refusal}\n    fix: change that, or pipeline_scheduler: seqpipe"
+        )
+    if num_sequences > 1 and pipeline.num_chunks > 1 and name not in WITH_PIECES:
+        raise SimulationError(
+            f"{place}: in which order {name} runs pieces of sequences (seq_split_num) is not known here\n"
+            f"    allowed: {', '.join(WITH_PIECES)}\n    fix: pipeline_scheduler: seqpipe"
         )

@@ -19,11 +19,12 @@ from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.work import measure_work
 from mindswap.policy.model import Policy
+from mindswap.policy.resolve import layer_key, with_recompute_only
 from mindswap.simulate.block import Block
 from mindswap.simulate.blocks import StepBlocks, cut_blocks
 from mindswap.simulate.build import build_program
 from mindswap.simulate.captured import CapturedStep, list_doubts
-from mindswap.simulate.compiled_layers import CompiledLayers, signature
+from mindswap.simulate.compiled_layers import CompiledLayers
 from mindswap.simulate.engine import simulate
 from mindswap.simulate.exchange import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
 from mindswap.simulate.layout import lay_out_stages
@@ -117,7 +118,7 @@ class StepModel:
         return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
 
     def program(self, policy: Policy) -> Program:
-        """Operators, copies and memory of a step under a policy, whether `is_swap_enabled` there or not.
+        """Operators, copies and memory of a step under a policy; of one with swap disabled it is what is recomputed.
 
         Raises:
             SimulationError: if it computes several layers again at once, which no block can express.
@@ -130,7 +131,7 @@ class StepModel:
             raise SimulationError(
                 "mindswap.output_recompute is not simulated: backward has several layers at once then"
             )
-        acting = replace(policy, is_swap_enabled=True)
+        acting = with_recompute_only(policy)
         plain = self._step_blocks(PLAIN, 0)
         layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
         return [plain.prologue, *layers, plain.epilogue]
@@ -146,7 +147,7 @@ class StepModel:
     def layer_block(self, policy: Policy, layer_index: int) -> Block:
         """One layer under a policy, as `blocks` has it."""
         position = self.captured.sample.layer_map[layer_index]
-        acting = policy if policy.is_swap_enabled else replace(policy, is_swap_enabled=True)
+        acting = with_recompute_only(policy)
         try:
             return self._step_blocks(acting, layer_index).layers[position]
         except SimulationError as error:
@@ -154,11 +155,11 @@ class StepModel:
 
     def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
         """`CompiledLayers.keepers` of a layer, swap enabled or not."""
-        return self.layers.keepers(replace(policy, is_swap_enabled=True), layer_index)
+        return self.layers.keepers(with_recompute_only(policy), layer_index)
 
     def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
         """The compiled layers, all under what the policy sets on one layer."""
-        key = signature(policy, layer_index)
+        key = layer_key(policy, layer_index)
         if key not in self._blocks:
             self._blocks[key] = self._cut(policy, layer_index)
         return self._blocks[key]

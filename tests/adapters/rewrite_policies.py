@@ -1,6 +1,18 @@
 """Policies under which a step that is worked out is compared with one that is compiled."""
 
-from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from dataclasses import replace
+
+from mindswap.policy.model import (
+    ALL_LAYERS,
+    ENTRY_FIELDS,
+    NO_LAYERS,
+    Layers,
+    LayerSwap,
+    OpRecompute,
+    OpSwap,
+    Policy,
+    union_layers,
+)
 from tests.strength import is_nightly
 
 
@@ -23,6 +35,7 @@ LLAMA = {
     "nothing": Policy(True),
     "whole layers": Policy(True, layer_recompute=ALL_LAYERS),
     "whole layers with their outputs": Policy(True, layer_recompute=ALL_LAYERS, output_recompute=Layers((1, 2))),
+    "whole layers with all outputs": Policy(True, layer_recompute=ALL_LAYERS, output_recompute=ALL_LAYERS),
     "whole layers, less one operator": Policy(
         True, layer_recompute=ALL_LAYERS, select_recompute_exclude=excludes(r"feed_forward\.w1\.activation\.silu")
     ),
@@ -86,28 +99,63 @@ LLAMA_FLOAT16 = {
     ),
 }
 
-# Only nightly: another family, or another policy of the same family, shows the same.
-NIGHTLY = {
+# Fields of a policy that are layers.
+WHOLE_LAYERS = ("layer_recompute", "output_recompute")
+FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16}
+# By day the compiler sees one policy for a family: another in each layer, side by side. Those left out show nothing
+# that one of another family, or of the same family, does not show.
+MIXED = "another in each layer"
+IN_LAYERS = {
     "LLAMA": (
+        "swap of attention",
+        "a cell, less one operator",
+        "whole layers, less one operator",
+        "whole layers with all outputs",
+        "whole layers with all outputs",
+    ),
+    "QWEN3": ("whole layers", "a cell", "swap of attention", "both on one operator", "swap that feeds recompute"),
+    "LLAMA_FLOAT16": (
         "nothing",
-        "whole layers",
-        "primitives",
-        "a cell",
-        "norms",
         "swap of a cell",
         "layer swap",
-        "both on one operator",
-        "swap that feeds recompute",
-    ),  # fmt: skip
-    "QWEN3": ("nothing", "primitives", "norms", "attention", "swap of a cell", "layer swap"),
-    "LLAMA_FLOAT16": ("whole layers", "norms"),
-}
-FAMILIES = {"LLAMA": LLAMA, "QWEN3": QWEN3, "LLAMA_FLOAT16": LLAMA_FLOAT16}
-# Under which a model put together from a few layers is compared with all of them.
-ASSEMBLED = ("whole layers", "layer swap", *(("nothing", "a cell", "swap of attention") if is_nightly() else ()))
+        "casts",
+        "swap of one of several casts",
+        "swap of a reshape before one that runs again",
+        "mixed",
+    ),
+}  # fmt: skip
 
 
 def policies(family: str) -> dict[str, Policy]:
     """Those of a family that are compared in this run, by name."""
-    left_out = () if is_nightly() else NIGHTLY[family]
-    return {name: policy for name, policy in FAMILIES[family].items() if name not in left_out}
+    return {**(FAMILIES[family] if is_nightly() else {}), MIXED: mixed(family)}
+
+
+def assembled(family: str) -> dict[str, Policy]:
+    """Those under which a model put together from a few layers is compared with all of them."""
+    names = ("whole layers", "layer swap", *(("nothing", "a cell", "swap of attention") if is_nightly() else ()))
+    return {name: FAMILIES[family][name] for name in names}
+
+
+def mixed(family: str) -> Policy:
+    """The policies of IN_LAYERS side by side."""
+    return side_by_side([FAMILIES[family][name] for name in IN_LAYERS[family]])
+
+
+def side_by_side(each: list[Policy]) -> Policy:
+    """The first policy in layer 0, the second in layer 1, and so on."""
+    own = [in_layer(policy, index) for index, policy in enumerate(each)]
+    entries = {name: tuple(entry for policy in own for entry in getattr(policy, name)) for name in ENTRY_FIELDS}
+    layers = {name: union_layers(getattr(policy, name) for policy in own) for name in WHOLE_LAYERS}
+    return Policy(True, **entries, **layers)
+
+
+def in_layer(policy: Policy, index: int) -> Policy:
+    """What a policy says of this layer."""
+    only = Layers(index)
+    entries = {
+        name: tuple(replace(entry, layers=only) for entry in getattr(policy, name) if index in entry.layers)
+        for name in ENTRY_FIELDS
+    }
+    layers = {name: only if index in getattr(policy, name) else NO_LAYERS for name in WHOLE_LAYERS}
+    return replace(policy, **entries, **layers)

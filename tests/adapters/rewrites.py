@@ -1,13 +1,14 @@
 """Compare steps that are worked out with steps that are compiled; prints JSON. One family of models to a process.
 
-python -m tests.adapters.rewrites rewrite CONFIG LLAMA|QWEN3: for each policy what is kept, copied and run again
-python -m tests.adapters.rewrites assemble CONFIG: a model put together from a sample, and the model compiled whole
+python -m tests.adapters.rewrites CONFIG FAMILY: for each policy what is kept, copied and run again
+python -m tests.adapters.rewrites CONFIG FAMILY assemble: besides, a model put together from a sample, and whole
 """
 
 import json
 import sys
 from collections import Counter
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
@@ -16,6 +17,7 @@ from mindswap.cost.device_file import load_device
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
 from mindswap.graph.ops import is_kernel
+from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.sample import LayerSample
@@ -32,23 +34,31 @@ from tests.adapters import rewrite_policies
 
 
 def main():
-    task, config, *family = sys.argv[1:]
+    config, family, *more = sys.argv[1:]
     config = str(Path(config).resolve())  # quiet() changes the working directory
     with quiet():
-        result = {"rewrite": compare_rewrites, "assemble": compare_assembled}[task](config, *family)
-    json.dump(result, sys.stdout)
+        plain = capture_whole(config)
+        results = compare_rewrites(config, plain, family)
+        if more:
+            results["assembled"] = compare_assembled(config, plain, family)
+    json.dump(results, sys.stdout)
 
 
-def compare_rewrites(config, family):
+@cache
+def compiled_under(config, policy, sample):
     from mindswap.adapters.mindformers import capture
 
-    plain = capture_whole(config)
+    return settle_layers(capture(config, policy, sample).graph)
+
+
+def compare_rewrites(config, plain, family):
     names, graph = plain.names(), settle_layers(plain.graph)
     results = {}
     for name, policy in rewrite_policies.policies(family).items():
         actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
-        predicted = rewrite_graph(graph, settings_of_policy(graph, names, actions), plain.tag)
-        compiled = settle_layers(capture(config, policy, plain.sample).graph)
+        settings = settings_of_policy(graph, names, actions)
+        predicted = rewrite_graph(merge_equal(graph, settings.of), settings)
+        compiled = compiled_under(config, policy, plain.sample)
         results[name] = {"compiled": describe(compiled), "predicted": describe(predicted)}
     return results
 
@@ -57,13 +67,13 @@ def capture_whole(config):
     """A step of which every layer is compiled."""
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindformers import capture
-    from mindswap.adapters.mindspore import PATH_TAG, find_layers
+    from mindswap.adapters.mindspore import find_layers
     from mindswap.policy.model import Policy
 
     plain = Policy(True)
     every_layer = tuple(range(len(find_layers(build_network(config, plain)[0]))))
     whole = capture(config, plain, LayerSample(every_layer, every_layer), with_all_tags=True)
-    return CapturedStep(whole.sample, whole.layers, whole.graph, PATH_TAG, has_all_tags=True)
+    return CapturedStep(whole.sample, whole.layers, whole.graph, has_all_tags=True)
 
 
 def describe(graph):
@@ -90,23 +100,18 @@ def is_again(node):
     return node.is_duplicate or (node.is_recomputed and "Gradients/" not in node.scope)
 
 
-def compare_assembled(config):
-    from mindswap.adapters.mindformers import capture
+def compare_assembled(config, whole, family):
     from mindswap.adapters.step import capture_step
 
     document = load_document(config)
     settings = replace(read_step_settings(document), num_micro_batches=1)
     # Bytes as the compiler has them, without the rounding of the pool.
     costs = CostTable(replace(load_device(), pool_alignment_bytes=1))
-    whole = capture_whole(config)
     assembled = StepModel(capture_step(config, whole.num_layers), costs, settings)
     complete = StepModel(whole, costs, settings)
     results = {"compiled layers": len(assembled.captured.sample.indices)}
-    for name in rewrite_policies.ASSEMBLED:
-        policy = rewrite_policies.LLAMA[name]
-        blocks = cut_blocks(
-            settle_layers(capture(config, policy, whole.sample).graph), costs.operator_ns, whole.names()
-        )
+    for name, policy in rewrite_policies.assembled(family).items():
+        blocks = cut_blocks(compiled_under(config, policy, whole.sample), costs.operator_ns, whole.names())
         true = build_program([blocks.prologue, *blocks.layers, blocks.epilogue], assembled.transfers)
         results[name] = {
             "assembled": total(assembled.program(policy)),

@@ -18,14 +18,12 @@ from tests.adapters.graphs import CPU_CASES, QWEN3, ROOT
 
 pytestmark = pytest.mark.mindspore
 
+MIXED = rewrite_policies.MIXED
 CASE = CPU_CASES / "case1_default_swap.yaml"
-# A first layer, one between, and a last one.
-THREE_LAYERS = {"model.model_config.num_layers": 3}
 # Kernels that make what layers share, at most so often in a layer: the mask of attention, and tables of rotation.
 SHARED = {"LLAMA": {"Mul": 1, "Cast": 1}, "QWEN3": {"Muls": 1, "Cos": 1, "Sin": 1}, "LLAMA_FLOAT16": {}}
 # As on Ascend: computed in float16 from float32 weights, with the kernels of attention and norm.
 FLOAT16 = {
-    **THREE_LAYERS,
     "mindswap": None,
     "model.model_config.compute_dtype": "float16",
     "model.model_config.fused_rms_norm": True,
@@ -40,35 +38,32 @@ def run(*arguments):
     return json.loads(result.stdout)
 
 
-def write(folder, name, edits, source=CASE):
+def write(folder, name, edits, source):
     path = folder / f"{name}.yaml"
     path.write_text(yaml.safe_dump(edited(yaml.safe_load(source.read_text()), edits)))
     return path
 
 
+# family -> file, changes, key of the number of layers; more words for the process
 FAMILIES = {
-    "LLAMA": (CASE, THREE_LAYERS),
-    "LLAMA_FLOAT16": (CASE, FLOAT16),
-    "QWEN3": (QWEN3, {"model.model_config.num_hidden_layers": 3}),
+    "LLAMA": (CASE, {}, "num_layers", ["assemble"]),
+    "LLAMA_FLOAT16": (CASE, FLOAT16, "num_layers", []),
+    "QWEN3": (QWEN3, {}, "num_hidden_layers", []),
 }
 
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
     """family -> its steps under each policy."""
-    folder = tmp_path_factory.mktemp("three")
+    folder = tmp_path_factory.mktemp("families")
 
     @cache
     def of_family(family):
-        source, edits = FAMILIES[family]
-        return run("rewrite", write(folder, family, edits, source), family)
+        source, edits, key, more = FAMILIES[family]
+        num_layers = {f"model.model_config.{key}": len(rewrite_policies.IN_LAYERS[family])}
+        return run(write(folder, family, {**edits, **num_layers}, source), family, *more)
 
     return of_family
-
-
-@pytest.fixture(scope="module")
-def assembled(tmp_path_factory):
-    return run("assemble", write(tmp_path_factory.mktemp("five"), "five", {"model.model_config.num_layers": 5}))
 
 
 CASES = [(family, name) for family in SHARED for name in rewrite_policies.policies(family)]
@@ -96,20 +91,22 @@ def test_kernels_that_run_again_are_those_that_are_compiled(compared, family, na
 
 
 def test_a_reshape_before_one_that_runs_again_is_copied_for_nothing(compared):
-    """Outputs of wq and wk in three layers; what the two have as input comes back."""
-    result = compared("LLAMA_FLOAT16")["swap of a reshape before one that runs again"]
-    assert sum(result["compiled"]["one way"].values()) == 2 * 3
+    """Outputs of wq and wk; what the two have as input comes back."""
+    layer = rewrite_policies.IN_LAYERS["LLAMA_FLOAT16"].index("swap of a reshape before one that runs again")
+    one_way = compared("LLAMA_FLOAT16")[MIXED]["compiled"]["one way"]
+    assert sum(count for place, count in one_way.items() if place.startswith(f"{layer} ")) == 2
 
 
 def test_policies_differ_in_what_they_keep(compared):
     """So that the tests above compare something."""
-    for family in SHARED:
-        kept = {json.dumps(result["compiled"]["kept"]) for result in compared(family).values()}
-        assert len(kept) >= 5
+    for family, in_layers in rewrite_policies.IN_LAYERS.items():
+        kept = compared(family)[MIXED]["compiled"]["kept"]
+        assert len({kept.get(str(layer), 0) for layer in range(len(in_layers))}) >= 4
 
 
-@pytest.mark.parametrize("name", rewrite_policies.ASSEMBLED)
-def test_five_layers_put_together_from_three_are_five_layers(assembled, name):
+@pytest.mark.parametrize("name", rewrite_policies.assembled("LLAMA"))
+def test_five_layers_put_together_from_three_are_five_layers(compared, name):
+    assembled = compared("LLAMA")["assembled"]
     assert assembled["compiled layers"] == 3
     result = assembled[name]
     assert result["assembled"] == result["complete"]

@@ -89,25 +89,33 @@ def test_only_what_op_swap_can_name_is_worth_swapping(seven_b):
     assert sum(operator["swappable_bytes"] for operator in layers[0]["operators"]) == (1026 - 386) * 2**20 + 32770
 
 
-def test_three_compiled_layers_tell_the_same_as_all(tmp_path):
-    config = rewrite(CPU_CASE, tmp_path / "five.yaml", num_layers="5")
+def test_a_few_compiled_layers_tell_the_same_as_all(tmp_path):
+    """Of five layers four are compiled under the policy, whose last layer is unlike the others, and three without."""
+    config = rewrite(CPU_CASE, tmp_path / "five.yaml", num_layers="5", select_recompute="{'ffn_norm': [4]}")
+    everywhere = "{op_name: 'attention', backward_prefetch: 3, layers: True}"
+    last = "{op_name: 'feed_forward', backward_prefetch: 5, layers: [4]}"
+    config.write_text(config.read_text().replace("default_prefetch: 10", f"op_swap: [{everywhere}, {last}]"))
     script = f"""
 import json
 from mindswap.adapters.quiet import quiet
 from mindswap.session import inspect
 from mindswap.graph.sample import LayerSample
 from mindswap.check.check import load_policy
+from mindswap.policy.model import Policy
 from mindswap.report.memory import memory_to_json
 with quiet():
     from mindswap.adapters import mindformers
-policy = load_policy({str(config)!r})
+policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
+with quiet():
+    sizes = [len(mindformers.choose_layers({str(config)!r}, each).indices) for each in (policy, plain)]
 sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
 mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
-print(json.dumps([sampled, whole]))
+print(json.dumps([sizes, sampled, whole]))
 """
     result = forked.run(["-c", script], check=True, cwd=ROOT)
-    sampled, whole = json.loads(result.stdout)
+    sizes, sampled, whole = json.loads(result.stdout)
+    assert sizes == [4, 3]
     assert sampled["layers"] == whole["layers"]
     assert sampled["total"] == whole["total"]
     assert sampled["peak"]["size_bytes"] == whole["peak"]["size_bytes"]

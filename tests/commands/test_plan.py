@@ -3,6 +3,7 @@
 import re
 import shutil
 import struct
+from functools import partial
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from mindswap.plan.sweep import sweep_budgets
 from mindswap.units import format_bytes, format_time
 from tests.schema import answer_of
 
@@ -116,22 +118,41 @@ def test_a_plan_is_written_checked_and_does_what_it_says(plan, tmp_path, capsys)
 
 
 @pytest.mark.mindspore
-def test_in_place_and_json(plan, tmp_path):
-    path = tmp_path / "x.yaml"
+def test_one_plan_in_every_form(plan, tmp_path):
+    """In the user's file, as JSON with its reasons, as a page that stands alone, and as a picture.
+
+    Page and picture replace what is there, as those of `simulate` do.
+    """
+    path, page, picture = (tmp_path / name for name in ("small.yaml", "page.html", "picture.png"))
     shutil.copy(CONFIG, path)
-    code, out, _ = plan(path, "--device", "cpu", "--memory", "6MiB", "--in-place", "--json")
+    page.write_text("old")
+    picture.write_text("old")
+    options = ("--in-place", "--json", "--explain", "--html", page, "--plot", picture)
+    code, out, _ = plan(path, "--device", "cpu", "--memory", "6MiB", *options)
     data = answer_of(out)
     assert (code, data["simulated"], data["status"]) == (0, True, "feasible")
     assert data["peak_bytes"] <= 6 * 2**20
     assert data["step_time_ns"] >= data["lower_bound_ns"]
+    assert any(line.startswith("keep ") for line in data["explanation"])
     assert path.read_text() != CONFIG.read_text()
+    html = page.read_text("utf-8")
+    assert "small, planned" in html and "simulated" in html
+    assert not re.search(r"(src|href)=|https?://|@import|url\(", html)
+    shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
+    for figure in (format_time(data["step_time_ns"]), format_bytes(data["peak_bytes"])):
+        assert figure in shown
+    copied = re.search(r"([\d.]+ [KM]iB) pinned per card", shown)
+    assert copied and copied[1] == format_bytes(data["host_bytes_per_node"])  # one card per node
+    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert 1200 < width < 2400 and 600 < height < 1600
 
 
 @pytest.mark.mindspore
 def test_a_budget_below_the_parameters_says_what_would_do(plan, tmp_path):
     files = [tmp_path / name for name in ("planned.yaml", "page.html", "picture.png")]
-    options = (CONFIG, "--device", "cpu", "-o", files[0], "--html", files[1], "--plot", files[2])
-    code, out, _ = plan(*options, "--memory", "1MiB")
+    options = (CONFIG, "--device", "cpu")
+    code, out, _ = plan(*options, "--memory", "1MiB", "-o", files[0], "--html", files[1], "--plot", files[2])
     assert code == 1
     assert "nothing fits; the least found needs" in out
     assert "parameters, optimizer, sums of gradients" in out
@@ -150,34 +171,6 @@ def test_json_says_that_nothing_fits(plan):
 
 
 @pytest.mark.mindspore
-def test_json_explains_too(plan):
-    _, out, _ = plan(CONFIG, "--device", "cpu", "--memory", "6MiB", "--json", "--explain")
-    assert any(line.startswith("keep ") for line in answer_of(out)["explanation"])
-
-
-@pytest.mark.mindspore
-def test_page_and_picture_show_the_plan(plan, tmp_path):
-    """The page stands alone; both replace what is there, as those of `simulate` do."""
-    page, picture = tmp_path / "page.html", tmp_path / "picture.png"
-    page.write_text("old")
-    picture.write_text("old")
-    options = ("--device", "cpu", "--memory", "6MiB", "--html", page, "--plot", picture)
-    _, out, _ = plan(CONFIG, *options, "--json")
-    data = answer_of(out)
-    html = page.read_text("utf-8")
-    assert "case3_op_swap, planned" in html and "simulated" in html
-    assert not re.search(r"(src|href)=|https?://|@import|url\(", html)
-    shown = " ".join(unescape(re.sub(r"<[^>]+>", " ", html)).split())
-    for figure in (format_time(data["step_time_ns"]), format_bytes(data["peak_bytes"])):
-        assert figure in shown
-    copied = re.search(r"([\d.]+ [KM]iB) pinned per card", shown)
-    assert copied and copied[1] == format_bytes(data["host_bytes_per_node"])  # one card per node
-    width, height = struct.unpack(">II", picture.read_bytes()[16:24])
-    assert picture.read_bytes().startswith(b"\x89PNG")
-    assert 1200 < width < 2400 and 600 < height < 1600
-
-
-@pytest.mark.mindspore
 def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
     target = tmp_path / "planned.yaml"
     code, out, error = plan(CONFIG, "--device", "cpu", "--memory", "6MiB", "-o", target, "--plot", tmp_path / "x.xyz")
@@ -187,7 +180,9 @@ def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
 
 
 @pytest.mark.mindspore
-def test_a_sweep_is_a_falling_curve(plan, tmp_path):
+def test_a_sweep_is_a_falling_curve(plan, tmp_path, monkeypatch):
+    """Of four plans instead of twelve."""
+    monkeypatch.setattr("mindswap.commands.plan.sweep_budgets", partial(sweep_budgets, num_budgets=4))
     picture = tmp_path / "pareto.png"
     code, out, _ = plan(CONFIG, "--device", "cpu", "--allow", "recompute", "--sweep", "--json", "--plot", picture)
     curve = answer_of(out)["plans"]

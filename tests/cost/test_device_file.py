@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.cost.device_file import DEFAULT_DEVICE, FOLDER, list_devices, load_device
-from mindswap.cost.figures import FIGURES
+from mindswap.cost.hardware import FIGURES
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
 

@@ -1,7 +1,7 @@
 """`mindswap:` of a configuration: the device of a simulation."""
 
 from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import OPTIONS
+from mindswap.cost.hardware import OPTIONS
 from mindswap.cost.settings import CostSettings, read_cost_settings
 from mindswap.policy.schema import DEVICE_KEYS, MINDSWAP_KEYS
 from tests.builders import document

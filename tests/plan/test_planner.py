@@ -7,7 +7,6 @@ import pytest
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import Allow, Objective, PlanProblem
-from mindswap.plan.result import Status
 from mindswap.plan.solvers.search import Stop
 from mindswap.session.step import load_step
 
@@ -38,7 +37,7 @@ def free(model, planner):
 
 
 def test_without_a_limit_everything_is_kept(free):
-    assert free.status is Status.FEASIBLE
+    assert free.fits
     assert not (free.policy.op_swap or free.policy.layer_recompute or free.policy.select_recompute)
     assert free.step_time_ns == free.unconstrained_ns == free.lower_bound_ns
     assert free.slowdown == free.gap == 0
@@ -64,7 +63,7 @@ def test_no_strategy_that_fits_is_faster(model, planner, free, permille):
 
 def test_what_nothing_fits_names_the_least_that_would(model, planner):
     plan = planner.plan(problem(model, 1))
-    assert plan.status is Status.INFEASIBLE
+    assert not plan.fits
     assert plan.smallest_budget_bytes > plan.stage_static_bytes[0]
     assert plan.holders[0] == ("parameters, optimizer, sums of gradients", plan.stage_static_bytes[0])
     assert planner.plan(problem(model, plan.smallest_budget_bytes)).fits

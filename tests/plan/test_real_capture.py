@@ -7,6 +7,7 @@ import pytest
 from reference.exact import enumerate_all
 
 from mindswap.plan.catalog import Catalog, collect_items
+from mindswap.plan.rows import Rows
 from mindswap.plan.solvers.fast import solve
 from mindswap.plan.solvers.search import Search
 from mindswap.plan.step_space import StepSpace
@@ -44,14 +45,14 @@ def test_within_a_percent_of_the_optimum(two_layers, part, share_percent):
     sizes = whole.freed_bytes[0].max(axis=1)
     order = [int(item) for item in np.argsort(-sizes, kind="stable") if item > 0 and sizes[item] > 0]  # 0: the layer
     catalog = restrict(whole, order[:NUM_ITEMS] if part == "largest" else order[-NUM_ITEMS:])
-    unlimited = StepSpace(two_layers, catalog, 0, 1 << 50, 1 << 50)
+    unlimited = StepSpace(Rows(two_layers, catalog), 0, 1 << 50, 1 << 50)
     shape = (unlimited.figures.num_layers, unlimited.figures.num_items)
     keep = Search(unlimited, 1).score(np.zeros(shape, np.int64))
     most = catalog.freed_bytes.max(axis=2).sum()
     budget = int(keep.peak_bytes - most * share_percent // 100)
 
-    exact = enumerate_all(StepSpace(two_layers, catalog, 0, budget, 1 << 50), distances=DISTANCES)
-    fast = solve(StepSpace(two_layers, catalog, 0, budget, 1 << 50))
+    exact = enumerate_all(StepSpace(Rows(two_layers, catalog), 0, budget, 1 << 50), distances=DISTANCES)
+    fast = solve(StepSpace(Rows(two_layers, catalog), 0, budget, 1 << 50))
     assert exact.num_evaluations > 1
     if exact.best_score.fits:
         assert fast.best_score.fits

@@ -1,6 +1,6 @@
 from mindswap.check.check import check_document, check_shape
 from mindswap.document.parse import parse_document
-from mindswap.plan.result import Plan, Status
+from mindswap.plan.result import Plan
 from mindswap.plan.write import compact_policy, write_plan
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
@@ -47,7 +47,7 @@ def test_other_layers_or_distances_stay_apart():
 
 def plan_of(policy: Policy) -> Plan:
     return Plan(
-        status=Status.FEASIBLE, policy=policy, step_time_ns=1_010_000_000, stage_peak_bytes=(2**34,),
+        fits=True, policy=policy, step_time_ns=1_010_000_000, stage_peak_bytes=(2**34,),
         stage_static_bytes=(2**33,), host_bytes=0, budget_bytes=2**35, unconstrained_ns=10**9, lower_bound_ns=10**9,
         smallest_budget_bytes=2**34, least_budget_bytes=2**33, host_budget_bytes=2**40, holders=(), compared=(),
         num_evaluations=1,

@@ -5,7 +5,7 @@ import pytest
 import mindswap
 from mindswap import Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.errors import MindswapError, PolicyError
-from mindswap.policy.model import ALL_LAYERS, NO_LAYERS
+from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS
 from mindswap.policy.schema import RECOMPUTE_FLAGS
 
 
@@ -51,6 +51,36 @@ def test_layers_in_another_form_are_refused(make):
 def test_a_wrong_distance_is_refused(prefetch):
     with pytest.raises(MindswapError, match="allowed: a number of operators from 1"):
         OpSwap("attention", Layers(0), prefetch)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: OpSwap(None, Layers(0), 1), "pattern=None names no operator"),
+        (lambda: OpRecompute(b"a", Layers(0)), "pattern=b'a' names no operator"),
+        (lambda: Policy(op_swap=5), r"op_swap: 5 is no list of entries\n    fix:     op_swap=\[OpSwap\(...\)\]"),
+        (lambda: Policy(op_swap="attention"), "op_swap: 'attention' is no list of entries"),
+        (lambda: Policy(op_swap=OpSwap("a", Layers(0), 1)), "op_swap: OpSwap.* is no list of entries"),
+        (lambda: Policy(op_swap=[LayerSwap(Layers(0), 1)]), "op_swap: LayerSwap.* is no list of entries"),
+        (lambda: Policy(layer_swap=None), "layer_swap: None is no list of entries"),
+        (lambda: Policy(select_recompute=["attention"]), r"select_recompute=\[OpRecompute\(...\)\]"),
+        (lambda: Policy(default_prefetch=0), "default_prefetch=0 is no distance"),
+        (lambda: Policy("on"), "is_swap_enabled='on'\n    allowed: True or False"),
+        (lambda: Policy(mp_comm_recompute=1), "mp_comm_recompute=1\n    allowed: True or False"),
+        (lambda: Policy.from_config("swap: True"), "the configuration is a string"),
+        (lambda: Policy.from_config(None), "the configuration is null"),
+        (lambda: Policy.from_file(5), "5 is no file name"),
+    ],
+)
+def test_what_is_no_policy_is_refused(make, message):
+    with pytest.raises(MindswapError, match=message):
+        make()
+
+
+def test_the_default_strategy_needs_no_patterns():
+    read = Policy.from_config({"swap_config": {"swap": True, "default_prefetch": 7}})
+    assert Policy(default_prefetch=7) == read
+    assert [(entry.pattern, entry.prefetch) for entry in read.op_swap] == [(name, 7) for name in DEFAULT_SWAP_PATTERNS]
 
 
 def test_a_configuration_as_data_and_as_a_file_are_the_same(tmp_path):

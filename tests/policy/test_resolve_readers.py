@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from mindswap.check.context import Context
 from mindswap.document.plain_data import document_from_data
-from mindswap.effect.recompute import compare_recompute
-from mindswap.effect.swap import compare_effect
+from mindswap.effect.recompute import COMM_ATTRIBUTE, compare_recompute
+from mindswap.effect.swap import IdleReason, compare_effect
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.places import decisions_by_place
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.plan.coupling import without_idle_swaps
 from mindswap.plan.explain import _names
@@ -24,9 +25,9 @@ from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.log_lines import format_log_lines
 from mindswap.policy.match import exact_pattern
-from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
+from mindswap.policy.model import ALL_LAYERS, ENTRY_FIELDS, Layers, LayerSwap, OpRecompute, OpSwap, Policy
 from mindswap.policy.read import read_settings
-from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
+from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.decide import decide
 from mindswap.report.policy_text import StepKind, group_layers
 from mindswap.stage.applied import recomputed_operators
@@ -34,12 +35,14 @@ from tests.pynative.builders import chain
 
 NUM_LAYERS = 3
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+SWAPS = ("layer_swap", "op_swap")
+BESIDE = (StepKind.RECOMPUTE_OUTPUT, StepKind.RECOMPUTE_COMM)  # said beside what happens to an operator
 ONE = TensorType((256,), "float32", 1024)
 
 
 @st.composite
-def trees(draw):
-    """A layer of at most three levels; no two primitives have one type, so a graph tells them apart."""
+def trees(draw, num_types=None):
+    """A layer of at most three levels; of `num_types` types, or no two primitives have one, so a graph tells them."""
     count = 0
 
     def children(depth):
@@ -50,16 +53,15 @@ def trees(draw):
             if depth < 3 and draw(st.booleans()):
                 found.append(CellNode(name, f"Cell{count}", children=children(depth + 1)))
             else:
-                found.append(CellNode(name, f"Op{count}", is_primitive=True))
+                found.append(CellNode(name, f"Op{count % (num_types or count + 1)}", is_primitive=True))
         return tuple(found)
 
     return CellNode("", "Layer", children=children(1))
 
 
 @st.composite
-def cases(draw):
-    """A layer and a policy on it."""
-    tree = draw(trees())
+def policies(draw, tree):
+    """A policy on layers of this tree."""
     paths = [".".join(path) for path, _ in tree.walk()]
     patterns = st.sampled_from([*map(exact_pattern, paths), ".*", r".*\..*", r"[ab]", r"[ab]\..*", "none"])
     layers = st.one_of(
@@ -70,7 +72,7 @@ def cases(draw):
     recomputes = entries.map(tuple)
     no_layers = st.just(Layers(()))
     swaps = draw(st.lists(st.builds(OpSwap, patterns, layers, st.integers(1, 9)), max_size=4))
-    policy = Policy(
+    return Policy(
         True,
         layer_swap=tuple(draw(st.lists(st.builds(LayerSwap, layers, st.integers(1, 9)), max_size=2))),
         op_swap=tuple(swaps),
@@ -79,8 +81,15 @@ def cases(draw):
         select_comm_recompute=draw(recomputes),
         select_recompute_exclude=draw(recomputes),
         select_comm_recompute_exclude=draw(recomputes),
+        output_recompute=draw(st.one_of(no_layers, layers)),
     )
-    return tree, policy
+
+
+@st.composite
+def cases(draw, num_types=None, num_policies=1):
+    """A layer and policies on it."""
+    tree = draw(trees(num_types))
+    return tree, *(draw(policies(tree)) for _ in range(num_policies))
 
 
 def primitives(tree):
@@ -130,28 +139,75 @@ def test_the_decisions_are_those_of_the_specification(case):
 
 @QUICK
 @given(cases())
-def test_what_is_set_and_what_is_logged(case):
-    """The calls of the applier in their order, and the log lines, which say the same."""
+def test_what_is_logged(case):
+    """The log lines say all that is decided: who reads them knows what happens to every operator."""
     tree, policy = case
     for index in range(NUM_LAYERS):
-        actions = resolve_layer(policy, index, tree)
-        decided = actions.primitives()
-        recomputed = dict.fromkeys(decided, actions.is_fully_recomputed)
-        for claims, mark in ((actions.recomputes, True), (actions.excludes, False)):
-            for match in matches_of(claims):
-                recomputed |= {path: mark for path in decided if path[: len(match.path)] == match.path}
-        assert recomputed == {path: found.treatment is Treatment.RECOMPUTE for path, found in decided.items()}
-        prefetch = dict.fromkeys(decided, actions.layer_prefetch)
-        logged = dict(prefetch)
-        for swap in actions.op_swaps:
-            cell = swap.match.path
-            prefetch |= {path: swap.entry.prefetch for path in decided if path[: len(cell)] == cell}
-        for line in format_log_lines(actions):
-            if line.startswith("Set op_swap"):
-                for name, value in re.findall(r"(\S+), value=(\d+)", line):
-                    cell = tuple(name.strip(".").split("."))
-                    logged |= {path: int(value) for path in decided if path[: len(cell)] == cell}
-        assert prefetch == logged == {path: found.named_prefetch for path, found in decided.items()}
+        resolved = resolve_layer(policy, index, tree)
+        decided = resolved.primitives()
+        again, swapped = dict.fromkeys(decided, False), dict.fromkeys(decided)
+        communicated, not_communicated = set(), set()
+        for line in format_log_lines(resolved):
+            found = re.fullmatch(rf"Set (.+?) at layer {index}(?:: (.*)|, (.*)| and value is: (.*))?", line)
+            title, names, beside, value = found.groups()
+            told = [entry.split(", value=") for entry in re.split(r", (?!value=)", names or "")]
+            below = {
+                path: rest for name, *rest in told for path in decided if is_below(path, name.strip(".").split("."))
+            }
+            if title == "full recompute":
+                again = dict.fromkeys(decided, True)
+                assert (
+                    (beside == "with its output") == resolved.is_output_recomputed == (index in policy.output_recompute)
+                )
+            elif title == "layer swap":
+                swapped = dict.fromkeys(decided, int(value))
+            elif title == "op_swap":
+                swapped |= {path: int(distance) for path, (distance,) in below.items()}
+            elif title.startswith("select recompute"):
+                again |= dict.fromkeys(below, title == "select recompute")
+            else:
+                (communicated if title == "select comm recompute" else not_communicated).update(below)
+        assert swapped == {path: found.named_prefetch for path, found in decided.items()}
+        assert again == {path: found.treatment is Treatment.RECOMPUTE for path, found in decided.items()}
+        assert communicated == {path for path, found in decided.items() if found.communicated_again_by}
+        excludes = [entry for entry in policy.select_comm_recompute_exclude if index in entry.layers]
+        assert not_communicated == {path for path in decided for entry in excludes if names_exactly(entry, path)}
+
+
+def is_below(path, cell) -> bool:
+    return list(path[: len(cell)]) == list(cell)
+
+
+def names_exactly(entry: OpRecompute, path: tuple[str, ...]) -> bool:
+    return names(entry.pattern, path, is_exact=True)
+
+
+@QUICK
+@given(cases())
+def test_layers_with_one_key_are_decided_alike(case):
+    """`StepModel` makes one block for them; also for policies that differ in one thing."""
+    tree, policy = case
+    further = {option: [replace(e, prefetch=e.prefetch + 1) for e in getattr(policy, option)] for option in SWAPS}
+    changes = [{}, *({option: entries} for option, entries in further.items())]
+    changes += [{option: getattr(policy, option)[1:]} for option in ENTRY_FIELDS]
+    changes += [{option: ALL_LAYERS} for option in ("layer_recompute", "output_recompute")]
+    by_key = {}
+    for changed in (replace(policy, **change) for change in changes):
+        for index in range(NUM_LAYERS):
+            decided = replace(resolve_layer(changed, index, tree), layer_index=0)
+            assert by_key.setdefault(layer_key(changed, index), decided) == decided
+
+
+@QUICK
+@given(cases(num_types=2))
+def test_where_operators_cannot_be_told_apart_all_their_decisions_count(case):
+    tree, policy = case
+    decided = resolve_layer(policy, 0, tree)
+    by_place = {}
+    for path, node in tree.walk():
+        if node.is_primitive:
+            by_place.setdefault((".".join(path[:-1]), node.type_name), []).append(decided.of(path))
+    assert {place: list(found) for place, found in decisions_by_place(decided).items()} == by_place
 
 
 def step(tree: CellNode, index: int) -> Graph:
@@ -173,7 +229,7 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     tree, policy = case
     plain = step(tree, 0)
     by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
-    operators = OperatorNames([tree], plain, "path")
+    operators = OperatorNames([tree], plain)
     decided = resolve_layer(policy, 0, tree)
     found = settings_of_policy(plain, operators, [decided])
     each = {name: decided.of(path) for name, path in by_name.items()}
@@ -195,6 +251,69 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     assert [node.name for node in none.missing] == asked
 
 
+def names_of(nodes) -> set[str]:
+    return {node.name for node in nodes}
+
+
+@QUICK
+@given(cases(num_policies=2))
+def test_what_verify_says_of_a_step_under_another_policy(case):
+    """The graph is of the first policy, asked is what the second says."""
+    tree, own, other = case
+    plain = step(tree, 0)
+    is_, asked = resolve_layer(own, 0, tree), resolve_layer(other, 0, tree)
+    by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
+    before = {name: is_.of(path) for name, path in by_name.items()}
+    wanted = {name: asked.of(path) for name, path in by_name.items()}
+    marked = [
+        replace(node, attributes={COMM_ATTRIBUTE: True}) if before[node.name].communicated_again_by else node
+        for node in plain.forward
+    ]
+    plain = replace(plain, forward=tuple(marked))
+    found = settings_of_policy(plain, OperatorNames([tree], plain), [is_])
+    graph, baseline = rewrite_graph(plain, found), rewrite_graph(plain, replace(found, prefetch={}))
+    moved = {name: d.prefetch for name, d in before.items() if d.prefetch is not None}
+    again = {name for name, d in before.items() if d.treatment is Treatment.RECOMPUTE}
+
+    (swap,) = compare_effect([asked], baseline, graph)
+    assert names_of(p.producer for p in swap.unasked) == {n for n in moved if wanted[n].named_prefetch is None}
+    assert names_of(p.producer for p in swap.wrong_prefetch) == {
+        name for name in moved if wanted[name].named_prefetch not in (None, moved[name])
+    }
+    stays = wanted.keys() - moved.keys() - again
+    assert names_of(swap.missing) == {name for name in stays if wanted[name].prefetch is not None}
+    entries = {claim.entry.pattern or claim.entry.setting.value for claim in asked.offloads}
+    at_work = {
+        claim.entry.pattern or claim.entry.setting.value
+        for claim in asked.offloads
+        for name in moved
+        if is_below(by_name[name], claim.path)
+    }
+    assert {idle.entry for idle in swap.idle if idle.reason is not IdleReason.NOT_RUN_AGAIN} == entries - at_work
+
+    (recompute,) = compare_recompute([asked], plain, baseline)
+    wants_again = {name for name, d in wanted.items() if d.treatment is Treatment.RECOMPUTE}
+    types = {name: tree_type(tree, path) for name, path in by_name.items()}
+    assert {name.split()[-1] for name in recompute.missing} == {types[name] for name in wants_again - again}
+    assert {name.split()[-1] for name in recompute.unasked} == {types[name] for name in again - wants_again}
+    idle = {
+        ".".join(claim.path)
+        for claim in asked.recomputes
+        if claim.path and not any(is_below(by_name[name], claim.path) for name in again)
+    }
+    assert set(recompute.idle) - {"the whole layer"} == idle
+    assert ("the whole layer" in recompute.idle) == (asked.is_fully_recomputed and not again)
+    for said, wants, has in (
+        (recompute.comm_missing, wanted, before), (recompute.comm_unasked, before, wanted),
+    ):  # fmt: skip
+        names = {n for n, d in wants.items() if d.communicated_again_by and not has[n].communicated_again_by}
+        assert {name.split()[-1] for name in said} == {types[name] for name in names}
+
+
+def tree_type(tree: CellNode, path: tuple[str, ...]) -> str:
+    return next(node.type_name for found, node in tree.walk() if found == path)
+
+
 def below(name: str, tree: CellNode):
     """Operators of a step of the report."""
     cell = tuple(name.split(".")) if name else ()
@@ -210,16 +329,61 @@ def test_what_explain_and_check_show(case):
     for group in group_layers(policy, NUM_LAYERS, model):
         for index in group.layers.indices:
             for entry in group.steps:
-                what, is_comm = (entry.action, entry.num_prefetch_ops), entry.action is StepKind.RECOMPUTE_COMM
-                shown |= {(index, path, is_comm): what for path in below(entry.name, tree)}
+                what = entry.action, entry.num_prefetch_ops
+                beside = entry.action if entry.action in BESIDE else None
+                shown |= {(index, path, beside): what for path in below(entry.name, tree)}
     wanted = {}
     for index in range(NUM_LAYERS):
         for path, found in resolve_layer(policy, index, tree).operators().items():
             if found.treatment is not Treatment.KEEP:
-                wanted[index, path, False] = StepKind[found.treatment.name], found.prefetch
+                wanted[index, path, None] = StepKind[found.treatment.name], found.prefetch
             if found.communicated_again_by:
-                wanted[index, path, True] = StepKind.RECOMPUTE_COMM, None
+                wanted[index, path, StepKind.RECOMPUTE_COMM] = StepKind.RECOMPUTE_COMM, None
+            if index in policy.layer_recompute and index in policy.output_recompute:
+                wanted[index, path, StepKind.RECOMPUTE_OUTPUT] = StepKind.RECOMPUTE_OUTPUT, None
     assert shown == wanted
+
+
+def contest(policy: Policy, index: int, path: tuple[str, ...]) -> set[str]:
+    """`X goes before Y` for each entry Y that names an operator in vain, by the order of the specification."""
+
+    def named(option: str) -> list[str]:
+        entries = [entry for entry in getattr(policy, option) if index in entry.layers and names(entry.pattern, path)]
+        ends = [f" with prefetch {entry.prefetch}" if option == "op_swap" else "" for entry in entries]
+        return [f"{option} '{entry.pattern}'{end}" for entry, end in zip(entries, ends, strict=True)]
+
+    swaps = [f"layer_swap with prefetch {entry.prefetch}" for entry in policy.layer_swap if index in entry.layers]
+    first = {}
+    for said, entry in zip(named("op_swap"), re.findall(r"'(.*?)'", "".join(named("op_swap"))), strict=True):
+        first.setdefault(entry, said)
+    acting = [*swaps[:1], *first.values()]
+    swaps += named("op_swap")
+    again = ["recompute"] if index in policy.layer_recompute else named("select_recompute")
+    selected, excludes = named("select_recompute"), named("select_recompute_exclude")
+    recomputes = [*(["recompute"] if index in policy.layer_recompute else []), *selected]
+    if excludes:
+        lost = {f"{excludes[0]} goes before {loser}" for loser in recomputes}
+        return lost | {f"{acting[-1]} goes before {loser}" for loser in swaps if loser != acting[-1]}
+    if again:
+        return {f"{again[0]} goes before {loser}" for loser in swaps}
+    return {f"{acting[-1]} goes before {loser}" for loser in swaps if loser != acting[-1]}
+
+
+@QUICK
+@given(cases())
+def test_the_reasons_that_explain_gives(case):
+    tree, policy = case
+    model = LayerTrees((tree,) * NUM_LAYERS, {}, "a test")
+    for group in group_layers(policy, NUM_LAYERS, model, with_reasons=True):
+        for index in group.layers.indices:
+            told = {}
+            for entry in group.steps:
+                if entry.action not in BESIDE:
+                    told[entry.name] = set(entry.reasons)
+            lost = {path: contest(policy, index, path) for path in primitives(tree)}
+            assert told == {name: set().union(*(lost[path] for path in below(name, tree))) for name in told}
+            shown = {path for name in told for path in below(name, tree)}
+            assert {path for path, reasons in lost.items() if reasons} <= shown
 
 
 @QUICK

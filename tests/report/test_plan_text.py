@@ -1,4 +1,4 @@
-from mindswap.plan.result import Plan, Status
+from mindswap.plan.result import Plan
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 
@@ -8,7 +8,7 @@ GIB = 2**30
 def fix_of(budget_source: str) -> str:
     """Of a plan for 28.5 GiB where 43.1 GiB is the least, rounded up to 43.2."""
     plan = Plan(
-        status=Status.INFEASIBLE, policy=Policy(), step_time_ns=10**9, stage_peak_bytes=(44 * GIB,),
+        fits=False, policy=Policy(), step_time_ns=10**9, stage_peak_bytes=(44 * GIB,),
         stage_static_bytes=(8 * GIB,), host_bytes=0, budget_bytes=57 * GIB // 2, unconstrained_ns=10**9,
         lower_bound_ns=None, smallest_budget_bytes=43 * GIB + GIB // 8, least_budget_bytes=43 * GIB,
         host_budget_bytes=2**40, holders=(), compared=(), num_evaluations=1,

@@ -70,3 +70,14 @@ def test_a_configuration_cannot_ask_for_what_the_environment_sets():
     with pytest.raises(SimulationError, match="is not known"):
         require_schedule(pipeline, 4)
     assert lay_out_stages(pipeline, 4, 4).scheduler == LESS_MEMORY
+
+
+def test_pieces_of_sequences_take_a_schedule_that_orders_them():
+    for name in ("1f1b", LESS_MEMORY, "gpipe", "zero_bubble_v"):
+        pipeline = Pipeline(num_stages=2, num_chunks=2, scheduler=name)
+        with pytest.raises(SimulationError, match=f"order {name} runs pieces of sequences"):
+            lay_out_stages(pipeline, 4, 4, num_sequences=2)
+    # With one chunk MindSpore runs seqpipe in place of 1f1b.
+    assert lay_out_stages(Pipeline(num_stages=2), 4, 4, num_sequences=2).num_turns == 8
+    seqpipe = Pipeline(num_stages=2, num_chunks=2, scheduler="seqpipe")
+    assert lay_out_stages(seqpipe, 4, 4, num_sequences=2).num_turns == 8

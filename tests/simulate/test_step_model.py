@@ -101,6 +101,15 @@ def test_a_policy_for_one_layer():
     assert program.copies.first_user_op.tolist() == [27 + 1 + 4]
 
 
+def test_with_swap_disabled_nothing_moves_as_in_a_training():
+    again = {"select_recompute": (OpRecompute(r"mlp\.gelu", ALL_LAYERS),)}
+    off = MODEL.program(Policy(False, op_swap=(OpSwap("mlp", ALL_LAYERS, 2),), **again))
+    assert len(off.copies) == 0
+    assert (off.ops.kind == OpKind.RECOMPUTE).sum() == NUM_LAYERS
+    on = MODEL.program(Policy(True, op_swap=(OpSwap("mlp", ALL_LAYERS, 2),), **again))
+    assert len(on.copies) > 0
+
+
 def test_recompute_adds_the_time_of_what_runs_again():
     plain = MODEL.program(KEEP_ALL)
     again = MODEL.program(Policy(True, select_recompute=(OpRecompute(r"mlp\.gelu", ALL_LAYERS),)))

@@ -17,14 +17,12 @@ from mindswap.graph.work import Work
 
 def fuse_work(graph: Graph, works: tuple[Sequence[Work], Sequence[Work]]) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     """`works`, of `measure_work` on the graph, when element-wise operators are fused."""
-    handed = {saved.forward_name for saved in graph.saved}
-    forward = _fuse(graph.forward, works[0], handed)
-    return forward, _fuse(graph.backward, works[1], set())
+    return fuse_forward(graph, works[0]), _fuse(graph.backward, works[1], set())
 
 
-def fuse_unsaved(graph: Graph, works: Sequence[Work]) -> tuple[Work, ...]:
-    """`works` of forward, not fused, if backward held nothing of it: what is not handed on is not written."""
-    return _fuse(graph.forward, works, set())
+def fuse_forward(graph: Graph, works: Sequence[Work], is_saved: bool = True) -> tuple[Work, ...]:
+    """The same of forward alone; without `is_saved` as if backward held nothing of it, so that less is written."""
+    return _fuse(graph.forward, works, {saved.forward_name for saved in graph.saved} if is_saved else set())
 
 
 def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tuple[Work, ...]:
@@ -43,7 +41,9 @@ def _fuse(nodes: Sequence[Node], works: Sequence[Work], handed: set[str]) -> tup
     return tuple(fused)
 
 
-def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = False) -> tuple[Work, ...]:
+def least_work_again(
+    graph: Graph, works: Sequence[Work], users: Mapping[str, Sequence[Node]], is_read_twice: bool = False
+) -> tuple[Work, ...]:
     """Work of each operator of forward, at least, if it runs again in backward.
 
     A copy that is fused with its only reader writes nothing, and one that is fused with the copy that feeds it does
@@ -52,9 +52,9 @@ def least_work_again(graph: Graph, works: Sequence[Work], is_read_twice: bool = 
     Args:
         graph: the step without recompute.
         works: of forward, not fused.
+        users: from `readers_of_saved`.
         is_read_twice: another copy reads each copy, too, so none is handed on in registers.
     """
-    users = readers_of_saved(graph)
 
     def feeds_one(name: str) -> int:
         """Bytes that a copy of the operator that makes a value hands on in registers."""

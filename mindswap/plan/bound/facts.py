@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mindswap.plan.bound.flow import Flow, flows_of
-from mindswap.plan.bound.moments import BusyMoment, Presence, presence_of
+from mindswap.plan.bound.moments import BusyMoment, Presence, alive_bytes, presence_of
 from mindswap.policy.model import ALL_LAYERS, Policy
 from mindswap.simulate.build import build_program
 from mindswap.simulate.engine import simulate
@@ -19,73 +19,44 @@ from mindswap.simulate.timeline import StallCause, Timeline
 
 @dataclass(frozen=True)
 class StageLayers:
-    """Layers of a stage that are alike, at the fullest moment of the stage.
+    """Layers of a stage that are alike, at the fullest moment of the stage."""
 
-    Attributes:
-        kind: compiled layer that stands for them.
-        in_flight: micro-batches whose activations are there.
-        num_begun: micro-batches whose backward has begun.
-    """
-
-    kind: int
-    in_flight: int = 1
-    num_begun: int = 0
+    kind: int  # compiled layer that stands for them
+    in_flight: int = 1  # micro-batches whose activations are there
+    num_begun: int = 0  # micro-batches whose backward has begun
 
 
 @dataclass(frozen=True, eq=False)
 class Stage:
-    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept.
+    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept."""
 
-    Attributes:
-        peak_bytes: device memory at that moment.
-        layers: how many there are of each kind.
-        num_chunks: virtual chunks.
-        window_ns: time from the first operator of the micro-batches that are in flight to that moment.
-        idle_ns: time that the compute stream waits before the first backward for other stages and for weights made
-            whole. No policy comes there sooner, but by what forward need not write: that shortens the longest way
-            through operators and communication by no more than the operators on it.
-        work_ns: time of one micro-batch on the compute stream, with waits for its own communication.
-        once_ns: time of what the compute stream does once for all micro-batches.
-        backward_ns: compute of backward of one micro-batch; of pieces of sequences the least.
-        is_past_forward: forward of all layers has ended by that moment.
-        floor_bytes: device memory at some moment that is there with every policy.
-        moments: others than the fullest one at which there may be too much.
-    """
-
-    peak_bytes: int
-    layers: Mapping[StageLayers, int]
-    window_ns: int
-    work_ns: int
+    peak_bytes: int  # device memory at that moment
+    layers: Mapping[StageLayers, int]  # how many there are of each kind
+    window_ns: int  # time from the first operator of the micro-batches that are in flight to that moment
+    work_ns: int  # time of one micro-batch on the compute stream, with waits for its own communication
+    # time that the compute stream waits before the first backward for other stages and for weights made whole. No
+    # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
+    # communication by no more than the operators on it.
     idle_ns: int = 0
-    once_ns: int = 0
-    backward_ns: int = 0
-    num_chunks: int = 1
-    is_past_forward: bool = False
-    floor_bytes: int = 0
-    moments: tuple[BusyMoment, ...] = ()
+    once_ns: int = 0  # time of what the compute stream does once for all micro-batches
+    backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
+    num_chunks: int = 1  # virtual chunks
+    is_past_forward: bool = False  # forward of all layers has ended by that moment
+    floor_bytes: int = 0  # device memory at some moment that is there with every policy
+    moments: tuple[BusyMoment, ...] = ()  # others than the fullest one at which there may be too much
 
 
 @dataclass(frozen=True, eq=False)
 class Facts:
-    """The step that keeps everything.
+    """The step that keeps everything."""
 
-    Attributes:
-        flows: of the compiled layers.
-        stages: pipeline stages.
-        transfers: what copies cost.
-        num_micro_batches: of the step; pieces of sequences count each.
-        terms_ns: what comes behind backward.
-        gradients_ns: part of it that a longer backward would hide.
-        num_exchanges: backward passes that would hide it.
-    """
-
-    flows: tuple[Flow, ...]
-    stages: tuple[Stage, ...]
-    transfers: TransferCosts
-    num_micro_batches: int = 1
-    terms_ns: int = 0
-    gradients_ns: int = 0
-    num_exchanges: int = 1
+    flows: tuple[Flow, ...]  # of the compiled layers
+    stages: tuple[Stage, ...]  # pipeline stages
+    transfers: TransferCosts  # what copies cost
+    num_micro_batches: int = 1  # of the step; pieces of sequences count each
+    terms_ns: int = 0  # what comes behind backward
+    gradients_ns: int = 0  # part of it that a longer backward would hide
+    num_exchanges: int = 1  # backward passes that would hide it
 
 
 def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
@@ -128,7 +99,11 @@ def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presenc
     later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
     last = int(positions[is_first_turn & (positions < min(later_forward, default=end))][-1])
 
-    alive = _alive_bytes(timeline, stage, begin, end)
+    held = program.intervals
+    of_stage = held.stage == stage
+    alive = alive_bytes(
+        held.begin[of_stage] - begin, held.end[of_stage] - begin, held.size_bytes[of_stage], end - begin
+    )
     peak_op = begin + int(np.argmax(alive[: last + 1 - begin]))
     pairs = _pairs_alive(timeline, stage, peak_op)
     is_own = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
@@ -209,16 +184,6 @@ def _waits_for_communication(timeline: Timeline) -> np.ndarray:
     """Operators of the compute stream that wait for communication: bool, shape (num_ops,)."""
     on_compute = timeline.program.ops.kind < OpKind.COLLECTIVE
     return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
-
-
-def _alive_bytes(timeline: Timeline, stage: int, begin: int, end: int) -> np.ndarray:
-    """Activation memory while each operator of a stage runs, without any policy: int64, shape (num_ops_of_stage,)."""
-    intervals = timeline.program.intervals
-    own = intervals.stage == stage
-    change = np.zeros(end - begin + 1, np.int64)
-    np.add.at(change, intervals.begin[own] - begin, intervals.size_bytes[own])
-    np.subtract.at(change, intervals.end[own] - begin + 1, intervals.size_bytes[own])
-    return np.cumsum(change)[:-1]
 
 
 def _gathered_ahead_bytes(timeline: Timeline, fast: Timeline, stage: int) -> int:

@@ -1,4 +1,4 @@
-"""What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
+"""What a layer makes, who reads it, and what running it again takes at least: input of the lower bound. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -8,7 +8,7 @@ import numpy as np
 from mindswap.graph.model import Graph, Node, first_source
 from mindswap.graph.names import Label
 from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
-from mindswap.graph.predict.fusion import fuse_unsaved, fuse_work, least_work_again, readers_of_saved
+from mindswap.graph.predict.fusion import fuse_forward, least_work_again, readers_of_saved
 from mindswap.graph.ranks.gather import is_gathering
 from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
 from mindswap.graph.work import Work, measure_work
@@ -19,49 +19,33 @@ from mindswap.simulate.step_model import StepModel
 
 @dataclass(frozen=True)
 class Window:
-    """Time in which the compute stream waits for communication, and operators that could run in it.
+    """Time in which the compute stream waits for communication, and operators that could run in it."""
 
-    Attributes:
-        idle_ns: how long at most.
-        ops: operators whose copies may stand before the one that waits.
-    """
-
-    idle_ns: int
-    ops: tuple[int, ...]
+    idle_ns: int  # how long at most
+    ops: tuple[int, ...]  # operators whose copies may stand before the one that waits
 
 
 @dataclass(frozen=True, eq=False)
 class Flow:
-    """Tensors and operators of one layer.
+    """Tensors and operators of one layer."""
 
-    Attributes:
-        sizes_bytes: of each tensor.
-        makers: operator that makes each tensor.
-        saved: tensors that backward reads.
-        outputs: tensors that other layers read; no policy makes them again.
-        reads: (operator, tensor) for each tensor that an operator of the layer reads.
-        again_ns: least time on the compute stream of each operator that runs again; below 0 where forward saves more,
-            as it need not write what nobody holds.
-        apart_ns: more time of each operator that runs again if one that reads what it makes does so, too: what has
-            two readers is not handed on in registers. Empty where that is nothing for all.
-        communication_ns: time on the communication stream that goes with it.
-        windows: where copies of operators may cost nothing.
-        gathered: tensors that are weights made whole for forward: no policy swaps them, and without any they are gone
-            before backward.
-        unwritten_ns: what forward saves at most, where nobody holds what it makes.
-    """
-
-    sizes_bytes: tuple[int, ...]
-    makers: tuple[int, ...]
-    saved: frozenset[int]
-    outputs: frozenset[int]
-    reads: tuple[tuple[int, int], ...]
+    sizes_bytes: tuple[int, ...]  # of each tensor
+    makers: tuple[int, ...]  # operator that makes each tensor
+    saved: frozenset[int]  # tensors that backward reads
+    outputs: frozenset[int]  # tensors that other layers read; no policy makes them again
+    reads: tuple[tuple[int, int], ...]  # (operator, tensor) for each tensor that an operator of the layer reads
+    # least time on the compute stream of each operator that runs again; below 0 where forward saves more, as it need
+    # not write what nobody holds
     again_ns: tuple[int, ...]
-    communication_ns: tuple[int, ...]
-    windows: tuple[Window, ...] = ()
+    communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
+    windows: tuple[Window, ...] = ()  # where copies of operators may cost nothing
+    # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
+    # not handed on in registers. Empty where that is nothing for all.
     apart_ns: tuple[int, ...] = ()
+    # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
+    # backward
     gathered: frozenset[int] = frozenset()
-    unwritten_ns: int = 0
+    unwritten_ns: int = 0  # what forward saves at most, where nobody holds what it makes
 
     @property
     def saved_bytes(self) -> int:
@@ -88,10 +72,12 @@ def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
         )
 
     if model.settings.is_fused:
-        least_ns = times_ns(least_work_again(graph, works[0])) - handed_ns(graph, works[1], model.costs.operator_ns)
-        more_ns = times_ns(least_work_again(graph, works[0], is_read_twice=True)) - least_ns
+        users = readers_of_saved(graph)
+        least_ns = times_ns(least_work_again(graph, works[0], users))
+        least_ns -= handed_ns(graph, works[1], users, model.costs.operator_ns)
+        more_ns = times_ns(least_work_again(graph, works[0], users, is_read_twice=True)) - least_ns
         # What runs again need not be written in forward.
-        unwritten_ns = times_ns(fuse_work(graph, works)[0]) - times_ns(fuse_unsaved(graph, works[0]))
+        unwritten_ns = times_ns(fuse_forward(graph, works[0])) - times_ns(fuse_forward(graph, works[0], is_saved=False))
         least_ns -= unwritten_ns
     else:
         least_ns, more_ns, unwritten_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
@@ -99,7 +85,12 @@ def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
     return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, unwritten_ns))
 
 
-def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, Work], int]) -> np.ndarray:
+def handed_ns(
+    graph: Graph,
+    works: Sequence[Work],
+    users: Mapping[str, Sequence[Node]],
+    operator_ns: Callable[[Node, Work], int],
+) -> np.ndarray:
     """Time that backward saves at most, where a copy of each operator of forward hands on in registers what it makes.
 
     Only what has one reader is handed on. What reads so little less that it fits into the cache saves much: so it
@@ -108,9 +99,10 @@ def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, 
     Args:
         graph: the step without recompute.
         works: of backward, not fused.
+        users: from `readers_of_saved`.
         operator_ns: duration of an operator.
     """
-    index, readers = graph.index, readers_of_saved(graph)
+    index = graph.index
     work_of = dict(zip((node.name for node in graph.backward), works, strict=True))
 
     def handed_by(name: str) -> Node | None:
@@ -120,7 +112,7 @@ def handed_ns(graph: Graph, works: Sequence[Work], operator_ns: Callable[[Node, 
         return index.nodes[maker] if maker in index.nodes and index.nodes[maker].op in FUSED_OPS else None
 
     def saved_ns(node: Node) -> int:
-        own = readers.get(node.name, ())
+        own = users.get(node.name, ())
         if len(own) != 1 or node.op not in FUSED_OPS or own[0].op not in FUSED_OPS:
             return 0
         reader, work = own[0], work_of[own[0].name]

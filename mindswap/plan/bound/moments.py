@@ -27,36 +27,24 @@ NEVER = 2**62  # behind every operator
 
 @dataclass(frozen=True, eq=False)
 class BusyMoment:
-    """A moment of a stage.
+    """A moment of a stage."""
 
-    Attributes:
-        fixed_bytes: what is there with every policy, static memory included.
-        waiting: between forward and backward: so many micro-batches in each of the layers that are alike. Where layers
-            have different numbers the least: all that is known is what they keep together, and that may be where
-            least micro-batches wait.
-        is_past_forward: forward of all layers has ended.
-    """
-
-    fixed_bytes: int
+    fixed_bytes: int  # what is there with every policy, static memory included
+    # between forward and backward: so many micro-batches in each of the layers that are alike. Where layers have
+    # different numbers the least: all that is known is what they keep together, and that may be where least
+    # micro-batches wait.
     waiting: Mapping[Hashable, int]
-    is_past_forward: bool = False
+    is_past_forward: bool = False  # forward of all layers has ended
 
 
 @dataclass(frozen=True, eq=False)
 class Presence:
-    """A step, operator by operator.
+    """A step, operator by operator."""
 
-    Attributes:
-        program: the step in which all is swapped that can be; never simulated.
-        fixed_bytes: int64, shape (num_ops,): what is there with every policy while each operator runs.
-        waiting_bytes: int64, same shape: what is there besides if everything is kept, of pairs that wait.
-        pairs: (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the
-            second.
-    """
-
-    program: Program
-    fixed_bytes: np.ndarray
-    waiting_bytes: np.ndarray
+    program: Program  # the step in which all is swapped that can be; never simulated
+    fixed_bytes: np.ndarray  # int64, shape (num_ops,): what is there with every policy while each operator runs
+    waiting_bytes: np.ndarray  # int64, same shape: what is there besides if everything is kept, of pairs that wait
+    # (layer, micro-batch) -> the operators between which all that it leaves waits: behind the first, up to the second
     pairs: Mapping[tuple[int, int], tuple[int, int]]
 
     def moments(self, stage: int, static_bytes: int, alike: Mapping[int, Hashable]) -> tuple[BusyMoment, ...]:
@@ -86,20 +74,26 @@ def presence_of(model: StepModel, num_micro_batches: int) -> Presence:
     program = _all_swapped(model, num_micro_batches)
     ops, copies = program.ops, program.copies
     begin, end = _certain(program)
-    fixed = _sums(begin, end, program)
+    fixed = _fixed_bytes(begin, end, program)
     names, pair_of = np.unique(np.stack([copies.layer, copies.micro_batch]), axis=1, return_inverse=True)
     first, last = np.full(names.shape[1], NO_OP), np.full(names.shape[1], NEVER)
     np.maximum.at(first, pair_of, copies.producer_op)
     np.minimum.at(last, pair_of, copies.first_user_op)
     sizes_bytes = np.zeros(names.shape[1], np.int64)
     np.add.at(sizes_bytes, pair_of, copies.size_bytes)
-    change = np.zeros(len(ops) + 1, np.int64)
     waits = first < last
-    np.add.at(change, first[waits] + 1, sizes_bytes[waits])
-    np.subtract.at(change, last[waits], sizes_bytes[waits])
+    waiting = alive_bytes(first[waits] + 1, last[waits] - 1, sizes_bytes[waits], len(ops))
     between = zip(first.tolist(), last.tolist(), strict=True)
     pairs = dict(zip(zip(*names.tolist(), strict=True), between, strict=True))
-    return Presence(program, fixed, np.cumsum(change)[:-1], pairs)
+    return Presence(program, fixed, waiting, pairs)
+
+
+def alive_bytes(first: np.ndarray, last: np.ndarray, sizes_bytes: np.ndarray, num_ops: int) -> np.ndarray:
+    """What is there while each operator runs: int64, shape (num_ops,); tensors from a first operator to a last one."""
+    change = np.zeros(num_ops + 1, np.int64)
+    np.add.at(change, first, sizes_bytes)
+    np.subtract.at(change, last + 1, sizes_bytes)
+    return np.cumsum(change)[:-1]
 
 
 def _all_swapped(model: StepModel, num_micro_batches: int) -> Program:
@@ -134,7 +128,7 @@ def _certain(program: Program) -> tuple[np.ndarray, np.ndarray]:
     return begin, np.where(is_passing, np.minimum(begin, waited), waited)
 
 
-def _sums(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
+def _fixed_bytes(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
     """Bytes of the intervals that every policy has, while each operator runs.
 
     What equal operators of a layer make together, some policy makes one by one.
@@ -144,10 +138,7 @@ def _sums(begin: np.ndarray, end: np.ndarray, program: Program) -> np.ndarray:
     is_merged = np.array([isinstance(label, Names) and len(label) > 1 for label in program.labels])
     counts = (intervals.kind != MemoryKind.RECOMPUTED) & ~is_left & (begin <= end)
     counts &= ~(is_merged[intervals.label] & (intervals.layer >= 0))
-    change = np.zeros(len(program.ops) + 1, np.int64)
-    np.add.at(change, begin[counts], intervals.size_bytes[counts])
-    np.subtract.at(change, end[counts] + 1, intervals.size_bytes[counts])
-    return np.cumsum(change)[:-1]
+    return alive_bytes(begin[counts], end[counts], intervals.size_bytes[counts], len(program.ops))
 
 
 def upper_hull(xs: np.ndarray, ys: np.ndarray) -> list[int]:

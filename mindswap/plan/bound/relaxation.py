@@ -36,7 +36,7 @@ INFEASIBLE = 2  # status of `linprog`
 Row = dict[int, float]
 
 
-def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> int | None:
+def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow, keep_ns: int = 0) -> int | None:
     """Step time that no policy can beat within the budgets.
 
     Args:
@@ -44,13 +44,15 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
         budget_bytes: device memory, static memory included.
         host_bytes: host memory of one card.
         allow: what policies may do.
+        keep_ns: step time if everything is kept: no policy is faster.
 
     Returns:
         Simulated ns; None if no policy fits.
     """
     rows = _Rows()
     step_ns, _ = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
-    return rows.least(step_ns)
+    found_ns = rows.least(step_ns)
+    return None if found_ns is None else max(found_ns, keep_ns)
 
 
 def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
@@ -122,26 +124,19 @@ def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allo
 
 @dataclass
 class _Uses:
-    """Sums of variables: what a stage keeps and has on the host at its fullest moment, what it copies and runs again.
+    """Sums of variables: what a stage keeps, has on the host, copies and runs again."""
 
-    Attributes:
-        kept_bytes, host_bytes: at the fullest moment.
-        kept_then: what is kept all the time, of what waits at each of the other moments.
-        saved_bytes: what is there then if everything is kept.
-        out_by_then_ns: time on the link by then, less what runs again by then.
-        out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together.
-        again_ns: what one micro-batch runs again.
-    """
-
+    # kept_bytes, host_bytes: at the fullest moment
     kept_bytes: Row = field(default_factory=dict)
     host_bytes: Row = field(default_factory=dict)
-    out_by_then_ns: Row = field(default_factory=dict)
+    out_by_then_ns: Row = field(default_factory=dict)  # time on the link by then, less what runs again by then
+    # out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together
     out_ns: Row = field(default_factory=dict)
     back_ns: Row = field(default_factory=dict)
     both_ns: Row = field(default_factory=dict)
-    again_ns: Row = field(default_factory=dict)
-    saved_bytes: int = 0
-    kept_then: list[Row] = field(default_factory=list)
+    again_ns: Row = field(default_factory=dict)  # what one micro-batch runs again
+    saved_bytes: int = 0  # what is there at the fullest moment if everything is kept
+    kept_then: list[Row] = field(default_factory=list)  # what is kept all the time, of what waits at each other moment
 
 
 def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from mindswap.errors import DataError
+from mindswap.files import rewritten
 from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
 from mindswap.simulate.summary_model import SimulationReport, StageReport
@@ -36,7 +37,7 @@ def write_trace(report: SimulationReport, path: Path) -> None:
     }
     opener = gzip.open if path.suffix == ".gz" else open
     try:
-        with opener(path, "wt", encoding="utf-8") as file:
+        with rewritten(path) as written, opener(written, "wt", encoding="utf-8") as file:
             file.write(f'{{"displayTimeUnit":"ms","otherData":{json.dumps(facts)},"traceEvents":[\n')
             separator = ""
             for event in trace_events(report):

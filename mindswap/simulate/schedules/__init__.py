@@ -18,6 +18,7 @@ from mindswap.simulate.schedules.passes import Pass, PassWork, PipelineSchedule,
 __all__ = [
     "LESS_MEMORY",
     "SCHEDULES",
+    "WITH_PIECES",
     "Pass",
     "PipelineSchedule",
     "Shape",
@@ -40,6 +41,8 @@ SCHEDULES: Mapping[str, PipelineSchedule] = cast(
         "zero_bubble_v": zero_bubble_v,
     },
 )
+# Those that say in which order pieces of sequences run.
+WITH_PIECES = ("seqpipe", "seqvpp", "seqsmartvpp")
 
 
 def find_schedule(name: str, shape: Shape) -> PipelineSchedule:

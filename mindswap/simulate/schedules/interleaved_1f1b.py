@@ -9,14 +9,12 @@ Source: `InterleavedScheduler::Reorder`, mindspore/ccsrc/frontend/parallel/pipel
     F0a F1a F0b F1b  F2a B0b F3a B1b F2b B0a F3b B1a  B2b B3b B2a B3a
 """
 
-from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate, whole_rounds
+from mindswap.simulate.schedules.passes import Pass, Shape
+from mindswap.simulate.schedules.seqpipe import order_rounds
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    forward, backward = rounds_in_order(shape)
-    rest = shape.num_micro_batches % shape.num_stages
-    num_warm_up = (shape.num_stages + rest) * (shape.num_chunks - 1) + (shape.num_stages - stage - 1) * 2
-    return warm_up_then_alternate(forward, backward, num_warm_up)
+    return order_rounds(stage, shape, rounds_of(shape), 2)
 
 
 def refusal(shape: Shape) -> str:
@@ -25,17 +23,13 @@ def refusal(shape: Shape) -> str:
     return ""
 
 
-def rounds_in_order(shape: Shape) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """(chunk, micro-batch) of all forwards, and of all backwards, in order."""
-    num_stages, total = shape.num_stages, shape.num_micro_batches
-    first = min(total, num_stages + total % num_stages)
-    begins = [0, *range(first, total, num_stages)]
-    rounds = [range(begin, end) for begin, end in zip(begins, [*begins[1:], total], strict=True)]
-    chunks = range(shape.num_chunks)
-    forward = [(chunk, micro_batch) for own in rounds for chunk in chunks for micro_batch in own]
-    backward = [(chunk, micro_batch) for own in rounds for chunk in reversed(chunks) for micro_batch in own]
-    return forward, backward
+def rounds_of(shape: Shape) -> list[int]:
+    """Micro-batches of each round: what makes no whole round is in the first one."""
+    num_rounds, rest = divmod(shape.num_micro_batches, shape.num_stages)
+    return [shape.num_stages + rest, *[shape.num_stages] * (num_rounds - 1)]
 
 
 def short_step(shape: Shape, at_least: int) -> int:
-    return whole_rounds(shape.num_micro_batches, shape.num_stages, at_least)
+    """A number from `at_least` on that leaves the same rest in rounds; at most the total."""
+    total = shape.num_micro_batches
+    return total - max(0, total - at_least) // shape.num_stages * shape.num_stages

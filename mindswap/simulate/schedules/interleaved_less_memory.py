@@ -10,14 +10,12 @@ pipeline_transformer/pipeline_scheduler.cc (mindspore-ai/mindspore_test, 17110c7
     F0a F1a F0b  F1b B0b F2a B1b F3a B0a F2b B1a F3b B2b  B3b B2a B3a
 """
 
-from mindswap.simulate.schedules.interleaved_1f1b import refusal, rounds_in_order, short_step
-from mindswap.simulate.schedules.passes import Pass, Shape, warm_up_then_alternate
+from mindswap.simulate.schedules.interleaved_1f1b import refusal, rounds_of, short_step
+from mindswap.simulate.schedules.passes import Pass, Shape
+from mindswap.simulate.schedules.seqpipe import order_rounds
 
 __all__ = ["order", "refusal", "short_step"]
 
 
 def order(stage: int, shape: Shape) -> tuple[Pass, ...]:
-    forward, backward = rounds_in_order(shape)
-    rest = shape.num_micro_batches % shape.num_stages
-    num_warm_up = (shape.num_stages + rest) * (shape.num_chunks - 1) + shape.num_stages - stage - 1
-    return warm_up_then_alternate(forward, backward, num_warm_up)
+    return order_rounds(stage, shape, rounds_of(shape), 1)

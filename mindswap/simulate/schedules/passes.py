@@ -1,6 +1,6 @@
 """What a schedule is made of: passes of a stage, as plain data."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Protocol
@@ -34,11 +34,6 @@ class Shape:
     num_micro_batches: int = 1
     num_sequences: int = 1  # pieces that a sequence is cut into
 
-    @property
-    def num_forward(self) -> int:
-        """Forward passes of a stage."""
-        return self.num_micro_batches * self.num_chunks * self.num_sequences
-
 
 class PipelineSchedule(Protocol):
     """A module of this folder."""
@@ -63,24 +58,3 @@ def most_in_flight(passes: Iterable[Pass]) -> int:
         elif entry.work is not PassWork.INPUT_GRADIENT:
             held -= 1
     return most
-
-
-def warm_up_then_alternate(
-    forward: Sequence[tuple[int, int]], backward: Sequence[tuple[int, int]], num_warm_up: int
-) -> tuple[Pass, ...]:
-    """Some forwards, then one forward and one backward in turn, then the backwards that are left.
-
-    The warm-up has those before the first backward, less the one that it alternates with; all are (chunk, micro-batch).
-    """
-    total = len(forward)
-    warm_up = min(num_warm_up, total)
-    passes = [Pass(*forward[i], PassWork.FORWARD) for i in range(warm_up)]
-    for i in range(warm_up, total):
-        passes += [Pass(*forward[i], PassWork.FORWARD), Pass(*backward[i - warm_up], PassWork.BACKWARD)]
-    passes += [Pass(*backward[i], PassWork.BACKWARD) for i in range(total - warm_up, total)]
-    return tuple(passes)
-
-
-def whole_rounds(total: int, size: int, at_least: int) -> int:
-    """A number from `at_least` on that leaves the same rest in rounds of a size; at most the total."""
-    return total - max(0, total - at_least) // size * size

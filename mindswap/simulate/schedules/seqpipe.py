@@ -47,9 +47,10 @@ def spread_rounds(shape: Shape, size: int, at_least: int) -> int:
 
 
 def order_rounds(stage: int, shape: Shape, rounds: Sequence[int], forwards_per_stage: int) -> tuple[Pass, ...]:
-    """The order that all schedules of this family have; `rounds` are their micro-batches.
+    """Some forwards (warm-up), then one forward and one backward in turn, then the backwards that are left.
 
-    By `forwards_per_stage` the warm-up of a stage is longer than that of the next one.
+    All schedules have this order but gpipe and zero_bubble_v. `rounds` are their micro-batches; by
+    `forwards_per_stage` the warm-up of a stage is longer than that of the next one.
     """
     forward = []
     begin = 0
