@@ -8,7 +8,7 @@ from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
 from mindswap.adapters.mindspore import compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
-from mindswap.errors import ApplyError, GraphError
+from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.load import PATH_TAG
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep
@@ -46,6 +46,8 @@ def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
     Raises:
         ApplyError: if there is no such list.
     """
+    require("network", network, nn.Cell)
+    require("layers", path, str, type(None))
     if path is None:
         return list(find_layers(network))
     cell = network

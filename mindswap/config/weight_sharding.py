@@ -1,6 +1,6 @@
 """How the parallel optimizer cuts weights, as a configuration says it. Pure.
 
-`graph.gather` says what that does to a step, and names the sources.
+`graph.ranks.gather` says what that does to a step, and names the sources.
 """
 
 import math
@@ -45,6 +45,9 @@ class WeightSharding:
         if shape in self.whole_shapes or (is_expert_weight(name) and self.num_expert_copies != self.num_ranks):
             return False  # assumed where there are several copies: that MindSpore cuts over those is not modelled
         return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
+
+
+WHOLE = WeightSharding()  # nothing is cut
 
 
 def read_weight_sharding(document: Document) -> WeightSharding:

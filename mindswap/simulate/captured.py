@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
+from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
@@ -14,8 +14,6 @@ from mindswap.graph.ranks.collectives import Collective
 from mindswap.graph.ranks.gather import WEIGHT_MARK, is_gathering, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
-
-NOT_CUT = WeightSharding()
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +47,7 @@ class PlacedParameter:
     is_behind: bool  # outside the layers and read behind them (final norm, head)
 
 
-def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
+def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[PlacedParameter, ...]:
     """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False
