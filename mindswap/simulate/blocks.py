@@ -36,7 +36,7 @@ def cut_blocks(
     operator_ns: Callable[[Node, Work], int],
     label: Callable[[Node], Names],
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
-    collective_ns: Callable[[Collective], int] | None = None,
+    collective_ns: Callable[[Collective], int] = lambda collective: 0,
     is_fused: bool = False,
     once: Set[str] = frozenset(),
     gradients: GradientRule | None = None,
@@ -59,15 +59,11 @@ def cut_blocks(
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
+    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused)
     step.read()
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]
     return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
-
-
-def _no_time(collective: Collective) -> int:
-    return 0
 
 
 class _BlockMaker:
