@@ -34,7 +34,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	wait $$types && exit $$tests  # both are heard out; some tests wait: 3 fill 2 cores
 
 test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (22 min)
-	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend"
+	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)

@@ -12,6 +12,17 @@ class MindswapError(Exception):
     """Something the user can mend; the text says what is wrong, what is allowed and how to fix it."""
 
 
+def require(name: str, value: object, *kinds: type) -> None:
+    """Refuse what a Python user gives for an argument if it is of none of these kinds; a bool is no number.
+
+    Raises:
+        MindswapError: it is not.
+    """
+    if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+        shown = value if value is None or isinstance(value, str | int | float) else type(value)
+        raise MindswapError(f"{name}: {shown!r}\n    allowed: {' or '.join(kind.__name__ for kind in kinds)}")
+
+
 class PolicyError(MindswapError):
     """The configuration is wrong. Carries every problem found, in file order.
 

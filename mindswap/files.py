@@ -26,8 +26,10 @@ def file_name(path: object) -> str:
     """
     try:
         name = os.fsdecode(path)  # type: ignore[arg-type]
-        os.fsencode(name)
+        is_encodable = b"\0" not in os.fsencode(name)
     except (TypeError, ValueError):
+        is_encodable = False
+    if not is_encodable:
         raise DataError(f"{path!r} is no file name\n    fix:     a text, or a pathlib.Path") from None
     return name
 
@@ -61,8 +63,8 @@ def write_new(path: str | os.PathLike[str], text: str, overwrite: bool = False) 
         refuse_existing([target])
     try:
         replace_file(target, text.encode("utf-8", "surrogatepass"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
+    except OSError as error:
+        raise DataError(f"{target}: cannot be written: {error.strerror}") from error
 
 
 def replace_file(path: Path, content: bytes, is_durable: bool = False) -> None:

@@ -3,6 +3,10 @@
 import ast
 from pathlib import Path
 
+import pytest
+
+from mindswap.errors import MindswapError, require
+
 PACKAGE = Path(__file__).parents[1] / "mindswap"
 # Signals between two functions of the package; none of them gets out.
 SIGNALS = {"Stop", "StoppedBySignal"}
@@ -24,3 +28,18 @@ def test_every_error_of_the_package_has_the_one_base():
         and not name.startswith("_")
     }
     assert strays == {"MindswapError", *SIGNALS}
+
+
+@pytest.mark.parametrize(
+    ("value", "kinds", "message"),
+    [
+        (None, (str,), "layers: None\n    allowed: str"),
+        (True, (int, str), "layers: True\n    allowed: int or str"),
+        (object(), (int,), "layers: <class 'object'>\n    allowed: int"),
+    ],
+)
+def test_an_argument_of_another_kind_is_refused(value, kinds, message):
+    with pytest.raises(MindswapError) as error:
+        require("layers", value, *kinds)
+    assert str(error.value) == message
+    require("layers", 5, int, str)

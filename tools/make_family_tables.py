@@ -13,6 +13,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 
@@ -42,8 +43,6 @@ LATENT_ATTENTION = {
 # Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
 DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
 
-# As few layers as have a dense one and one with experts: only the second is read.
-NUM_LAYERS = 2
 NUM_LAYERS_KEYS = {"num_layers", "num_hidden_layers"}
 # Keys of the number of layers of multi-token prediction, its default, and the cell around which such a layer is.
 PREDICTION = {
@@ -136,8 +135,13 @@ FAMILIES = {
 }  # fmt: skip
 
 
-def make_table(family: str) -> dict:
-    """The table of one family; its variants are built in one process."""
+def start_python(words: list[str]) -> str:
+    """What a Python of its own prints."""
+    return subprocess.run([sys.executable, *words], check=True, capture_output=True, text=True).stdout
+
+
+def make_table(family: str, start: Callable[[list[str]], str] = start_python, num_variants: int | None = None) -> dict:
+    """The table of one family; its first variants, or all of them, are built in one process, started with `start`."""
     spec = FAMILIES[family]
     config = yaml.safe_load(spec["yaml"].read_text())
     config.pop("mindswap", None)  # the real attention, not the stand-in
@@ -145,22 +149,21 @@ def make_table(family: str) -> dict:
         is_other = "type" in section  # another class: nothing of the old one holds
         config["model"][key] = section if is_other else {**config["model"][key], **section}
     model_config = config["model"]["model_config"]
-    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), NUM_LAYERS))
+    num_layers = 2 if "dense" in spec else 1  # a dense one and one with experts, or one
+    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), num_layers))
     combinations = [
         dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
-    ]
+    ][:num_variants]
     with tempfile.TemporaryDirectory() as folder:
         paths = []
         for index, when in enumerate(combinations):
             config["model"]["model_config"].update(when)
             paths.append(Path(folder) / f"{index}.yaml")
             paths[-1].write_text(yaml.safe_dump(config))
-        kinds = ["--dense"] if "dense" in spec else []
-        command = [sys.executable, __file__, *kinds, "--variants", *map(str, paths)]
-        result = subprocess.run(command, check=True, capture_output=True, text=True)
+        printed = start([__file__, "--variants", *map(str, paths)])
     switches = spec.get("switches", {})
     on = {key: key in spec.get("on", ()) for key in switches}
-    found = json.loads(result.stdout)
+    found = json.loads(printed)
     around = [each.pop("prediction") for each in found if "prediction" in each]
     if any(tree != around[0] for tree in around):
         raise SystemExit("variants differ in multi-token prediction")
@@ -176,23 +179,23 @@ def make_table(family: str) -> dict:
     }
 
 
-def print_variants(config_paths: list[str], has_dense: bool) -> None:
-    """Tree and uses of layer 1 of the network of each YAML, with the dense layer 0 if there is one, as JSON."""
+def print_variants(config_paths: list[str]) -> None:
+    """Tree and uses of the last layer of the network of each YAML, with the dense one if there are two, as JSON."""
     sys.path.insert(0, str(ROOT))
     from mindswap.adapters.quiet import quiet
 
     variants = []
     with quiet():
         for path in config_paths:
-            trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
-            dense = {"dense_tree": _tree_to_json(trees.layers[0])} if has_dense else {}
+            trees, uses = read_operator_uses(path)
+            dense = {"dense_tree": _tree_to_json(trees.layers[0])} if len(trees.layers) > 1 else {}
             around = {"prediction": _prediction_to_json(trees)} if trees.prediction else {}
             variants.append({"tree": _tree_to_json(trees.layers[-1]), **dense, "uses": uses, **around})
     print(json.dumps(variants))
 
 
-def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
-    """Trees of some layers and of multi-token prediction, and which primitives of a layer read which output.
+def read_operator_uses(config_path: str):
+    """Trees of the layers and of multi-token prediction, and which primitives of a layer read which output.
 
     Every primitive carries its path into the compile as an attribute. That keeps the compiler from
     merging equal operators, so this graph tells who uses what and is not a measure of memory.
@@ -203,43 +206,39 @@ def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
     from mindswap.adapters.apply import iterate_primitives
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindformers import compile_network, trees_of_network
-    from mindswap.adapters.mindspore import PATH_TAG, enable_lazy_inline, find_layers, find_lazy_inline_cell
-    from mindswap.policy.cell_tree import LayerTrees
+    from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
+    from mindswap.graph.load import PATH_TAG
     from mindswap.policy.model import Policy
 
     network, config = build_network(config_path, Policy())
-    every_tree = trees_of_network(network, {})
-    trees = [every_tree.layers[index] for index in layer_indices]
-    for position, index in enumerate(layer_indices):
-        for path, primitive in iterate_primitives(find_layers(network)[index]):
-            primitive.add_prim_attr(PATH_TAG, f"{position}.{'.'.join(path)}")
+    for index, layer in enumerate(find_layers(network)):
+        for path, primitive in iterate_primitives(layer):
+            primitive.add_prim_attr(PATH_TAG, f"{index}.{'.'.join(path)}")
     enable_lazy_inline(find_lazy_inline_cell(network))
     uses: dict[str, set[str]] = {}
-    for name, users in _users_by_tag(compile_network(network, config), PATH_TAG).items():
+    for name, users in _users_by_path(compile_network(network, config)).items():
         layer, _, name_in_layer = name.partition(".")
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
             uses.setdefault(name_in_layer, set()).update(own)
-    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.prediction)
-    return found, {path: sorted(users) for path, users in sorted(uses.items())}
+    return trees_of_network(network, {}), {path: sorted(users) for path, users in sorted(uses.items())}
 
 
-def _users_by_tag(graph, tag: str) -> dict[str, set[str]]:
-    """Tag of an operator, in this attribute -> tags of the operators that use its output in forward.
+def _users_by_path(graph) -> dict[str, set[str]]:
+    """Path of an operator -> paths of the operators that use its output in forward.
 
-    Operators of the compiler's own (`TupleGetItem`, `Depend`, ...) have no tag and are looked through.
+    Operators of the compiler's own (`TupleGetItem`, `Depend`, ...) have none and are looked through.
     """
-    from mindswap.graph.names import Names
     from mindswap.graph.ops import UNNAMED_OPS
 
     uses: dict[str, set[str]] = {}
     for node in graph.forward:
-        pending = list(node.inputs) if tag in node.attributes else []
+        pending = list(node.inputs) if node.paths else []
         for name in pending:  # grows behind
             producer = graph.forward_nodes.get(name)
-            if producer is not None and tag in producer.attributes:
-                for path in Names.of(producer.attributes[tag]):
-                    uses.setdefault(path, set()).update(Names.of(node.attributes[tag]))
+            if producer is not None and producer.paths:
+                for path in producer.paths:
+                    uses.setdefault(path, set()).update(node.paths)
             elif producer is not None and producer.op in UNNAMED_OPS:
                 pending += [source for source in producer.inputs if source not in pending]
     return uses
@@ -267,10 +266,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the tables, write nothing")
     parser.add_argument("--only", choices=FAMILIES, help="one family")
     parser.add_argument("--variants", nargs="+", help=argparse.SUPPRESS)
-    parser.add_argument("--dense", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.variants:
-        print_variants(args.variants, args.dense)
+        print_variants(args.variants)
         return 0
     outdated = []
     for family in [args.only] if args.only else FAMILIES:

@@ -47,11 +47,12 @@ def enumerate_all(
             return search
         times = [[_recompute_ns(space.figures, cell, value) for value in values] for cell, values in options.items()]
         micro_batches = space.layout.num_micro_batches
+        is_additive = getattr(space, "is_additive", False)  # recompute takes the sum of its times, never less
         for picked in itertools.product(*(range(len(values)) for values in options.values())):
             again_ns = sum(column[index] for column, index in zip(times, picked, strict=True)) * micro_batches
             best = search.best_score
             if (
-                space.is_additive
+                is_additive
                 and best is not None
                 and best.fits
                 and keep_score.step_time_ns + again_ns > best.step_time_ns

@@ -50,13 +50,11 @@ class CpuKernels:
     Attributes:
         stand_ins: operators that ran as stand-ins, and how often.
         in_float32: operators that the CPU has in float32 only: computed there and rounded back.
-        num_native: operators that ran as MindSpore's own.
     """
 
     def __init__(self) -> None:
         self.stand_ins: Counter[str] = Counter()
         self.in_float32: Counter[str] = Counter()
-        self.num_native = 0
         self._missing: set[tuple[Any, ...]] = set()
 
     def __call__(
@@ -66,9 +64,7 @@ class CpuKernels:
         key = (op, *(value.dtype.name for value in inputs if isinstance(value, np.ndarray)))
         if key not in self._missing:
             try:
-                results = _run(op, attributes, inputs)
-                self.num_native += 1
-                return _shaped(op, results, outputs)
+                return _shaped(op, _run(op, attributes, inputs), outputs)
             except (RuntimeError, TypeError, ValueError) as error:
                 self._missing.add(key)
                 reason = next((line for line in str(error).splitlines() if line.strip(" -\t")), type(error).__name__)

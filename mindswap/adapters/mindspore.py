@@ -19,14 +19,12 @@ from mindspore.train.mind_ir_pb2 import ModelProto
 
 from mindswap.adapters.apply import iterate_primitives
 from mindswap.adapters.versions.executors import cell_graph_executor, swaps_paused
-from mindswap.errors import ApplyError, GraphError
+from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.constants import restore_constants
-from mindswap.graph.load import load_graph
+from mindswap.graph.load import PATH_TAG, load_graph
 from mindswap.graph.model import Graph
 
 LAZY_INLINE_PREFIX = "lazy_inline_"
-# Attribute that carries the path of a primitive into the compiled graph.
-PATH_TAG = "mindswap_path"
 # An entry of MindSpore's "Traceback of Net Construct Code": file, line, and the code below it.
 SOURCE_PLACE = re.compile(r"^# \d+ In file (\S+:\d+)[^\n]*\n([^\n]*)", re.MULTILINE)
 # Attribute names under which models hold their transformer layers.
@@ -57,6 +55,7 @@ def find_layers(network: nn.Cell) -> nn.CellList:
     Raises:
         ApplyError: if there is none.
     """
+    require("network", network, nn.Cell)
     lists = [
         (name.count("."), -len(cell), name, cell)
         for name, cell in network.cells_and_names()
@@ -137,7 +136,7 @@ def compile_training_graph(network: nn.Cell, inputs: Sequence[ms.Tensor], layer_
     Raises:
         GraphError: if the compiler refuses the network.
     """
-    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list, PATH_TAG))
+    return restore_constants(load_graph(compile_training_model(network, inputs), layer_list))
 
 
 def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> ModelProto:
@@ -148,6 +147,8 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
     Raises:
         GraphError: if the compiler refuses the network; the text is the compiler's own.
     """
+    require("network", network, nn.Cell)
+    require("inputs", inputs, list, tuple)
     network.set_train(True)
     cell = _GradientCell(network)
     cell.set_train(True)

@@ -7,8 +7,9 @@ import mindspore as ms
 from mindspore import nn
 
 from mindswap.adapters.apply import iterate_primitives, read_tree
-from mindswap.adapters.mindspore import PATH_TAG, compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
-from mindswap.errors import ApplyError, GraphError
+from mindswap.adapters.mindspore import compile_training_graph, find_layers, mark_lazy_inline, tag_primitives
+from mindswap.errors import ApplyError, GraphError, require
+from mindswap.graph.load import PATH_TAG
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep
 
@@ -34,7 +35,7 @@ def capture_network(network: nn.Cell, inputs: Sequence[ms.Tensor], layers: str |
     if missing:
         raise GraphError(f"no operator of the compiled network is in layers {sorted(missing)}: are they run?")
     everything = tuple(range(len(cells)))
-    return CapturedStep(LayerSample(everything, everything), trees, graph, PATH_TAG, has_all_tags=True)
+    return CapturedStep(LayerSample(everything, everything), trees, graph, has_all_tags=True)
 
 
 def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
@@ -45,6 +46,8 @@ def resolve_layers(network: nn.Cell, path: str | None) -> list[nn.Cell]:
     Raises:
         ApplyError: if there is no such list.
     """
+    require("network", network, nn.Cell)
+    require("layers", path, str, type(None))
     if path is None:
         return list(find_layers(network))
     cell = network

@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from mindswap.adapters.mindformers import capture, choose_layers
-from mindswap.adapters.mindspore import PATH_TAG
 from mindswap.config.rank import RankPlacement
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.policy.model import Policy
@@ -27,4 +26,4 @@ def capture_step(config_path: str, num_layers: int, placement: RankPlacement | N
     sample = choose_layers(config_path, plain, placement)
     found = capture(config_path, plain, sample, placement=placement, with_all_tags=True)
     graph = with_cache_gradients(found.graph)
-    return CapturedStep(found.sample, found.layers, graph, PATH_TAG, found.collectives, found.notes, has_all_tags=True)
+    return CapturedStep(found.sample, found.layers, graph, found.collectives, found.notes, has_all_tags=True)

@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.document.nodes import Document, DocumentNode
+from mindswap.document.problem import Location
 from mindswap.errors import LaunchError
+from mindswap.launch.arguments import DEFAULT_LOG_DIR, DEFAULT_MASTER_PORT
 from mindswap.launch.msrun import find_msrun, find_python
 from mindswap.launch.order import worker_command
 from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
 FLAG = ADAPTIVE_FLAG
-DEFAULT_LOG_DIR = "output/msrun_log"
 # What a restart sets in the YAML; on the command line it would go before that.
 _RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
 
@@ -27,7 +28,7 @@ class TrainingCommand:
     config_path: Path  # the YAML, absolute
     num_workers: int = 1  # worker processes
     log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
-    master_port: int = 8118  # port of the scheduler
+    master_port: int = DEFAULT_MASTER_PORT  # port of the scheduler
 
     def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
         """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
@@ -108,7 +109,7 @@ def _with_training(
         command,
         num_workers=total,
         log_dir=Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
-        master_port=_integer(values, "--master_port", 8118),
+        master_port=_integer(values, "--master_port", DEFAULT_MASTER_PORT),
     )
 
 
@@ -148,6 +149,15 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
 def saves_checkpoints(document: Document) -> bool:
     """The configuration has a callback that saves them."""
     return any(_checkpoint_monitors(document))
+
+
+def single_checkpoints(document: Document) -> Iterator[Location]:
+    """Where a callback keeps one checkpoint: MindFormers deletes it before it writes the next one."""
+    for monitor in _checkpoint_monitors(document):
+        # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
+        kept = monitor.get("keep_checkpoint_max")
+        if kept is not None and kept.value == 1:
+            yield kept.location
 
 
 def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:

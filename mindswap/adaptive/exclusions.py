@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 
 from mindswap.document.nodes import Document, DocumentNode
+from mindswap.document.plain_data import COMMAND_LINE
 from mindswap.document.problem import Level, Location, Problem
 
 RULE = "adaptive-exclusion"
@@ -36,7 +37,7 @@ def _in_file(document: Document) -> Iterator[Problem]:
 def _in_options(options: Sequence[str]) -> Iterator[Problem]:
     for word in options:
         if is_excluded(word):
-            yield _problem(Location("command line"), word.split("=", 1)[0], "it would override the plan")
+            yield _problem(Location(COMMAND_LINE), word.split("=", 1)[0], "it would override the plan")
 
 
 def _is_on(node: DocumentNode) -> bool:

@@ -13,6 +13,7 @@ from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.convert.swap_on import rewrite_for_swap
 from mindswap.document.nodes import Document, to_data
 from mindswap.document.parse import parse_document
+from mindswap.document.plain_data import COMMAND_LINE
 from mindswap.document.problem import Level, Problem, find_errors, sort_problems
 from mindswap.document.sections import rewrite_section
 from mindswap.document.source import BASE_CONFIG, load_document
@@ -133,7 +134,7 @@ def _read_request(args: argparse.Namespace) -> Request:
     if args.config is None:
         if args.in_place:
             raise LaunchError("--in-place needs CONFIG")
-        return Request("", Document("command line", None), "command line")
+        return Request("", Document(COMMAND_LINE, None), COMMAND_LINE)
     document = load_document(args.config)
     if document.problems:
         raise PolicyError(document.problems)
@@ -167,6 +168,4 @@ def _between_forms(args: argparse.Namespace, request: Request) -> Result:
         checked.require_policy()
         converted = to_stage_form(request.document, num_layers, trees)
         comment = "counts per pipeline stage, from layer indices (mindswap convert --to stage)"
-    if converted.sections is None:
-        raise PolicyError(converted.problems)
     return Result(converted.sections, converted.problems, {"recompute_config": comment}, num_layers)

@@ -11,6 +11,7 @@ from mindswap.config.pipeline import LayoutError, read_pipeline
 from mindswap.convert.sections import policy_sections
 from mindswap.convert.stage_form import to_index_form
 from mindswap.document.nodes import Document
+from mindswap.document.plain_data import COMMAND_LINE
 from mindswap.document.problem import Level, Location, Problem, find_errors, sort_problems
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.megatron.options import OPTIONS, RULE, MegatronOptions, read_options, read_tokens
@@ -21,14 +22,13 @@ from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.model import Policy
 from mindswap.policy.read import find_num_layers
-from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.session.trees import known_or_real
 
 # Models whose operator names can be used without CONFIG.
 FAMILIES: dict[str, dict[str, Any]] = {
     "llama": {"arch": {"type": "LlamaForCausalLM"}, "model_config": {"use_flash_attention": True}},
     "qwen3": {"model_config": {"architectures": ["Qwen3ForCausalLM"]}},
 }
-COMMAND_LINE = "command line"
 
 
 @dataclass(frozen=True)
@@ -115,10 +115,7 @@ def _find_trees(args: argparse.Namespace, request: Request, options: MegatronOpt
     num_layers = options.num_layers or 1
     if request.document.root is None:
         return load_layer_trees(dict(FAMILIES[args.family]), num_layers)
-    trees = table_trees(request.document, num_layers)
-    if trees is None and has_mindformers():
-        return read_real_trees(args.config, num_layers)
-    return trees
+    return known_or_real(args.config, table_trees(request.document, num_layers), num_layers)
 
 
 def _with_present(
@@ -133,8 +130,6 @@ def _with_present(
     if is_on:
         return policy, ("recompute_config", "mindswap"), ()
     counted = to_index_form(document, options.num_layers, trees)
-    if counted.policy is None:
-        raise PolicyError(counted.problems)
     return replace(counted.policy, op_swap=policy.op_swap), kept, counted.problems
 
 

@@ -97,8 +97,6 @@ def _to_2x(args: argparse.Namespace, document: Document, num_layers: int, tensor
         checked.require_policy()
     if not policy.is_swap_enabled and document.get("recompute_config") is not None:
         index_form = to_index_form(document, num_layers, known_trees(args.config, document, checked))
-        if index_form.policy is None:
-            raise PolicyError(index_form.problems)
         policy = replace(index_form.policy, is_swap_enabled=False)
     stages = max(
         document.count("parallel_config", "pipeline_stage"), document.count("parallelism", "pipeline_parallel")

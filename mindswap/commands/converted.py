@@ -12,7 +12,7 @@ from mindswap.errors import LaunchError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.read_parts import is_empty
-from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.session.trees import known_or_real
 from mindswap.stage.applied import EXCLUDE
 
 
@@ -64,7 +64,6 @@ def table_trees(document: Document, num_layers: int) -> LayerTrees | None:
 
 def known_trees(path: str, document: Document, checked: CheckResult) -> LayerTrees | None:
     """The layers from a table, else, where something is excluded from recomputation, from the real network."""
-    exclude = document.get("recompute_config", EXCLUDE)
-    if checked.trees is not None or checked.num_layers is None or is_empty(exclude) or not has_mindformers():
+    if is_empty(document.get("recompute_config", EXCLUDE)):
         return checked.trees
-    return read_real_trees(path, checked.num_layers)
+    return known_or_real(path, checked.trees, checked.num_layers)

@@ -25,7 +25,7 @@ from mindswap.report.explain import (
 )
 from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.report.pynative import effect_to_json, format_effect
-from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.session.trees import has_mindformers, known_or_real
 from mindswap.stage.expand import expand_stage_recompute
 
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
@@ -105,10 +105,9 @@ def _print_paths(args: argparse.Namespace, paths: list[dict[str, Any]]) -> int:
 
 def _find_trees(path: str, checked: CheckResult) -> LayerTrees:
     """The table of the model family, else the real network."""
-    if checked.trees is not None:
-        return checked.trees
+    trees = known_or_real(path, checked.trees, checked.num_layers)
+    if trees is not None:
+        return trees
     if not has_mindformers():
         raise GraphError("no table has this model; run this where MindFormers is installed")
-    if checked.num_layers is None:
-        raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")
-    return read_real_trees(path, checked.num_layers)
+    raise GraphError("the configuration does not say how many layers the model has; use --num-layers N")

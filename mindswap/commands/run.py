@@ -9,7 +9,7 @@ import traceback
 from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
-from mindswap.config.mode import device_target, is_on_cpu
+from mindswap.config.mode import ASCEND, device_target, is_on_cpu
 from mindswap.document.nodes import Document
 from mindswap.document.problem import find_errors
 from mindswap.document.source import load_document
@@ -131,7 +131,7 @@ def _target(document: Document, options: list[str]) -> str:
 
 def cards_missing(document: Document, options: list[str]) -> str:
     """That no Ascend card seems to be here, for a training that is for Ascend; "" if that is no reason."""
-    if _target(document, options) != "Ascend" or has_cards() or count_cards():
+    if _target(document, options) != ASCEND or has_cards() or count_cards():
         return ""
     return (
         "no Ascend card was found here (no npu-smi, no /dev/davinci*), and the training is for Ascend\n"

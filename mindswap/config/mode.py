@@ -5,6 +5,7 @@ from mindswap.document.nodes import Document
 # What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
 GRAPH = (0, "GRAPH_MODE")
 PYNATIVE = (1, "PYNATIVE_MODE")
+ASCEND = "Ascend"
 
 
 def is_pynative(document: Document) -> bool:
@@ -14,9 +15,9 @@ def is_pynative(document: Document) -> bool:
 
 
 def device_target(document: Document) -> str:
-    """What MindSpore runs on: `context.device_target`, Ascend where that is missing."""
-    node = document.get("context", "device_target")
-    return str(node.value) if node is not None else "Ascend"
+    """What MindSpore runs on: `context.device_target`, Ascend where that is missing or null."""
+    value = document.value("context", "device_target")
+    return ASCEND if value is None else str(value)
 
 
 def is_on_cpu(document: Document) -> bool:

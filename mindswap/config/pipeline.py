@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.document.nodes import Document, DocumentNode
+from mindswap.document.nodes import Document, DocumentNode, is_whole_number
 from mindswap.errors import MindswapError
 
 # What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).
@@ -202,7 +202,7 @@ def _shape(sizes: Sequence[object]) -> str:
 
 def _positive(node: DocumentNode | None) -> int:
     value = node.value if node is not None else None
-    return value if isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_CELLS else 1
+    return value if is_whole_number(value) and 1 <= value <= MAX_CELLS else 1
 
 
 def _offset_data(node: DocumentNode | None) -> object:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, is_whole_number
 
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
@@ -36,7 +36,7 @@ class StepSettings:
     is_clipping: bool = False  # gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`)
     # gradients are summed up in tensors of their own: several stages, or gradient accumulation
     is_accumulating: bool = False
-    shares_casts: bool = False  # micro-batches share casts of weights (`graph.share_casts`)
+    shares_casts: bool = False  # micro-batches share casts of weights (`graph.ranks.share_casts`)
     # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
     is_inlined: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer
@@ -131,6 +131,6 @@ def read_step_settings(document: Document) -> StepSettings:
 def read_seq_length(document: Document) -> int:
     """Tokens of a sample: `seq_length` of the model, else what the class of its configuration has."""
     stated = document.value("model", "model_config", "seq_length")
-    if isinstance(stated, int) and not isinstance(stated, bool) and stated >= 1:
+    if is_whole_number(stated) and stated >= 1:
         return stated
     return DEFAULT_SEQ_LENGTHS["legacy" if document.is_legacy else "newer"]

@@ -1,14 +1,13 @@
 """How the parallel optimizer cuts weights, as a configuration says it. Pure.
 
-`graph.gather` says what that does to a step, and names the sources.
+`graph.ranks.gather` says what that does to a step, and names the sources.
 """
 
 import math
 from dataclasses import dataclass
-from typing import TypeGuard
 
 from mindswap.config.rank import STRATEGY_MODES
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, is_whole_number
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")
@@ -46,6 +45,9 @@ class WeightSharding:
         if shape in self.whole_shapes or (is_expert_weight(name) and self.num_expert_copies != self.num_ranks):
             return False  # assumed where there are several copies: that MindSpore cuts over those is not modelled
         return math.prod(shape) > 0 and bool(shape) and shape[0] % self.num_ranks == 0
+
+
+WHOLE = WeightSharding()  # nothing is cut
 
 
 def read_weight_sharding(document: Document) -> WeightSharding:
@@ -93,8 +95,3 @@ def num_sharing_ranks(document: Document) -> int:
     `set_optimizer_weight_shard_size` of parallel/_auto_parallel_context.py).
     """
     return document.count("parallel_config", "data_parallel") * document.count("parallel_config", "context_parallel")
-
-
-def is_whole_number(value: object) -> TypeGuard[int]:
-    """An integer; a bool is none."""
-    return isinstance(value, int) and not isinstance(value, bool)

@@ -8,9 +8,8 @@ from typing import Any
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
+from mindswap.policy.words import format_names
 from mindswap.stage.applied import recomputed_operators
-
-MAX_SHOWN = 3
 
 
 def first_difference(before: Policy, after: Policy, num_layers: int, trees: LayerTrees | None) -> str:
@@ -35,8 +34,7 @@ def first_difference(before: Policy, after: Policy, num_layers: int, trees: Laye
         for what, was, will_be in zip(("recomputed", "recomputed in communication"), old, new, strict=True):
             for only, when in ((set(was) - set(will_be), "before"), (set(will_be) - set(was), "after")):
                 if only:
-                    names = ", ".join(sorted(only)[:MAX_SHOWN]) + (", ..." if len(only) > MAX_SHOWN else "")
-                    return f"in layer {index} only {when} {what}: {names}"
+                    return f"in layer {index} only {when} {what}: {format_names(sorted(only))}"
     return ""
 
 

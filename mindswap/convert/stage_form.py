@@ -15,6 +15,7 @@ from mindswap.convert.sections import policy_sections
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level, Location, Problem, sort_problems
+from mindswap.errors import PolicyError
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.schema import RECOMPUTE_FLAGS, SELECT_OPTIONS
@@ -33,27 +34,30 @@ DIFFERENCE = "recompute_config: the other form would not mean the same: "
 class Converted:
     """A configuration in the other form."""
 
-    sections: dict[str, dict[str, Any]] | None  # the sections that change, with their new values; None with an error
-    problems: tuple[Problem, ...]  # errors, and what is lost though it had no effect (warnings)
-    policy: Policy | None = None  # what the sections ask for, in layer indices; None with an error
+    sections: dict[str, dict[str, Any]]  # the sections that change, with their new values
+    problems: tuple[Problem, ...]  # what is lost though it had no effect: warnings
+    policy: Policy  # what the sections ask for, in layer indices
 
 
 def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None) -> Converted:
     """Counts per stage (swap off) as layer indices (swap on), with nothing swapped.
 
     Without `trees` what is excluded cannot be converted.
+
+    Raises:
+        PolicyError: it cannot be said so, or is wrong; with every reason.
     """
     swap = document.get("swap_config", "swap")
     if swap is not None and swap.value is not False:
         message = "swap_config.swap: swap is on, so recompute_config is in layer indices already"
-        return Converted(None, (_error(swap.location, message),))
+        raise PolicyError((_error(swap.location, message),))
     expansion = expand_stage_recompute(document, num_layers)
     errors = [p for p in check_document(document, num_layers, trees).errors if p.rule == STAGE_RULE]
     if errors:
-        return Converted(None, sort_problems((*expansion.problems, *errors)))
+        raise PolicyError(sort_problems((*expansion.problems, *errors)))
     unknown = list(_unknown_excludes(expansion.statements, trees))
     if unknown:
-        return Converted(None, sort_problems(unknown))
+        raise PolicyError(sort_problems(unknown))
     dropped = dict(_ineffective_flags(document))
     flags: dict[str, Any] = {name: RECOMPUTE_FLAGS[name] for name in dropped}
     policy = replace(as_applied(expansion.policy, trees), **flags)
@@ -72,10 +76,10 @@ def to_index_form(document: Document, num_layers: int, trees: LayerTrees | None)
     sections = policy_sections(policy, document.data(), num_layers)
     read_back = check_shape(document_from_data({**document.data(), **sections}, document.file), num_layers)
     if read_back.policy is None:
-        return Converted(None, read_back.problems)
+        raise PolicyError(read_back.problems)
     difference = first_difference(policy, read_back.policy, num_layers, trees)
     if difference:
-        return Converted(None, (_error(_place(document, "recompute_config"), DIFFERENCE + difference),))
+        raise PolicyError((_error(_place(document, "recompute_config"), DIFFERENCE + difference),))
     return Converted(sections, sort_problems(problems), policy)
 
 
@@ -83,18 +87,21 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
     """Layer indices (swap on, no errors) as counts per pipeline stage (swap off), where that says the same.
 
     Without `trees` what is excluded cannot be converted.
+
+    Raises:
+        PolicyError: as of `to_index_form`.
     """
     result = check_shape(document, num_layers)
     policy, settings = result.policy, result.settings
     if policy is None or settings is None:
-        return Converted(None, result.problems)
+        raise PolicyError(result.problems)
     if not policy.is_swap_enabled:
         message = "swap_config.swap: swap is off, so recompute_config is in counts per stage already"
-        return Converted(None, (_error(_place(document, "swap_config", "swap"), message),))
+        raise PolicyError((_error(_place(document, "swap_config", "swap"), message),))
     try:
         layout = read_pipeline(document).layout(num_layers)
     except LayoutError as error:
-        return Converted(None, (_error(Location(document.file), f"parallel_config.pipeline_stage: {error}"),))
+        raise PolicyError((_error(Location(document.file), f"parallel_config.pipeline_stage: {error}"),)) from None
     problems = [*_lost_swaps(settings), *_obstacles(policy, settings, layout)]
     problems += _unknown_excludes(settings.recompute, trees)
     for named in cells_excluded(settings.recompute, trees) if trees is not None else ():
@@ -102,7 +109,7 @@ def to_stage_form(document: Document, num_layers: int, trees: LayerTrees | None)
         fix = f"name its operators: mindswap explain --paths {document.file}"
         problems.append(_error(named.location, message, fix))
     if problems:
-        return Converted(None, sort_problems(problems))
+        raise PolicyError(sort_problems(problems))
     recompute: dict[str, Any] = {"recompute": _counts(policy.layer_recompute, layout)}
     for option in SELECT_OPTIONS:
         counts = {entry.pattern: _counts(entry.layers, layout) for entry in getattr(policy, option)}
@@ -130,7 +137,7 @@ def _judged(
         reasons = [DIFFERENCE + difference] if difference else []
     if reasons:
         place = _place(document, "recompute_config")
-        return Converted(None, tuple(_error(place, reason) for reason in dict.fromkeys(reasons)))
+        raise PolicyError(tuple(_error(place, reason) for reason in dict.fromkeys(reasons)))
     other = "the index form has only what it says"
     return Converted(sections, tuple(_attention_problem(document, policy, other)), policy)
 

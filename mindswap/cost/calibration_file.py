@@ -12,10 +12,11 @@ from decimal import Decimal
 from mindswap.cost.device_file import find_device_file
 from mindswap.cost.figures import Figure, FigureKind, unit_keys
 from mindswap.cost.hardware import FIGURES, Device, figure_values
-from mindswap.cost.measured import BYTES_PER_ELEMENT, MeasuredKey, Measurement, Shapes
+from mindswap.cost.measured import MeasuredKey, Measurement, Shapes
 from mindswap.document.nodes import DocumentNode
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
+from mindswap.graph.model import BYTES_PER_ELEMENT
 
 ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
 # Units that a file is written in; the first that shows the value exactly counts.

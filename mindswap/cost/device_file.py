@@ -10,6 +10,7 @@ from mindswap.cost.hardware import FIGURES, OPTIONS, SET_BY_USER, Device, make_d
 from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
 from mindswap.document.parse import parse_file
 from mindswap.errors import CostError
+from mindswap.files import file_name
 from mindswap.policy.words import closest_names
 from mindswap.units import format_bytes
 
@@ -30,7 +31,7 @@ def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
     Raises:
         CostError: if there is none; the text lists the known names.
     """
-    text = os.fspath(name_or_path)
+    text = file_name(name_or_path)
     if text in list_devices():
         return FOLDER / f"{text}.yaml"
     path = Path(text)

@@ -19,10 +19,6 @@ OP_OF_KERNEL = {
 # Shapes, axes and lengths that kernels take as tensors and graphs as constants.
 ARGUMENT_DTYPE = "int64"
 
-BYTES_PER_ELEMENT = {
-    "float16": 2, "bfloat16": 2, "float32": 4, "float64": 8, "int8": 1, "uint8": 1, "bool": 1, "int16": 2,
-    "uint16": 2, "int32": 4, "uint32": 4, "int64": 8, "uint64": 8,
-}  # fmt: skip
 Shapes = tuple[tuple[tuple[int, ...], str], ...]
 
 
@@ -57,4 +53,4 @@ def _shapes(tensors: Iterable[TensorType]) -> Shapes:
 
 def types_of(shapes: Shapes) -> tuple[TensorType, ...]:
     """Shapes and dtypes of a key as types, which have their bytes."""
-    return tuple(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]) for shape, dtype in shapes)
+    return tuple(TensorType.of(shape, dtype) for shape, dtype in shapes)

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 
 from mindswap.config.step import StepSettings
 from mindswap.cost.hardware import Device
+from mindswap.cost.static_memory import FLOAT32_BYTES
 from mindswap.graph.model import Node
 from mindswap.graph.ops import ComputeUnit, classify
 
-FLOAT32_BYTES = 4
 # Gradients of query, key and value come first among the outputs of the backward kernel.
 NUM_ATTENTION_GRADIENTS = 3
 

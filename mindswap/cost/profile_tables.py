@@ -5,7 +5,6 @@ CANN's msprof, from which the first is made (mindspore/profiler/analysis/viewer/
 """
 
 import csv
-import math
 from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal, InvalidOperation
 from enum import Enum
@@ -13,10 +12,9 @@ from functools import cache
 from pathlib import Path
 from typing import TextIO
 
-from mindswap.cost.measured import BYTES_PER_ELEMENT
 from mindswap.cost.profile import ProfiledKernel, Share
 from mindswap.errors import CostError
-from mindswap.graph.model import TensorType
+from mindswap.graph.model import BYTES_PER_ELEMENT, TensorType
 
 # Told of characters that were read, after every so many.
 Progress = Callable[[int], object]
@@ -155,7 +153,7 @@ def _tensors(shapes: str, dtypes: str) -> tuple[TensorType, ...] | None:
             return None
         if any(dim < 0 for dim in shape):
             return None  # unknown until it runs
-        tensors.append(TensorType(shape, dtype, math.prod(shape) * BYTES_PER_ELEMENT[dtype]))
+        tensors.append(TensorType.of(shape, dtype))
     return tuple(tensors) or None
 
 

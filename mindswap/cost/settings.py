@@ -10,10 +10,10 @@ from pathlib import Path
 from mindswap.cost.device_file import list_devices
 from mindswap.cost.figures import parse_option
 from mindswap.cost.hardware import OPTIONS
-from mindswap.document.nodes import Document, DocumentNode, MappingEntry, key_text, show
+from mindswap.document.nodes import Document, DocumentNode, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.policy.schema import MINDSWAP_KEYS
-from mindswap.policy.words import closest_names
+from mindswap.policy.unread import UnknownKey
 
 SECTION = "mindswap"
 
@@ -41,7 +41,7 @@ def read_cost_settings(document: Document) -> CostSettings:
     for entry in section.unique_entries():
         path = f"{SECTION}.{key_text(entry.key)}"
         if entry.key not in MINDSWAP_KEYS:
-            problems.append(_unknown_key(entry, path))
+            problems.append(_unknown_key(UnknownKey(path, entry, MINDSWAP_KEYS, is_in_entry=False)))
         elif entry.value.is_null:
             continue
         elif entry.key in ("device", "calibration"):
@@ -85,7 +85,6 @@ def _misfit(node: DocumentNode, path: str, allowed: str) -> Problem:
     return Problem(node.location, "wrong-type", Level.ERROR, f"{path}: {show(node)} {what}", allowed)
 
 
-def _unknown_key(entry: MappingEntry, path: str) -> Problem:
-    closest = closest_names(key_text(entry.key), MINDSWAP_KEYS, max_distance=4)
-    fix = f"write '{closest[0]}'" if closest else "delete it"
-    return Problem(entry.location, "unknown-key", Level.ERROR, f"{path}: no such key", ", ".join(MINDSWAP_KEYS), fix)
+def _unknown_key(key: UnknownKey) -> Problem:
+    message = f"{key.path}: no such key"
+    return Problem(key.entry.location, "unknown-key", Level.ERROR, message, ", ".join(key.known), key.fix())

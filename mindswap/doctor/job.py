@@ -5,9 +5,8 @@ from pathlib import Path
 
 from mindswap.check.check import check_document
 from mindswap.config.step import StepSettings, read_step_settings
-from mindswap.config.weight_sharding import is_whole_number
 from mindswap.doctor.model import CheckedJob
-from mindswap.document.nodes import Document
+from mindswap.document.nodes import Document, is_whole_number
 from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.model import LayerSwap, OpSwap, Policy, union_layers
 from mindswap.stage.expand import RULE as STAGE_RULE

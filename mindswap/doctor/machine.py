@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 
 from mindswap.doctor.model import Diagnosis, MachineFacts, error, warning
-from mindswap.units import format_bytes
+from mindswap.launch.arguments import DEFAULT_MASTER_PORT
+from mindswap.units import format_bytes, format_count
 
 # Docker gives 64 MiB. assumed: workers of a data set with python_multiprocessing hand over batches there.
 MIN_SHM_BYTES = 1 << 30
@@ -12,7 +13,6 @@ MIN_MEMLOCK_BYTES = 1 << 30
 MIN_TMP_BYTES = 1 << 30
 # HCCL listens on 16 ports from HCCL_IF_BASE_PORT, by default 60000 (CANN: environment variables of HCCL).
 HCCL_BASE_PORT, NUM_HCCL_PORTS = 60000, 16
-DEFAULT_MASTER_PORT = 8118
 
 
 def find_in_machine(facts: MachineFacts) -> Iterator[Diagnosis]:
@@ -113,7 +113,7 @@ def find_in_job(facts: MachineFacts) -> Iterator[Diagnosis]:
     if job.num_errors:
         yield error(
             "configuration",
-            f"{job.file} has {job.num_errors} errors",
+            f"{job.file} has {format_count(job.num_errors, 'error')}",
             "the training stops before it starts",
             f"mindswap check {job.file}",
         )

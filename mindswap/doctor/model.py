@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindswap.document.problem import Level
+from mindswap.launch.arguments import DEFAULT_MASTER_PORT
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ class CheckedJob:
     swapped_bytes: int = 0  # that one worker has in host memory at a time, at most
     loads_whole_checkpoint: bool = False  # `auto_trans_ckpt` is on, and there is a checkpoint
     checkpoint_bytes: int = 0  # of its files
-    master_port: int = 8118  # where the scheduler listens
+    master_port: int = DEFAULT_MASTER_PORT  # where the scheduler listens
 
 
 @dataclass(frozen=True)

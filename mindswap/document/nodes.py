@@ -6,7 +6,7 @@ document is a graph without cycles and is never expanded.
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 from mindswap.document.problem import Location, Problem
 from mindswap.document.spans import Span
@@ -123,7 +123,7 @@ class Document:
     def count(self, *path: str) -> int:
         """A positive whole number; 1 for what is missing or anything else, as MindFormers takes it."""
         value = self.value(*path)
-        return value if isinstance(value, int) and not isinstance(value, bool) and value >= 1 else 1
+        return value if is_whole_number(value) and value >= 1 else 1
 
     @property
     def is_legacy(self) -> bool:
@@ -150,6 +150,11 @@ def to_data(node: DocumentNode) -> object:
         else:
             data[id(current)] = current.value
     return data[id(node)]
+
+
+def is_whole_number(value: object) -> TypeGuard[int]:
+    """An integer; a bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_huge(value: object) -> bool:

@@ -1,10 +1,10 @@
 """What is asked to be recomputed against what backward of the compiled graph runs again, layer by layer. Pure."""
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import SAME_LAYERS, Graph, Node
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below, places_of
 from mindswap.graph.storage import classify_saved, kept_by_layer
@@ -39,23 +39,28 @@ class RecomputeEffect:
         return not (self.missing or self.unasked or self.idle or self.comm_missing or self.comm_unasked)
 
 
-def compare_recompute(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[RecomputeEffect, ...]:
-    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph as it was compiled.
+def compare_recompute(
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+) -> tuple[RecomputeEffect, ...]:
+    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph as it was compiled.
 
-    `baseline` is the same network without recompute; what it runs again, the model itself asks for.
+    `baseline` is the same network without recompute; what it runs again, the model itself asks for. `like` gives its
+    layer that is like one of `graph`, where that has another number.
     """
     before, after = (kept_by_layer(classify_saved(each)) for each in (baseline, graph))
-    return tuple(
-        _compare(asked, baseline, graph, before[asked.layer_index], after[asked.layer_index]) for asked in layers
-    )
+    effects = []
+    for asked in layers:
+        plain_index = like.get(asked.layer_index, asked.layer_index)
+        always = {node.place for node in runs_again(baseline, plain_index)}
+        effects.append(_compare(asked, always, graph, before[plain_index], after[asked.layer_index]))
+    return tuple(effects)
 
 
 def _compare(
-    layer: LayerDecisions, baseline: Graph, graph: Graph, kept_before_bytes: int, kept_bytes: int
+    layer: LayerDecisions, always: set[Place], graph: Graph, kept_before_bytes: int, kept_bytes: int
 ) -> RecomputeEffect:
     forward = [node for node in graph.forward if node.layer_index == layer.layer_index]
     again = [node.place for node in runs_again(graph, layer.layer_index)]
-    always = {node.place for node in runs_again(baseline, layer.layer_index)}
     asked = _Asked(layer)
     certain = [node for node in forward if asked.is_certain(node.place)]
     asked_comm = _places(layer, layer.comm_recomputes)

@@ -1,11 +1,11 @@
 """What a policy asked for against what the compiler did, layer by layer. Pure."""
 
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from enum import Enum
 
 from mindswap.effect.recompute import idle_recompute, is_marked, runs_again, to_names
-from mindswap.graph.model import Graph, Node, SwapPair
+from mindswap.graph.model import SAME_LAYERS, Graph, Node, SwapPair
 from mindswap.graph.ops import VIEW_OPS
 from mindswap.graph.places import Place, decisions_by_place, places_below, places_of, value_key
 from mindswap.graph.predict.settle import has_scope
@@ -74,29 +74,35 @@ class LayerEffect:
         return sum(copy.size_bytes for copy in self.one_way)
 
 
-def compare_effect(layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph) -> tuple[LayerEffect, ...]:
-    """Compare the intent for each layer, `layer_index` as in the graphs, with the graph under the policy.
+def compare_effect(
+    layers: Iterable[LayerDecisions], baseline: Graph, graph: Graph, like: Mapping[int, int] = SAME_LAYERS
+) -> tuple[LayerEffect, ...]:
+    """Compare the intent for each layer, `layer_index` as in `graph`, with the graph under the policy.
 
     `baseline` is the same network with the same recompute and without swap: what it keeps is what could be swapped.
+    `like` gives its layer that is like one of `graph`, where that has another number.
     """
     saved = classify_saved(graph)
     before, after = kept_by_layer(classify_saved(baseline)), kept_by_layer(saved)
-    return tuple(
-        _LayerComparison(layer, baseline, graph).effect(saved, before[layer.layer_index], after[layer.layer_index])
-        for layer in layers
-    )
+    effects = []
+    for layer in layers:
+        index = layer.layer_index
+        plain_index = like.get(index, index)
+        comparison = _LayerComparison(layer, baseline, plain_index, graph)
+        effects.append(comparison.effect(saved, before[plain_index], after[index]))
+    return tuple(effects)
 
 
 class _LayerComparison:
     """One layer of both graphs, with what the policy decides for each primitive."""
 
-    def __init__(self, decisions: LayerDecisions, baseline: Graph, graph: Graph):
+    def __init__(self, decisions: LayerDecisions, baseline: Graph, plain_index: int, graph: Graph):
         self.decisions = decisions
         self.index = decisions.layer_index
-        self.baseline = baseline
+        self.baseline, self.plain_index = baseline, plain_index
         self.graph = graph
         self.decided = decisions_by_place(decisions)
-        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(graph, pair.producer))
+        self.pairs = tuple(pair for pair in graph.swap_pairs if self._is_own(pair.producer))
 
     def effect(self, saved: tuple[SavedStorage, ...], kept_before_bytes: int, kept_bytes: int) -> LayerEffect:
         own = (entry for entry in saved if entry.storage.layer_index == self.index)
@@ -140,16 +146,17 @@ class _LayerComparison:
         """Of a primitive that the tree has under another cell: what was set on it is what was asked."""
         return owner.num_prefetch_ops if owner.attributes.get("offload") is True else None
 
-    def _is_own(self, graph: Graph, node: Node) -> bool:
+    def _is_own(self, node: Node) -> bool:
         """Made in this layer: a `TupleGetItem` of the compiler's own may have no layer in its scope."""
-        return graph.owner(node).layer_index == self.index
+        return self.graph.owner(node).layer_index == self.index
 
     def _missing(self) -> Iterator[Node]:
         moved = {value_key(self.graph, pair.producer) for pair in self.pairs}
-        still_kept = {value_key(self.graph, node): node for node in self.graph.kept_nodes}
+        still_kept = {value_key(self.graph, node): node for node in self.graph.kept_nodes if self._is_own(node)}
         for node in self.baseline.kept_nodes:
             key = value_key(self.baseline, node)
-            if not self._is_own(self.baseline, node) or key in moved or key not in still_kept:
+            is_own = self.baseline.owner(node).layer_index == self.plain_index
+            if not is_own or key in moved or key not in still_kept:
                 continue
             owner = self.graph.owner(still_kept[key])
             # The place of an operator without scope is a guess; it may be of a function (`ops.reshape`), which no entry

@@ -17,7 +17,7 @@ from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.graph.uses import depending
 
 # Attributes that say how an operator is treated, not what it computes.
-POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute", "mindswap_path")
+POLICY_ATTRIBUTES = ("offload", "backward_prefetch", "recompute")
 FAR = 256  # operators among which `follow` looks for the one that comes next
 
 

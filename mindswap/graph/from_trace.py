@@ -10,12 +10,9 @@ from collections import Counter
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.names import Names
 from mindswap.graph.ranks.gather import WEIGHT_MARK
 from mindswap.pynative.trace import EventKind, Operator, Trace, Value
 
-# Attribute that carries the path of an operator.
-TAG = "mindswap_path"
 # Names of PyNative kernels whose work is that of an operator of the table.
 SAME_WORK = {
     "Dense": "MatMul",
@@ -102,7 +99,7 @@ class _GraphBuilder:
                 constant = f"i{made.index(value)}"
                 self.constants[constant] = made.index(value)
                 chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
-                nodes.append(replace(chosen, attributes={}))
+                nodes.append(replace(chosen, paths=()))
             self._make(member, value, operator.is_forward)
 
     def _add_copy(self, index: int, operator: Operator, storage: int) -> None:
@@ -125,8 +122,8 @@ class _GraphBuilder:
         origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
         types = tuple(map(_type_of, outputs))
         is_named = operator.is_forward and layer is not None
-        attributes = {TAG: Names(".".join(path) for path in operator.paths)} if is_named else {}
-        return Node(name, op, layer, ".".join(cell), scope, inputs, types, attributes, origin=origin)
+        paths = tuple(".".join(path) for path in operator.paths) if is_named else ()
+        return Node(name, op, layer, ".".join(cell), scope, inputs, types, {}, origin=origin, paths=paths)
 
     # -- values ---------------------------------------------------------------------------------
 

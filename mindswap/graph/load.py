@@ -3,7 +3,6 @@
 The message itself comes from an adapter, because its schema ships with MindSpore.
 """
 
-import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -19,23 +18,21 @@ Primitives = Mapping[str, Message]  # by name
 # How MindSpore marks the two functions that autodiff makes of a lazy_inline cell.
 FORWARD_MARK, BACKWARD_MARK = "▸", "◂"
 RECOMPUTE_SCOPE = "recompute_"
-BYTES_PER_ELEMENT = {
-    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
-    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
-}  # fmt: skip
+# Attribute that carries the path of a primitive into the compiled graph.
+PATH_TAG = "mindswap_path"
 DTYPES = {"float": "float32", "double": "float64"}  # what the protobuf calls otherwise
 INTEGERS = ("INT8", "INT16", "INT32", "INT64", "UINT8", "UINT16", "UINT32", "UINT64")
 SCOPE_PART = re.compile(r"(?P<name>[^/]+?)-[A-Za-z_]\w*$")
 LAYER_LIST = re.compile(r"(?P<name>[^/]*)-(CellList|SequentialCell)")
 
 
-def load_graph(model: Message, layer_list: str | None = None, tag: str | None = None) -> Graph:
+def load_graph(model: Message, layer_list: str | None = None) -> Graph:
     """The training step in one compiled model.
 
     Args:
         model: `ModelProto` of MindIR, from an export-phase compile of a gradient cell.
-        layer_list: name of the list that holds the layers; default is whichever list an operator is in.
-        tag: attribute that every primitive of the layers carries. Others are then placed by what they read.
+        layer_list: name of the list that holds the layers, all of whose primitives carry `PATH_TAG`: others are placed
+            by what they read. Default is whichever list an operator is in.
 
     Raises:
         GraphError: if the model has more than one lazy_inline function pair.
@@ -63,8 +60,8 @@ def load_graph(model: Message, layer_list: str | None = None, tag: str | None = 
     bound = _find_partial(forward[0], primitives).input[1:]
     saved = tuple(Saved(name, parameter.name) for name, parameter in zip(bound, backward[0].input, strict=False))
     forward_nodes = place_forward(_read_nodes(forward[0], primitives, layer_list))
-    if tag is not None and layer_list is not None:
-        forward_nodes = place_untagged(forward_nodes, tag, layer_list)
+    if layer_list is not None:
+        forward_nodes = place_untagged(forward_nodes, layer_list)
     names_by_id: dict[str, list[str]] = {}
     for name, identity in _identities(forward[0]).items():
         names_by_id.setdefault(identity, []).append(name)
@@ -115,6 +112,8 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
         marks = {attribute.name for attribute in node.node_attr}
         scope = node.domain.removeprefix("Gradients/")
         layer_index, cell_path = _split_scope(scope.removeprefix(RECOMPUTE_SCOPE), layer_list)
+        values = {attribute.name: read_value(attribute) for attribute in attributes}
+        path = values.pop(PATH_TAG, None)
         yield Node(
             name=node.name,
             op=op,
@@ -123,9 +122,10 @@ def _read_nodes(function: Message, primitives: Primitives, layer_list: str | Non
             scope=node.domain,
             inputs=tuple(node.input),
             outputs=tuple(known for a in node.attribute if a.name == "shape" for known in _flatten_types(a)),
-            attributes={attribute.name: read_value(attribute) for attribute in attributes},
+            attributes=values,
             is_recomputed=scope.startswith(RECOMPUTE_SCOPE),
             is_duplicate="duplicated" in marks,
+            paths=() if path is None else (path,),
         )
 
 
@@ -158,9 +158,7 @@ def _flatten_types(attribute: Message) -> Iterator[TensorType]:
 def read_tensor_type(tensor: Message) -> TensorType:
     """Type of a tensor; without bytes where a dim or the dtype is not known."""
     name = tensor.DataType.Name(tensor.data_type).lower()
-    dtype = DTYPES.get(name, name)
-    size = BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in tensor.dims)
-    return TensorType(tuple(tensor.dims), dtype, size)
+    return TensorType.of(tuple(tensor.dims), DTYPES.get(name, name))
 
 
 def read_value(entry: Message, other: Callable[[Message], Any] = lambda entry: None) -> Any:

@@ -1,11 +1,10 @@
 """Activation memory by layer and operator: what is kept, what is swapped, what recompute saves. Pure."""
 
 import re
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from mindswap.graph.model import Graph, Node
+from mindswap.graph.model import LAYER_NUMBER, SAME_LAYERS, Graph, Identity, Node
 from mindswap.graph.names import Names
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import SavedStorage, classify_saved
@@ -51,8 +50,6 @@ class LayerMemory:
         return sum(operator.recomputed_bytes for operator in self.operators)
 
 
-# The compiler's count of operators of one type, at the end of a scope.
-OP_NUMBER = re.compile(r"-op\d+$")
 # Cells that the capture puts around the model.
 CAPTURE_PREFIX = re.compile(r"^(network(\.|$))*")
 
@@ -65,14 +62,14 @@ def path_from_root(node: Node) -> str:
 class OperatorNames:
     """From a node of the graph to the operator path that `op_swap` can name.
 
-    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`, in the attribute
-    `tag`. With `has_all_tags` every primitive does; what has none is none of the model's.
+    Primitives that share cell and type in a tree of `layers` carry their path in the graph `tagged`. With
+    `has_all_tags` every primitive does; what has none is none of the model's.
     """
 
-    def __init__(self, layers: Iterable[CellNode], tagged: Graph, tag: str, has_all_tags: bool = False):
+    def __init__(self, layers: Iterable[CellNode], tagged: Graph, has_all_tags: bool = False):
         found = [{} if has_all_tags else layer.primitives_by_place() for layer in layers]
         self._by_place = [{place: Names(map(".".join, paths)) for place, paths in each.items()} for each in found]
-        self._tags = {node.scope: Names.of(node.attributes[tag]) for node in tagged.forward if tag in node.attributes}
+        self._tags = {node.scope: Names(node.paths) for node in tagged.forward if node.paths}
 
     def can_name(self, node: Node) -> bool:
         """Whether `op_swap` has a name for an operator: it is in a layer, and an attribute of a cell."""
@@ -82,6 +79,17 @@ class OperatorNames:
 
     def is_tagged(self, node: Node) -> bool:
         return node.scope.removeprefix("recompute_") in self._tags
+
+    def of_layers_like(self, like: Mapping[int, int]) -> Callable[[Node], Names]:
+        """The names in a graph whose layers are like those of `layers` under other numbers."""
+
+        def name(node: Node) -> Names:
+            if node.layer_index is None:
+                return self(node)
+            scope = LAYER_NUMBER.sub(lambda found: str(like.get(int(found[0]), found[0])), node.scope, count=1)
+            return self(replace(node, layer_index=like.get(node.layer_index, node.layer_index), scope=scope))
+
+        return name
 
     def __call__(self, node: Node) -> Names:
         """Paths of an operator; its cell and type where the model has no attribute for it."""
@@ -94,49 +102,56 @@ class OperatorNames:
         return names or Names.of(f"{node.cell_path}.{node.op}".strip("."))
 
 
-def measure_layers(graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample) -> tuple[LayerMemory, ...]:
-    """Activation memory of every layer under its policy, what is outside them last; `plain`: what there is to save."""
+def measure_layers(
+    graph: Graph, plain: Graph, names: OperatorNames, sample: LayerSample, like: Mapping[int, int] = SAME_LAYERS
+) -> tuple[LayerMemory, ...]:
+    """Activation memory of every layer under its policy, what is outside them last.
+
+    Args:
+        graph: under the policy, of the layers of `sample`.
+        plain: without it: what there is to save.
+        names: of the operators of `plain`.
+        like: layer of `graph` -> the one of `plain` that is like it, where that has another number.
+    """
     rows: dict[int | None, dict[str, OperatorMemory]] = {}
 
-    def add(entry: SavedStorage, node: Node, **sizes: int) -> None:
+    def add(index: int | None, path: Names, op: str, **sizes: int) -> None:
         """Book bytes on the operator through which backward holds the storage: the one that `op_swap` must name."""
-        layer, path = rows.setdefault(entry.storage.layer_index, {}), str(names(node))
-        known = layer.get(path, OperatorMemory(path, node.op))
-        layer[path] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})
+        layer, text = rows.setdefault(index, {}), str(path)
+        known = layer.get(text, OperatorMemory(text, op))
+        layer[text] = replace(known, **{key: getattr(known, key) + size for key, size in sizes.items()})
 
     saved_plain, saved = classify_saved(plain), classify_saved(graph)
-    identities, identities_plain = _identities(graph), _identities(plain)
-    remaining = {identities[node.name] for entry in saved for node in _holders(graph, entry)}
+    remaining = {graph.index.identities[node.name] for entry in saved for node in _holders(graph, entry)}
+    indices: dict[int | None, list[int | None]] = {None: [None]}
+    for position in range(len(sample.indices)):
+        indices.setdefault(like.get(position, position), []).append(position)
     for entry in saved_plain:
-        node = plain.owner(entry.keepers[0])
-        is_recomputed = not any(identities_plain[held.name] in remaining for held in _holders(plain, entry))
+        node, plain_index = plain.owner(entry.keepers[0]), entry.storage.layer_index
+        held = [plain.index.identities[node.name] for node in _holders(plain, entry)]
         # Naming one of several names of a storage frees nothing.
         is_swappable = len(entry.keepers) == 1 and names.can_name(node)
-        add(
-            entry, node,
-            recomputed_bytes=entry.kept_bytes * is_recomputed, swappable_bytes=entry.kept_bytes * is_swappable,
-        )  # fmt: skip
+        for index in indices.get(plain_index, ()):
+            is_recomputed = remaining.isdisjoint(_seen_from(index, plain_index, each) for each in held)
+            add(
+                index, names(node), node.op,
+                recomputed_bytes=entry.kept_bytes * is_recomputed, swappable_bytes=entry.kept_bytes * is_swappable,
+            )  # fmt: skip
     for entry in saved:
         node = graph.owner((*entry.keepers, *(pair.producer for pair in entry.pairs))[0])
-        add(entry, node, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
+        path = names.of_layers_like(like)(node)
+        add(entry.storage.layer_index, path, node.op, kept_bytes=entry.kept_bytes, swapped_bytes=entry.copied_bytes)
     compiled = {index: tuple(operators.values()) for index, operators in rows.items()}
     layers = tuple(LayerMemory(i, compiled.get(position, ())) for i, position in enumerate(sample.layer_map))
     return (*layers, LayerMemory(None, compiled.get(None, ())))
 
 
-def _identities(graph: Graph) -> dict[str, tuple[str, int]]:
-    """For each forward operator what tells it apart in another graph of the same network: place and number.
-
-    Recompute puts a prefix before the scope, and its copies take numbers of the compiler's own count, so only
-    the order among operators of one cell and type is the same in both.
-    """
-    counts: Counter[str] = Counter()
-    identities = {}
-    for node in graph.forward:
-        place = OP_NUMBER.sub("", node.scope.removeprefix("recompute_"))
-        identities[node.name] = (place, counts[place])
-        counts[place] += 1
-    return identities
+def _seen_from(index: int | None, plain_index: int | None, identity: Identity) -> Identity:
+    """What holds memory of a layer, in or near it, where that layer has the other number `index`."""
+    layer, scope, number = identity
+    if index is None or plain_index is None or layer is None:
+        return identity
+    return layer - plain_index + index, scope, number
 
 
 def _holders(graph: Graph, entry: SavedStorage) -> Iterator[Node]:

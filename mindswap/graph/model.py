@@ -5,11 +5,28 @@ Made by `graph.load` from the compiler's own output. Nothing here is derived fro
 
 import functools
 import math
+import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 # A copy of a few numbers to the host that the model itself makes; no activation leaves the device with it.
 HOST_COPY = "CopyToHost"
+# In a scope: the number of a layer in its list, also where the scope is the name of a weight (`gather_weights`); and at
+# the end the compiler's count of operators of one type.
+LAYER_NUMBER = re.compile(r"(?:(?<=-CellList/)|(?<=-SequentialCell/))\d+(?=-)|(?<=\.)\d+(?=\.)")
+OP_NUMBER = re.compile(r"-op\d+$")
+# What tells an operator of forward apart in another graph of the same network: its layer, its scope in that layer, and
+# its number among those there.
+Identity = tuple[int | None, str, int]
+# Two graphs that have the same layers under the same numbers: no layer of one is another one there.
+SAME_LAYERS: Mapping[int, int] = MappingProxyType({})
+
+BYTES_PER_ELEMENT = {
+    "bool": 1, "int8": 1, "uint8": 1, "int16": 2, "uint16": 2, "float16": 2, "bfloat16": 2,
+    "int32": 4, "uint32": 4, "float32": 4, "int64": 8, "uint64": 8, "float64": 8, "complex64": 8, "complex128": 16,
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -19,6 +36,11 @@ class TensorType:
     shape: tuple[int, ...]
     dtype: str
     size_bytes: int
+
+    @classmethod
+    def of(cls, shape: tuple[int, ...], dtype: str) -> "TensorType":
+        """With its bytes, none where a dim or the dtype is not known."""
+        return cls(shape, dtype, BYTES_PER_ELEMENT.get(dtype, 0) * math.prod(max(dim, 0) for dim in shape))
 
 
 @dataclass(frozen=True)
@@ -40,6 +62,9 @@ class Node:
     # in backward, name of the forward operator that this is the gradient or the copy of; "" where the compiler does not
     # say, or where it merged that operator into another
     origin: str = ""
+    # paths below its layer, where a capture wrote them on primitives (`graph.load.PATH_TAG`); several where equal
+    # operators became one
+    paths: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -120,6 +145,22 @@ class GraphIndex:
     def forward_names(self) -> Mapping[str, str]:
         """What backward calls a value of forward -> its name there."""
         return {saved.backward_name: saved.forward_name for saved in self._saved}
+
+    @functools.cached_property
+    def identities(self) -> Mapping[str, Identity]:
+        """For each operator of forward what it is in other graphs of the network, of layers alike under any number.
+
+        Recompute puts a prefix before the scope, and its copies take numbers of the compiler's own count, so only
+        the order among operators of one cell and type is the same.
+        """
+        counts: Counter[tuple[int | None, str]] = Counter()
+        found = {}
+        for node in self._forward:
+            scope = LAYER_NUMBER.sub("", OP_NUMBER.sub("", node.scope.removeprefix("recompute_")), count=1)
+            place = node.layer_index, scope
+            found[node.name] = (*place, counts[place])
+            counts[place] += 1
+        return found
 
     @functools.cached_property
     def swap_pairs(self) -> tuple[SwapPair, ...]:

@@ -10,9 +10,9 @@ class Names(tuple[str, ...]):
         return "|".join(self)
 
     @classmethod
-    def of(cls, value: object) -> "Names":
-        """Of an attribute of a primitive: a path, or several of operators that are one now."""
-        return cls(value) if isinstance(value, tuple) else cls((str(value),))
+    def of(cls, path: str) -> "Names":
+        """A single one."""
+        return cls((path,))
 
 
 # What the simulator calls an operator or a tensor: the operator of the graph, or words of its own.

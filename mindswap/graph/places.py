@@ -40,7 +40,7 @@ def places_of(graph: Graph, node: Node) -> frozenset[Place]:
     return frozenset((cell, owner.op) for cell in cells)
 
 
-def value_key(graph: Graph, node: Node) -> tuple[str, int | None]:
-    """Scope of the operator that makes a value, and which output it is: the same in all graphs of a network."""
-    is_part = node.op == "TupleGetItem"
-    return graph.owner(node).scope, graph.constants.get(node.inputs[1]) if is_part else None
+def value_key(graph: Graph, node: Node) -> tuple[str, int, int | None]:
+    """The operator that makes a value, and which output it is: the same in layers that are alike of any two graphs."""
+    _, scope, number = graph.index.identities[graph.owner(node).name]
+    return scope, number, graph.constants.get(node.inputs[1]) if node.op == "TupleGetItem" else None

@@ -67,7 +67,7 @@ def _summed(gradient: Node) -> Iterator[Node]:
     """
 
     def make(op: str, suffix: str, inputs: tuple[str, ...]) -> Node:
-        return replace(gradient, name=f"{gradient.name}+{suffix}", op=op, inputs=inputs, attributes={})
+        return replace(gradient, name=f"{gradient.name}+{suffix}", op=op, inputs=inputs, attributes={}, paths=())
 
     yield make("Add", "cache", (gradient.name, gradient.name))
     yield make("BroadcastTo", "zeros", ())

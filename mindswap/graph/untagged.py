@@ -19,17 +19,14 @@ from mindswap.graph.ranks.gather import weight_name
 BEFORE = -1
 
 
-def place_untagged(nodes: Sequence[Node], tag: str, layer_list: str) -> tuple[Node, ...]:
+def place_untagged(nodes: Sequence[Node], layer_list: str) -> tuple[Node, ...]:
     """Forward, in execution order, with every operator in its layer.
 
     One that could be in two layers is where the first of its kind is: at the begin of its layer, or at the end.
-
-    Args:
-        tag: attribute of those that have a path of their own.
-        layer_list: name of the list that holds the layers, in the names of weights.
+    `layer_list` is the name of the list that holds the layers, in the names of weights.
     """
     layers: dict[str, int] = {}
-    readers = _first_reader(nodes, tag)
+    readers = _first_reader(nodes)
     starts: dict[str, bool] = {}
     placed = []
     for node in nodes:
@@ -38,7 +35,7 @@ def place_untagged(nodes: Sequence[Node], tag: str, layer_list: str) -> tuple[No
             source = layers.get(node.inputs[0]) if node.inputs else None
             layer = named if named is not None else node.layer_index if source in (None, BEFORE) else source
             node = replace(node, layer_index=layer)
-        elif tag not in node.attributes and node.layer_index is not None:
+        elif not node.paths and node.layer_index is not None:
             read = max((layers.get(name, BEFORE) for name in node.inputs), default=BEFORE)
             kind = node.name.rpartition(":")[0]  # what MindSpore calls one place in the code, before its number
             is_start = starts.setdefault(kind, read < node.layer_index)
@@ -50,11 +47,11 @@ def place_untagged(nodes: Sequence[Node], tag: str, layer_list: str) -> tuple[No
     return tuple(placed)
 
 
-def _first_reader(nodes: Iterable[Node], tag: str) -> dict[str, int]:
+def _first_reader(nodes: Iterable[Node]) -> dict[str, int]:
     """Value -> the first layer in which an operator with a path of its own reads it, directly or through others."""
     first: dict[str, int] = {}
     for node in reversed(tuple(nodes)):
-        own = node.layer_index if tag in node.attributes else first.get(node.name)
+        own = node.layer_index if node.paths else first.get(node.name)
         if own is not None:
             for name in node.inputs:
                 first[name] = min(own, first.get(name, own))

@@ -7,6 +7,8 @@ from typing import Any
 
 from mindswap.errors import LaunchError
 
+DEFAULT_MASTER_PORT = 8118
+DEFAULT_LOG_DIR = "output/msrun_log"
 USAGE = """\
 usage: bash scripts/msrun_launch.sh EXECUTE_ORDER
        bash scripts/msrun_launch.sh EXECUTE_ORDER WORKER_NUM
@@ -41,9 +43,9 @@ class Job:
     num_local_workers: int = 8  # on this machine
     # master_addr, master_port: where the scheduler listens
     master_addr: str = "127.0.0.1"
-    master_port: int = 8118
+    master_port: int = DEFAULT_MASTER_PORT
     node_rank: int = 0  # number of this machine; -1: MindSpore numbers the workers
-    log_dir: str = "output/msrun_log"  # as given, without MF_LOG_SUFFIX
+    log_dir: str = DEFAULT_LOG_DIR  # as given, without MF_LOG_SUFFIX
     join: bool = False  # wait for the workers
     timeout_s: int = 7200  # how long workers wait for each other; negative: for ever
 

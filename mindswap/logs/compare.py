@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mindswap.logs.lines import parse_set_line, without_header
 from mindswap.logs.model import MemoryStatistics, SetLine, WorkerLog
+from mindswap.policy.words import name_indices
 
 _RUN_WITH_PLUGIN = "put `mindswap run` in front of the script: mindswap run run_mindformer.py --config ..."
 _READ_WHOLE = "wait for the end of the run, or copy the whole log, and verify again"
@@ -158,9 +159,7 @@ def _is_same_place(first: SetLine, second: SetLine) -> bool:
 
 
 def _layers(lines: Sequence[SetLine]) -> str:
-    indices = sorted({line.layer_index for line in lines})
-    shown = ", ".join(map(str, indices[:8])) + (f" and {len(indices) - 8} more" if len(indices) > 8 else "")
-    return f"layer{'s' * (len(indices) > 1)} {shown}"
+    return name_indices("layer", (line.layer_index for line in lines))
 
 
 def _examine_run(log: WorkerLog, is_any_finished: bool) -> Iterator[_Said]:

@@ -13,7 +13,7 @@ class ReportedStep:
 
     number: int  # from 1
     loss: float  # on this worker; the very number that it computed
-    duration_ns: int  # from the begin of the step until the loss was there
+    duration_ns: int  # from the start of the step until the loss was there
 
 
 def format_step(step: ReportedStep) -> str:

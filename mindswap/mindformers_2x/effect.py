@@ -24,26 +24,17 @@ class Drop:
 
 @dataclass(frozen=True)
 class LayerOutcome:
-    """What happens to one layer.
+    """What happens to one layer."""
 
-    Attributes:
-        is_recomputed: as a whole.
-        recomputed, comm_recomputed, excluded, swapped: paths that get a wrapper.
-        is_swapped: as a whole.
-        fetch_layer: the layer whose backward starts the copies back; None where nothing is registered.
-        drops: what is named without effect.
-        refused_cells: cells that `recompute_comm` names, and refuses.
-    """
-
-    is_recomputed: bool = False
-    recomputed: tuple[str, ...] = ()
-    comm_recomputed: tuple[str, ...] = ()
-    excluded: tuple[str, ...] = ()
-    is_swapped: bool = False
-    swapped: tuple[str, ...] = ()
-    fetch_layer: int | None = None
-    drops: tuple[Drop, ...] = ()
-    refused_cells: tuple[str, ...] = ()
+    is_recomputed: bool  # as a whole
+    recomputed: tuple[str, ...]  # this and the next two: paths that get a wrapper
+    comm_recomputed: tuple[str, ...]
+    excluded: tuple[str, ...]
+    is_swapped: bool  # as a whole
+    swapped: tuple[str, ...]  # paths that get a wrapper
+    fetch_layer: int | None  # the layer whose backward starts the copies back; None where nothing is registered
+    drops: tuple[Drop, ...]  # what is named without effect
+    refused_cells: tuple[str, ...]  # cells that `recompute_comm` names, and refuses
 
 
 # Paths by layer, as upstream prints them in a "Configuration Map".

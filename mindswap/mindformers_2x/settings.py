@@ -71,6 +71,10 @@ class Settings2x:
         """The targets under one option."""
         return tuple(target for target in self.targets if target.option == option)
 
+    def misfits_of(self, expect: Expect2x) -> tuple[Misfit, ...]:
+        """Values that stand where this is expected."""
+        return tuple(misfit for misfit in self.misfits if misfit.expect is expect)
+
     def layers_of(self, target: Target) -> tuple[int, ...]:
         """The layers of a target that the model has."""
         return indices_of(target.specs, self.num_layers if self.num_layers is not None else MAX_NUM_LAYERS)

@@ -53,22 +53,12 @@ def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
         block: a layer.
         fate: only what fares so.
     """
-    arrays = block.arrays
-    own = arrays.own
-    wasted = (own.num_copies > 0) & own.is_held
-    by_fate = {Fate.KEPT: own.num_copies == 0, Fate.SWAPPED: (own.num_copies > 0) & ~own.is_held, Fate.WASTED: wasted}
-    saved = own.is_forward & (own.first_backward != NO_OP) & by_fate[fate]
-    sizes: dict[Label, int] = {}
-    for label, size in zip(own.label[saved].tolist(), own.size_bytes[saved].tolist(), strict=True):
-        sizes[arrays.labels[label]] = sizes.get(arrays.labels[label], 0) + size
-    shared = arrays.shared
-    if fate is Fate.KEPT:
-        for number in np.flatnonzero(shared.first_backward != NO_OP):
-            label = arrays.labels[shared.label[number]]
-            sizes[label] = sizes.get(label, 0) + int(shared.size_bytes[number])
-    for tensor in arrays.handed:
-        if tensor.is_forward and fate is _fate(tensor):
-            sizes[tensor.label] = sizes.get(tensor.label, 0) + tensor.size_bytes
+    sizes: Counter[Label] = Counter()
+    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
+        is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
+        is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
+        if is_saved and is_made and _fate(tensor) is fate:
+            sizes[tensor.label] += tensor.size_bytes
     return sizes
 
 
@@ -156,7 +146,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
         there = set().union(*(saved_by_label(after, fate) for fate in Fate))
         gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
-        cost = {label: ns - _recompute_ns(before).get(label, 0) for label, ns in _recompute_ns(after).items()}
+        cost = _recompute_ns(after)
+        cost.subtract(_recompute_ns(before))
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
             entry = found.setdefault(label, _Again([], 0, 0))
             entry.layers.append(layer)
@@ -172,11 +163,11 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     return lines
 
 
-def _recompute_ns(block: Block) -> dict[Label, int]:
-    found: dict[Label, int] = {}
+def _recompute_ns(block: Block) -> Counter[Label]:
+    found: Counter[Label] = Counter()
     for op in block.backward:
         if op.kind is OpKind.RECOMPUTE:
-            found[op.label] = found.get(op.label, 0) + op.duration_ns
+            found[op.label] += op.duration_ns
     return found
 
 

@@ -130,17 +130,15 @@ class Rows:
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
     """What a block comes to beside that of the same layer without any policy."""
-    own = block.arrays.own
-    moved = own.is_forward & (own.first_backward != NO_OP) & (own.num_copies > 0)
-    handed = [tensor for tensor in block.arrays.handed if tensor.is_forward and tensor.num_copies]
-    sizes = [*own.size_bytes[moved].tolist(), *(tensor.size_bytes for tensor in handed)]
-    counts = [*own.num_copies[moved].tolist(), *(tensor.num_copies for tensor in handed)]
-    held = [*own.is_held[moved].tolist(), *(tensor.is_held for tensor in handed)]
-    away_bytes = sum(size for size, is_held in zip(sizes, held, strict=True) if not is_held)
+    moved = [
+        tensor
+        for tensor in block.tensors
+        if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
+    ]
     copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
     return Worth(
-        kept_bytes(model, plain) - kept_bytes(model, block) + away_bytes,
+        kept_bytes(model, plain) - kept_bytes(model, block) + sum(t.size_bytes for t in moved if not t.is_held),
         max(0, backward_ns(block) - backward_ns(plain)),
-        max(sum(n * copy_ns(size) for n, size in zip(counts, sizes, strict=True)) for copy_ns in copies),
-        sum(n * size for n, size in zip(counts, sizes, strict=True)),
+        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in copies),
+        sum(t.num_copies * t.size_bytes for t in moved),
     )

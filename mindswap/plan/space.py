@@ -52,10 +52,6 @@ class Figures:
         """Bytes that each decision of a choice frees, shape (num_layers, num_items)."""
         return np.where((choice == KEEP) | self.idle(choice), 0, _of_choice(self.freed_bytes, choice))
 
-    def has(self, choice: np.ndarray) -> bool:
-        """Whether every decision of a choice can be made here."""
-        return choice.shape == self.copy_ns.shape and bool(self.can(choice).all())
-
     def can(self, choice: np.ndarray) -> np.ndarray:
         """Which decisions of a choice can be made here: bool, shape (num_layers, num_items)."""
         return (choice == KEEP) | (_of_choice(self.freed_bytes, choice) > 0)
@@ -117,7 +113,6 @@ class Space(ABC):
     host_budget_bytes: int  # for what is swapped, one card
     items: Mapping[str, int]  # name of what makes a tensor -> item; layers are numbered within the stage
     layers: Sequence[int]  # index in the model of each layer
-    is_additive: bool = False  # what several items recompute takes the sum of their times, never less
     fixed_operators: int = 0  # what a simulation takes beside its operators, as so many of them
 
     def __init__(self, transfers: TransferCosts, layout: StageLayout, stage: int):
@@ -129,6 +124,7 @@ class Space(ABC):
     def blocks(self, choice: np.ndarray) -> Sequence[Block]:
         """The whole step, with the layers of this stage as chosen."""
 
+    @abstractmethod
     def worth(self, layer: int, row: np.ndarray) -> Worth:
         """What a row comes to.
 
@@ -136,15 +132,6 @@ class Space(ABC):
             layer: position among the layers of the stage.
             row: shape (num_items,); distances do not matter.
         """
-        figures, choice = self.figures, np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
-        choice[layer] = row
-        moved = row > KEEP
-        return Worth(
-            int(figures.freed_by(choice)[layer].sum()),
-            int(figures.time_of(choice)[layer].sum()),
-            int(figures.copy_ns[layer, moved].sum()),
-            int(figures.freed_bytes[layer, moved, 0].sum()),
-        )
 
     def timeline(self, choice: np.ndarray) -> Timeline:
         """The stage alone."""
@@ -157,10 +144,6 @@ class Space(ABC):
         host_bytes = peak_host_bytes(timeline, np.arange(len(timeline.program.copies)))
         excess = max(0, peak_bytes - self.budget_bytes) + max(0, host_bytes - self.host_budget_bytes)
         return Score(excess, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
-
-    def evaluate(self, choice: np.ndarray) -> Score:
-        """Simulates a choice."""
-        return self.score(self.timeline(choice))
 
     def smallest_distances(self, timeline: Timeline) -> np.ndarray:
         """The least `backward_prefetch` with which no copy would delay an operator that has its time in a timeline.

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 
 from mindswap.plan.planner import Planner
 from mindswap.plan.problem import PlanProblem
@@ -10,32 +11,29 @@ from mindswap.plan.result import Plan
 from mindswap.plan.solvers.search import Progress
 from mindswap.policy.baselines import KEEP_ALL
 
+# Plans to make, most where the step time changes most with memory; some more where a common setting would lie below.
 NUM_BUDGETS = 12
 NUM_BOUNDS = 48
 
 
-def sweep_budgets(
-    planner: Planner, problem: PlanProblem, progress: Progress = lambda: None, num_budgets: int = NUM_BUDGETS
-) -> list[Plan]:
+def sweep_budgets(planner: Planner, problem: PlanProblem, progress: Progress = lambda: None) -> list[Plan]:
     """Plans from the least memory to that of keeping everything; each is better than the others in time or memory.
 
     Args:
         planner: of the model.
         problem: all but the budget counts.
         progress: called after each simulation; may raise `Stop`, and the plans so far are given.
-        num_budgets: plans to make, most where the step time changes most with memory; some more where a common
-            setting would lie below the curve.
     """
     least = planner.plan(replace(problem, budget_bytes=0), progress=progress)
-    plans: list[tuple[int, Plan]] = []
-    for budget in _budgets(plans, least, num_budgets):
+    plans: list[Plan] = []
+    for budget in _budgets(plans, least):
         plan = planner.plan(replace(problem, budget_bytes=budget), progress=progress)
         if plan.fits:
-            plans.append((budget, plan))
+            plans.append(plan)
         if plan.is_interrupted:
             break
     front: list[Plan] = []
-    for _, plan in sorted(plans, key=lambda entry: (entry[1].peak_bytes, entry[1].step_time_ns)):
+    for plan in sorted(plans, key=lambda plan: (plan.peak_bytes, plan.step_time_ns)):
         if not front or plan.step_time_ns < front[-1].step_time_ns:
             front.append(plan)
     return front or [least]
@@ -62,12 +60,12 @@ def bound_curve(planner: Planner, problem: PlanProblem, plans: list[Plan]) -> li
     return found
 
 
-def _budgets(plans: list[tuple[int, Plan]], least: Plan, num_budgets: int) -> Iterator[int]:
+def _budgets(plans: list[Plan], least: Plan) -> Iterator[int]:
     """Both ends, then the middle of the gap in which most is open; `plans` grows meanwhile."""
     yield least.smallest_budget_bytes
     yield _keep_bytes(least)
     tried: set[int] = set()
-    for _ in range(num_budgets - 2):
+    for _ in range(NUM_BUDGETS - 2):
         gaps = [gap for gap in _gaps(plans) if gap[1] not in tried]
         if not gaps:
             break
@@ -75,15 +73,14 @@ def _budgets(plans: list[tuple[int, Plan]], least: Plan, num_budgets: int) -> It
         tried.add(middle)
         yield middle
     for one in least.compared:
-        if all(plan.peak_bytes > one.peak_bytes or plan.step_time_ns > one.step_time_ns for _, plan in plans):
+        if all(plan.peak_bytes > one.peak_bytes or plan.step_time_ns > one.step_time_ns for plan in plans):
             yield one.peak_bytes
 
 
-def _gaps(plans: list[tuple[int, Plan]]) -> Iterator[tuple[float, int]]:
+def _gaps(plans: list[Plan]) -> Iterator[tuple[float, int]]:
     """Between plans that are neighbours: what is open at most, memory times ratio of step times; the middle."""
-    known = sorted(plans, key=lambda entry: entry[0])
-    for (low, before), (_, after) in zip(known, known[1:], strict=False):
-        high = after.peak_bytes
+    for before, after in pairwise(sorted(plans, key=lambda plan: plan.budget_bytes)):
+        low, high = before.budget_bytes, after.peak_bytes
         if high - low > 1 and after.step_time_ns < before.step_time_ns:
             yield (high - low) * math.log(before.step_time_ns / after.step_time_ns), (low + high) // 2
 

@@ -27,8 +27,8 @@ def load_layer_trees(model_section: dict[str, Any], num_layers: int) -> LayerTre
                 uses = {name: tuple(users) for name, users in variant.get("uses", {}).items()}
                 key, default = table.get("dense", ("", 0))
                 num_dense = min(_number(model_config.get(key, default)), num_layers)
-                dense = (_tree(json.dumps(variant["dense_tree"])),) * num_dense if num_dense else ()
-                layers = (*dense, *(_tree(json.dumps(variant["tree"])),) * (num_layers - num_dense))
+                dense = (_tree(variant["dense_tree"]),) * num_dense if num_dense else ()
+                layers = (*dense, *(_tree(variant["tree"]),) * (num_layers - num_dense))
                 source = f"table {table['family']} ({made_with})"
                 return LayerTrees(layers, uses, source, _prediction(table, model_config, layers))
     return None
@@ -41,7 +41,7 @@ def _prediction(table: dict[str, Any], config: dict[str, Any], layers: tuple[Cel
     keys, default, tree = (table["prediction"][name] for name in ("keys", "default", "tree"))
     if not next((_number(config[key]) for key in keys if key in config), default):
         return None
-    around = _tree(json.dumps(tree))
+    around = _tree(tree)
     name, last = table["prediction"]["layer"], layers[-1]
     inner = (
         CellNode(child.name, last.type_name, children=last.children) if child.name == name else child
@@ -57,14 +57,8 @@ def _tables() -> tuple[dict[str, Any], ...]:
     return tuple(json.loads(texts[name]) for name in sorted(texts))
 
 
-@cache
-def _tree(text: str) -> CellNode:
-    """The tree of a table; the same object each time, so that equal layers are seen as equal at once."""
-    return _node(json.loads(text))
-
-
-def _node(data: dict[str, Any]) -> CellNode:
-    children = tuple(_node(child) for child in data.get("children", ()))
+def _tree(data: dict[str, Any]) -> CellNode:
+    children = tuple(_tree(child) for child in data.get("children", ()))
     return CellNode(data["name"], data["type"], data.get("primitive", False), children)
 
 

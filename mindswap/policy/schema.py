@@ -6,7 +6,7 @@ is accepted and what a message says cannot drift apart.
 
 from enum import Enum
 
-from mindswap.document.nodes import DocumentNode
+from mindswap.document.nodes import DocumentNode, is_whole_number
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (
@@ -87,7 +87,7 @@ def is_prefetch(node: DocumentNode) -> bool:
 
 def is_index(node: DocumentNode) -> bool:
     """True for an integer (a bool is none)."""
-    return isinstance(node.value, int) and not isinstance(node.value, bool)
+    return is_whole_number(node.value)
 
 
 def is_pattern(node: DocumentNode) -> bool:

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from mindswap.document.nodes import DocumentNode, MappingEntry, key_text
+from mindswap.policy.words import closest_names
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,6 +24,11 @@ class UnknownKey:
     entry: MappingEntry
     known: tuple[str, ...]
     is_in_entry: bool
+
+    def fix(self, max_distance: int = 4) -> str:
+        """The key that is meant, if one is that near."""
+        closest = closest_names(key_text(self.entry.key), self.known, max_distance=max_distance)
+        return f"write '{closest[0]}'" if closest else "delete it"
 
 
 @dataclass(frozen=True, eq=False)

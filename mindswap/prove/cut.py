@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+from mindswap.convert.compare import change_layers
 from mindswap.policy.model import ENTRY_FIELDS, Layers, Policy
 
 
@@ -24,8 +25,6 @@ def cut_policy(policy: Policy, kept: tuple[int, ...]) -> Policy:
             return layers
         return Layers(tuple(i for i, layer in enumerate(kept) if layer in layers))
 
-    changes: dict[str, Any] = {name: cut(getattr(policy, name)) for name in ("layer_recompute", "output_recompute")}
-    for name in ENTRY_FIELDS:
-        entries = [replace(entry, layers=cut(entry.layers)) for entry in getattr(policy, name)]
-        changes[name] = tuple(entry for entry in entries if entry.layers)
-    return replace(policy, **changes)
+    changed = change_layers(policy, cut)
+    left: dict[str, Any] = {name: [entry for entry in getattr(changed, name) if entry.layers] for name in ENTRY_FIELDS}
+    return replace(changed, **left)

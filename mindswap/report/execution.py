@@ -5,6 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from mindswap.execute.compare import Execution, Witness
+from mindswap.policy.words import format_names
 from mindswap.units import format_bytes
 
 
@@ -34,7 +35,7 @@ def _gradients(result: Execution) -> str:
         )
     parts = []
     if result.different:
-        shown = ", ".join(result.different[:3]) + (", ..." if len(result.different) > 3 else "")
+        shown = format_names(result.different)
         parts.append(f"{len(result.different)} of {result.num_gradients} DIFFER from those without swap: {shown}")
     if not result.is_loss_equal:
         parts.append("the loss DIFFERS")

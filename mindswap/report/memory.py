@@ -1,12 +1,13 @@
 """Activation memory as text and as JSON."""
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from mindswap.graph.lifetime import Peak
-from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, path_from_root
-from mindswap.graph.model import Graph
+from mindswap.graph.memory import LayerMemory, OperatorMemory, path_from_root
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
 from mindswap.policy.words import name_indices
 from mindswap.report.tables import format_table, group_equal
 from mindswap.units import common_unit, format_bytes
@@ -39,7 +40,7 @@ class LayerMemoryReport:
         return ", ".join(f"{format_bytes(size)} {what}" for size, what in zip(sizes, WHATS, strict=True))
 
 
-def one_way_notes(graph: Graph, names: OperatorNames, layer_map: Mapping[int, int]) -> Iterator[str]:
+def one_way_notes(graph: Graph, names: Callable[[Node], Names], layer_map: Mapping[int, int]) -> Iterator[str]:
     """What is copied to the host for nothing; `layer_map`: layer of the model -> compiled layer that stands for it."""
     found: dict[str, list[int]] = {}
     for copy in graph.index.one_way_copies:

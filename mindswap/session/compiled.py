@@ -1,6 +1,6 @@
 """Both halves of a comparison: a network under a policy, and without what is judged; with the parallel optimizer."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ from mindswap.config.rank import RankPlacement
 from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
 from mindswap.document.source import load_document
 from mindswap.graph.ranks.gather import gather_weights
+from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import Policy
 from mindswap.session.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
 from mindswap.units import format_bytes
@@ -25,10 +26,11 @@ def compile_pair(
     placement: RankPlacement | None,
     use_cache: bool,
     with_tags: bool = False,
-) -> tuple["Capture", "Capture"]:
-    """The same layers of a network twice.
+) -> tuple["Capture", "Capture", Mapping[int, int]]:
+    """A network twice, each of the layers that tell all others, and which of the second is like each of the first.
 
-    Only the other half is kept, for all policies: what a verdict is about is compiled anew for every answer.
+    Without swap fewer layers differ. Only the other half is kept, for all policies: what a verdict is about is compiled
+    anew for every answer.
 
     Args:
         config_path: MindFormers YAML.
@@ -47,22 +49,40 @@ def compile_pair(
         from mindswap.adapters.mindformers import Capture, capture
 
         compiled = capture(config_path, judged, placement=placement)
-        sample = compiled.sample
-        plain = cached_result(
-            document,
-            other,
-            (Capture, *GRAPH_CLASSES),
-            lambda: capture(config_path, other, sample, with_tags, placement),
-            use_cache,
-            without=POLICY_SECTIONS,
-            ask="plain",
-            indices=sample.indices,
-            with_tags=with_tags,
-            placement=repr(placement),
-            stand_ins=asks_for_stand_ins(document),
-        )
+
+        def compiled_other(sample: LayerSample | None) -> Capture:
+            return cached_result(
+                document,
+                other,
+                (Capture, *GRAPH_CLASSES),
+                lambda: capture(config_path, other, sample, with_tags, placement),
+                use_cache,
+                without=POLICY_SECTIONS,
+                ask="plain",
+                indices=sample and sample.indices,
+                with_tags=with_tags,
+                placement=repr(placement),
+                stand_ins=asks_for_stand_ins(document),
+            )
+
+        plain = compiled_other(None)
+        like = find_like(compiled, plain, layer_indices(compiled, placement))
+        if like is None:
+            plain, like = compiled_other(compiled.sample), {}
     sharding = read_weight_sharding(document)
-    return _gathered(compiled, sharding), _gathered(replace(plain, sample=sample), sharding)
+    return _gathered(compiled, sharding), _gathered(plain, sharding), like
+
+
+def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
+    """For each compiled layer its like in another compiled network of these layers of the model.
+
+    None where they are no likes: the kind of a layer may depend on its number, which is another one where fewer are
+    built (`first_k_dense_replace`).
+    """
+    stands = dict(zip(indices, other.sample.layer_map, strict=True))
+    like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
+    is_alike = all(compiled.layers[position] == other.layers[found] for position, found in like.items())
+    return like if is_alike else None
 
 
 def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:

@@ -14,7 +14,9 @@ from mindswap.document.nodes import Document
 from mindswap.errors import PolicyError
 
 
-def find_costs(documents: Sequence[Document], device: str | None, overrides: Mapping[str, str]) -> CostTable:
+def find_costs(
+    documents: Sequence[Document], device: str | os.PathLike[str] | None, overrides: Mapping[str, str]
+) -> CostTable:
     """The costs on a device.
 
     Args:
@@ -29,7 +31,8 @@ def find_costs(documents: Sequence[Document], device: str | None, overrides: Map
     asked = [read_cost_settings(document) for document in documents]
     if problems := [problem for settings in asked for problem in settings.problems]:
         raise PolicyError(problems)
-    chosen = device or next((settings.device for settings in asked if settings.device), DEFAULT_DEVICE)
+    named = (settings.device for settings in asked if settings.device)
+    chosen = device if device is not None else next(named, DEFAULT_DEVICE)
     figures: dict[str, str] = {}
     for settings in reversed(asked):
         figures |= settings.overrides

@@ -100,13 +100,11 @@ def inspect_config(
         GraphError: if the network cannot be built or compiled.
     """
     plain_policy = Policy(is_swap_enabled=True)
-    compiled, plain = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
-    from mindswap.adapters.mindspore import PATH_TAG
-
-    names = OperatorNames(compiled.layers, plain.graph, PATH_TAG)
-    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample)
+    compiled, plain, like = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    names = OperatorNames(plain.layers, plain.graph)
+    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample, like)
     layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
-    notes = (*compiled.notes, *one_way_notes(compiled.graph, names, layer_map))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
     if placement is not None:
         layers = tuple(
             layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])

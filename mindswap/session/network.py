@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from mindswap.adapters.apply import apply_policy, read_tree
-from mindswap.errors import ApplyError
+from mindswap.errors import ApplyError, require
 from mindswap.graph.model import Graph
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import LayerDecisions, resolve_layer
@@ -51,6 +51,7 @@ def apply(
     from mindswap.adapters import mindspore as adapter
     from mindswap.adapters.network import resolve_layers
 
+    require("policy", policy, Policy)
     logger = logger or logging.getLogger("mindswap.adapters.apply")
     is_pynative = adapter.is_pynative()
     if not is_pynative and (unit is not Unit.OPERATORS or copies is not None):

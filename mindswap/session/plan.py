@@ -10,7 +10,7 @@ from mindswap.convert.swap_on import rewrite_for_swap, with_swap_enabled
 from mindswap.cost.hardware import SET_BY_USER
 from mindswap.document.nodes import Document
 from mindswap.document.parse import parse_document
-from mindswap.errors import PlanError, PolicyError
+from mindswap.errors import PlanError, PolicyError, require
 from mindswap.files import write_new
 from mindswap.plan.evaluate import evaluate
 from mindswap.plan.layer_plan import plan_layers
@@ -158,6 +158,9 @@ def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
     except ValueError as error:
         raise PlanError(f"memory: {error}") from None
     if named_bytes is not None:
+        require("memory", named_bytes, int)
+        if named_bytes < 1:
+            raise PlanError(f"memory: {named_bytes} bytes\n    allowed: 1 or more")
         return named_bytes, ""
     usable_bytes = device.usable_memory_bytes
     is_named = device.sources["usable_memory"] == SET_BY_USER

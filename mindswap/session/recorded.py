@@ -11,7 +11,7 @@ from mindswap.document.parse import parse_document
 from mindswap.document.render import block_lines
 from mindswap.document.source import load_document
 from mindswap.errors import DataError, GraphError
-from mindswap.graph.from_trace import TAG, graph_of_trace
+from mindswap.graph.from_trace import graph_of_trace
 from mindswap.graph.sample import LayerSample
 from mindswap.pynative.trace_file import RecordedStep, load_trace
 from mindswap.simulate.captured import CapturedStep
@@ -63,4 +63,4 @@ def capture_of(step: RecordedStep) -> CapturedStep:
     notes = [f"recorded in PyNative mode on {step.trace.device}; durations are of the device file"]
     if step.trace.device == "CPU":
         notes.append("on CPU a kernel copies a view before it reads it, and attention is made of single operators")
-    return CapturedStep(LayerSample(whole, whole), step.layers, graph, TAG, notes=(*step.notes, *notes))
+    return CapturedStep(LayerSample(whole, whole), step.layers, graph, notes=(*step.notes, *notes))

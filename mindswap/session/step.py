@@ -16,7 +16,8 @@ from mindswap.cost.hardware import Device
 from mindswap.document.nodes import Document
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.source import load_document
-from mindswap.errors import SimulationError
+from mindswap.errors import SimulationError, require
+from mindswap.files import file_name
 from mindswap.graph.model import Graph
 from mindswap.graph.ops import ComputeUnit, classify
 from mindswap.graph.work import measure_work
@@ -83,6 +84,7 @@ class Step:
             SimulationError: if it cannot be simulated, with the place of the recompute in the configuration.
         """
         chosen = self.policy if policy is None else policy
+        require("policy", chosen, Policy)
         try:
             simulated = self.model.simulate(chosen)
         except SimulationError as error:
@@ -106,12 +108,12 @@ class Step:
 
 
 def load_step(
-    config: str,
-    device: str | None = None,
+    config: str | os.PathLike[str],
+    device: str | os.PathLike[str] | None = None,
     overrides: dict[str, str] | None = None,
     use_cache: bool = True,
     *,
-    memory: str | None = None,
+    memory: str | int | None = None,
     expert_skew: str | None = None,
 ) -> Step:
     """Capture the network of a configuration without its policy.
@@ -121,7 +123,7 @@ def load_step(
         device: name or file; default is what `mindswap:` of the configuration says.
         overrides: figures of the device to replace; they go before those of the configuration.
         use_cache: False compiles again and keeps nothing.
-        memory: of each card that may be used, `"54GiB"`; the same as `overrides={"memory": ...}`.
+        memory: of each card that may be used, `"54GiB"` or bytes; the same as `overrides={"memory": ...}`.
         expert_skew: tokens that the busiest rank of experts receives, for one that it sends out; default `"1"`.
 
     Raises:
@@ -129,13 +131,14 @@ def load_step(
         GraphError: if the network cannot be built or compiled.
         CostError: if the device is not known.
     """
+    config = file_name(config)
     recorded, document = read_trace(config) if is_trace_path(config) else (None, load_document(config))
     checked = check_document(document, environ=dict(os.environ))
     if recorded is None and not checked.errors:
         require_compilable(document)
     policy = policy_of(document, checked)
     assert checked.num_layers is not None
-    overrides = {**(overrides or {}), **({"memory": memory} if memory is not None else {})}
+    overrides = {**(overrides or {}), **_memory_override(memory)}
     costs = find_costs([document], device, overrides)
     settings = _with_schedule(document, read_step_settings(document))
     if recorded is not None:
@@ -167,8 +170,8 @@ def capture_step(
     network: Any,
     inputs: Sequence[Any],
     layers: str | None = None,
-    device: str = DEFAULT_DEVICE,
-    memory: str | None = None,
+    device: str | os.PathLike[str] = DEFAULT_DEVICE,
+    memory: str | int | None = None,
     *,
     num_micro_batches: int = 1,
     optimizer: str = DEFAULT_OPTIMIZER,
@@ -182,7 +185,7 @@ def capture_step(
         layers: path of the list of layers, e.g. `"backbone.blocks"`; None looks for it by the names that
             MindFormers uses.
         device: name or file.
-        memory: of the card that may be used, `"54GiB"`.
+        memory: of the card that may be used, `"54GiB"` or bytes.
         num_micro_batches: forward and backward passes per step.
         optimizer: whose states are in memory; one that `mindswap simulate` knows.
 
@@ -193,6 +196,10 @@ def capture_step(
     """
     from mindswap.adapters.network import capture_network
 
+    require("num_micro_batches", num_micro_batches, int)
+    require("optimizer", optimizer, str)
+    if num_micro_batches < 1:
+        raise SimulationError(f"num_micro_batches: {num_micro_batches}\n    allowed: 1 or more")
     captured = capture_network(network, inputs, layers)
     document = document_from_data({}, "the network")
     shape = tuple(inputs[0].shape) if inputs else ()
@@ -206,8 +213,15 @@ def capture_step(
         optimizer=optimizer,
         compute_dtype=find_compute_dtype(captured.graph),
     )
-    costs = find_costs([document], device, {"memory": memory} if memory is not None else {})
+    costs = find_costs([document], device, _memory_override(memory))
     return Step(document, Policy(is_swap_enabled=True), StepModel(captured, costs, settings), None)
+
+
+def _memory_override(memory: str | int | None) -> dict[str, str]:
+    if memory is None:
+        return {}
+    require("memory", memory, str, int)
+    return {"memory": memory if isinstance(memory, str) else f"{memory} B"}
 
 
 def find_compute_dtype(graph: Graph) -> str:

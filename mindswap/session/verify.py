@@ -198,12 +198,12 @@ def verify_policy(
     Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
     """
     without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
-    swapped, baseline = compile_pair(config_path, policy, without_swap, placement, use_cache)
+    swapped, baseline, like = compile_pair(config_path, policy, without_swap, placement, use_cache)
     decided = [
         dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
         for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
     ]
-    compiled = compare_effect(decided, baseline.graph, swapped.graph)
+    compiled = compare_effect(decided, baseline.graph, swapped.graph, like)
     effects = tuple(
         dataclasses.replace(compiled[position], layer_index=index)
         for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
@@ -219,7 +219,7 @@ def verify_recompute(
     With swap off in the YAML, and `policy` from `stage.expand`. Gives one effect per layer of the model, and the
     compiled network.
     """
-    compiled, plain = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    compiled, plain, like = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
     indices = layer_indices(compiled, placement)
     built = dict(zip(indices, compiled.sample.layer_map, strict=True))
     # Layers of other stages are not built; what the policy asks of them is not looked at.
@@ -230,7 +230,7 @@ def verify_recompute(
         dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
         for index, position in built.items()
     ]
-    effects = compare_recompute(decided, plain.graph, compiled.graph)
+    effects = compare_recompute(decided, plain.graph, compiled.graph, like)
     return tuple(
         dataclasses.replace(effect, layer_index=i) for i, effect in zip(indices, effects, strict=True)
     ), compiled

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mindswap.config.step import StepSettings
-from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
+from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
 from mindswap.cost.static_memory import Parameter
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph
@@ -15,8 +15,6 @@ from mindswap.graph.ranks.gather import WEIGHT_MARK, is_gathering, weight_name
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
 
-NOT_CUT = WeightSharding()
-
 
 @dataclass(frozen=True, eq=False)
 class CapturedStep:
@@ -25,7 +23,6 @@ class CapturedStep:
     sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
     trees: tuple[CellNode, ...]  # tree of each compiled layer
     graph: Graph  # the step; sizes are those of one rank
-    tag: str  # attribute of primitives that carries their path
     # tensor parallel communication, by name of the node that it belongs to
     collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
@@ -38,7 +35,7 @@ class CapturedStep:
         return len(self.sample.layer_map)
 
     def names(self) -> OperatorNames:
-        return OperatorNames(self.trees, self.graph, self.tag, self.has_all_tags)
+        return OperatorNames(self.trees, self.graph, self.has_all_tags)
 
 
 @dataclass(frozen=True)
@@ -50,7 +47,7 @@ class PlacedParameter:
     is_behind: bool  # outside the layers and read behind them (final norm, head)
 
 
-def find_parameters(graph: Graph, sharding: WeightSharding = NOT_CUT) -> tuple[PlacedParameter, ...]:
+def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[PlacedParameter, ...]:
     """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
     found: dict[str, PlacedParameter] = {}
     has_layers_begun = False

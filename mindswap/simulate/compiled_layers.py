@@ -45,7 +45,7 @@ class CompiledLayers:
         # The step without any policy: equal operators merged.
         self.plain = replace(source, graph=self.graph)
         if source.has_all_tags:
-            self.plain = replace(source, graph=merge_equal(self.graph, source.tag))
+            self.plain = replace(source, graph=merge_equal(self.graph))
         self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
         self._paths = source.names()  # of operators that are not merged
         self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
@@ -60,8 +60,8 @@ class CompiledLayers:
         if self._last is None or self._last[0] != key:
             settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
             self._refuse_caches(settings.recomputed)
-            tag = self.source.tag if self.source.has_all_tags else None
-            self._last = key, rewrite_graph(self.graph, settings, tag)
+            graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
+            self._last = key, rewrite_graph(graph, settings)
         return self._last[1]
 
     def _refuse_caches(self, recomputed: Iterable[str]) -> None:
@@ -111,14 +111,14 @@ class CompiledLayers:
 
     def _paths_of(self, node: Node) -> Names:
         """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
-        own = node.attributes.get(self.source.tag) if self.source.has_all_tags else None
-        return self.labels(node) if own is None else Names.of(own)
+        return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
 
 
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
     """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
 
-    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more (`graph.rewrite`).
+    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more
+    (`graph.predict.rewrite`).
     """
     forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}

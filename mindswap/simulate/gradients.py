@@ -12,12 +12,10 @@ MindSpore 2.9.0, `ops/_grad_experimental/grad_comm_ops.py`:
 
 from dataclasses import dataclass
 
-from mindswap.config.weight_sharding import WeightSharding
+from mindswap.config.weight_sharding import WHOLE, WeightSharding
+from mindswap.cost.static_memory import FLOAT32_BYTES
 from mindswap.graph.model import TensorType
 from mindswap.units import ceil_div
-
-FLOAT32_BYTES = 4
-WHOLE = WeightSharding()
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from mindswap.simulate.schedules import (
     SCHEDULES,
     WITH_PIECES,
     Pass,
-    PipelineSchedule,
     Shape,
     find_schedule,
     order_passes,
@@ -44,10 +43,6 @@ class StageLayout:
         num_chunks = max(map(len, self.chunks))
         return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
 
-    @property
-    def schedule(self) -> PipelineSchedule:
-        return find_schedule(self.scheduler, self.shape)
-
     def passes(self, stage: int) -> tuple[Pass, ...]:
         """What a stage does in one step, in order."""
         return order_passes(self.scheduler, stage, self.shape)
@@ -57,7 +52,7 @@ class StageLayout:
 
     def short_of(self, num_micro_batches: int) -> int:
         """So many micro-batches or a few more, as many as show the same full pipeline; at most those of the step."""
-        return self.schedule.short_step(self.shape, num_micro_batches)
+        return find_schedule(self.scheduler, self.shape).short_step(self.shape, num_micro_batches)
 
     @property
     def are_ends_together(self) -> bool:

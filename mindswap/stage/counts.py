@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from mindswap.config.pipeline import Layout, LayoutError, Pipeline
 from mindswap.document.nodes import DocumentNode, show
 from mindswap.errors import MindswapError
+from mindswap.units import format_count
 
 # What may stand there, for messages.
 ALLOWED = (
@@ -73,18 +74,18 @@ def _read_per_stage(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
     capacities = [sum(row[stage] for row in layout.sizes) for stage in range(len(layout.sizes[0]))]
     if len(items) > len(capacities):
         raise CountsError(
-            items[len(capacities)], f"{show(node)} has {len(items)} counts for {_number(len(capacities), 'stage')}"
+            items[len(capacities)], f"{show(node)} has {len(items)} counts for {format_count(len(capacities), 'stage')}"
         )
     warnings = []
     if items and len(items) < len(capacities):
-        rest = _number(len(capacities) - len(items), "last stage")
+        rest = format_count(len(capacities) - len(items), "last stage")
         warnings.append(f"{show(node)} has no count for the {rest}, which gets 0")
     dealt = [[0] * len(row) for row in layout.sizes]
     for stage, (item, capacity) in enumerate(zip(items, capacities, strict=False)):
         if item.value < 0:
             raise CountsError(item, f"{item.value} is negative, and MindFormers would never come to an end")
         if not isinstance(item.value, bool) and item.value > capacity:
-            warnings.append(f"{item.value} for stage {stage}, which has {_number(capacity, 'layer')}")
+            warnings.append(f"{item.value} for stage {stage}, which has {format_count(capacity, 'layer')}")
         left = capacity if item.value is True else min(item.value, capacity)
         while left > 0:
             for chunk, row in enumerate(layout.sizes):
@@ -102,7 +103,9 @@ def _read_per_chunk(node: DocumentNode, items: tuple[DocumentNode, ...], layout:
     is_rewritten = False
     for chunk, item in enumerate(items):
         if chunk >= len(layout.sizes):
-            raise CountsError(item, f"{show(node)} has {len(items)} lists for {_number(len(layout.sizes), 'chunk')}")
+            raise CountsError(
+                item, f"{show(node)} has {len(items)} lists for {format_count(len(layout.sizes), 'chunk')}"
+            )
         sizes = layout.sizes[chunk]
         if item.items is None:
             if not isinstance(item.value, bool):
@@ -127,12 +130,12 @@ def _cut_row(
         if not isinstance(entry.value, int):
             raise CountsError(entry, f"{show(entry)} is {entry.kind}")
         if position >= len(sizes):
-            raise CountsError(entry, f"{len(entries)} counts for {_number(len(sizes), 'stage')}")
+            raise CountsError(entry, f"{len(entries)} counts for {format_count(len(sizes), 'stage')}")
         if isinstance(entry.value, bool):
             yield sizes[position] if entry.value else 0
             continue
         if not 0 <= entry.value <= sizes[position]:
-            there = f"position {position} of chunk {chunk} has {_number(sizes[position], 'layer')}"
+            there = f"position {position} of chunk {chunk} has {format_count(sizes[position], 'layer')}"
             warnings.append(f"{entry.value} counts as {max(0, min(entry.value, sizes[position]))}: {there}")
         yield min(entry.value, sizes[position])
 
@@ -150,10 +153,6 @@ def _array_text(row: tuple[int, ...]) -> str:
     """A row as NumPy prints it: MindFormers puts its own array there for a bool."""
     width = max(len(str(count)) for count in row)
     return f"array([{', '.join(str(count).rjust(width) for count in row)}], dtype=int32)"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
 def layers_of_stage_counts(node: DocumentNode, pipeline: Pipeline, num_layers: int | None) -> tuple[int, ...] | None:

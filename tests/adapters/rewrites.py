@@ -17,6 +17,7 @@ from mindswap.cost.device_file import load_device
 from mindswap.cost.table import CostTable
 from mindswap.document.source import load_document
 from mindswap.graph.ops import is_kernel
+from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
 from mindswap.graph.predict.settle import settle_layers
 from mindswap.graph.sample import LayerSample
@@ -55,7 +56,8 @@ def compare_rewrites(config, plain, family):
     results = {}
     for name, policy in rewrite_policies.policies(family).items():
         actions = [resolve_layer(policy, index, tree) for index, tree in enumerate(plain.trees)]
-        predicted = rewrite_graph(graph, settings_of_policy(graph, names, actions), plain.tag)
+        settings = settings_of_policy(graph, names, actions)
+        predicted = rewrite_graph(merge_equal(graph, settings.of), settings)
         compiled = compiled_under(config, policy, plain.sample)
         results[name] = {"compiled": describe(compiled), "predicted": describe(predicted)}
     return results
@@ -65,13 +67,13 @@ def capture_whole(config):
     """A step of which every layer is compiled."""
     from mindswap.adapters.build import build_network
     from mindswap.adapters.mindformers import capture
-    from mindswap.adapters.mindspore import PATH_TAG, find_layers
+    from mindswap.adapters.mindspore import find_layers
     from mindswap.policy.model import Policy
 
     plain = Policy(True)
     every_layer = tuple(range(len(find_layers(build_network(config, plain)[0]))))
     whole = capture(config, plain, LayerSample(every_layer, every_layer), with_all_tags=True)
-    return CapturedStep(whole.sample, whole.layers, whole.graph, PATH_TAG, has_all_tags=True)
+    return CapturedStep(whole.sample, whole.layers, whole.graph, has_all_tags=True)
 
 
 def describe(graph):

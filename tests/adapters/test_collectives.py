@@ -8,16 +8,22 @@ import yaml
 from tests import forked
 from tests.adapters.edits import edited
 from tests.adapters.graphs import ROOT
+from tests.strength import is_nightly
 
 pytestmark = pytest.mark.mindspore
 
 MODELS = ROOT / "benchmarks" / "models"
-TENSOR_8 = {"parallel_config.data_parallel": 1, "parallel_config.model_parallel": 8}
+THREE_LAYERS = {"model.model_config.num_layers": 3}
+TENSOR_8 = {"parallel_config.data_parallel": 1, "parallel_config.model_parallel": 8, **THREE_LAYERS}
 LEGACY = {
     "7b": ("llama2_7b", {**TENSOR_8, "parallel_config.use_seq_parallel": False}),
-    "7b, sequence parallel": ("llama2_7b", {**TENSOR_8, "parallel_config.use_seq_parallel": True}),
-    "70b": ("llama2_70b", {}),  # tensor 4, sequence parallel, 8 heads of keys and values
+    "70b": (
+        "llama2_70b",
+        {**THREE_LAYERS, "parallel_config.pipeline_stage": 1},
+    ),  # tensor 4, sequence parallel, 8 heads of keys and values
 }
+if is_nightly():  # 70b shows the same
+    LEGACY["7b, sequence parallel"] = ("llama2_7b", {**TENSOR_8, "parallel_config.use_seq_parallel": True})
 TENSOR_2 = {"parallel_config.data_parallel": 4, "parallel_config.model_parallel": 2}
 NEWER = {
     "qwen3": {**TENSOR_2, "parallel_config.use_seq_parallel": False},
@@ -52,6 +58,11 @@ def run(configs):
     return dict(zip(configs, json.loads(result.stdout), strict=True))
 
 
+def skip_what_is_nightly(name):
+    if name == "7b, sequence parallel" and not is_nightly():
+        pytest.skip("70b and qwen3 show the same; make test-nightly")
+
+
 def of_layer(step, which, layer=1):
     """[kind, bytes, ranks] of one layer in one pass."""
     return [row[2:5] for row in step["rows"] if row[0] == layer and row[1] == which]
@@ -71,9 +82,14 @@ def test_two_sums_each_way(steps, name, size_bytes, num_ranks):
 
 @pytest.mark.parametrize(
     ("name", "size_bytes", "num_ranks"),
-    [("7b, sequence parallel", HIDDEN_7B, 8), ("70b", HIDDEN_70B, 4), ("qwen3, sequence parallel", HIDDEN_QWEN3, 2)],
+    [
+        ("7b, sequence parallel", HIDDEN_7B, 8),
+        ("70b", HIDDEN_70B, 4),
+        ("qwen3, sequence parallel", HIDDEN_QWEN3, 2),
+    ],
 )
 def test_gathered_and_scattered_twice_each_way(steps, name, size_bytes, num_ranks):
+    skip_what_is_nightly(name)
     gather, scatter = (["AllGather", size_bytes, num_ranks], ["ReduceScatter", size_bytes, num_ranks])
     assert of_layer(steps[name], "forward") == [gather, scatter] * 2
     assert of_layer(steps[name], "backward") == [gather, scatter] * 2
@@ -83,7 +99,7 @@ def test_what_the_newer_models_run_again(steps):
     """Their reshape before a product by columns is recomputed, and with it the AllGather in its place."""
     gather = ["AllGather", HIDDEN_QWEN3, 2]
     assert of_layer(steps["qwen3, sequence parallel"], "again") == [gather] * 2
-    assert of_layer(steps["7b, sequence parallel"], "again") == []
+    assert of_layer(steps["70b"], "again") == []
 
 
 @pytest.mark.parametrize(
@@ -96,6 +112,7 @@ def test_what_the_newer_models_run_again(steps):
     ],
 )
 def test_layers_are_alike(steps, name, of_last_norm):
+    skip_what_is_nightly(name)
     step = steps[name]
     assert {row[0] for row in step["rows"]} == {None, 0, 1, 2}
     assert of_layer(step, "forward", 0) == of_layer(step, "forward", 1) == of_layer(step, "forward", 2)

@@ -8,7 +8,6 @@ import sys
 from collections import Counter
 
 from mindswap.adapters.mindformers import capture
-from mindswap.adapters.mindspore import PATH_TAG
 from mindswap.adapters.quiet import quiet
 from mindswap.adapters.step import capture_step
 from mindswap.config.step import read_step_settings
@@ -29,9 +28,7 @@ def main(config: str, num_layers: int) -> None:
     with quiet():
         every_layer = tuple(range(num_layers))
         found = capture(config, PLAIN, LayerSample(every_layer, every_layer), with_all_tags=True)
-        whole = CapturedStep(
-            found.sample, found.layers, found.graph, PATH_TAG, found.collectives, found.notes, has_all_tags=True
-        )
+        whole = CapturedStep(found.sample, found.layers, found.graph, found.collectives, found.notes, has_all_tags=True)
         cut = capture_step(config, num_layers)
     print(json.dumps([describe(config, step, num_layers) for step in (whole, cut)]))
 

@@ -5,12 +5,12 @@ import yaml
 
 from mindswap import cli
 from mindswap.check.check import check_document, load_policy
-from mindswap.commands import convert_megatron
 from mindswap.commands.convert import EXAMPLES
 from mindswap.convert.compare import resolve_policy
 from mindswap.document.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
+from mindswap.session import trees
 from tests.schema import answer_of
 
 STAGE_TEXT = """\
@@ -52,7 +52,7 @@ def write(tmp_path):
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    monkeypatch.setattr(convert_megatron, "has_mindformers", lambda: False)
+    monkeypatch.setattr(trees, "has_mindformers", lambda: False)
 
     def run_convert(*arguments):
         code = cli.main(["convert", *map(str, arguments)])

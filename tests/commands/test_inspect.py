@@ -89,48 +89,63 @@ def test_only_what_op_swap_can_name_is_worth_swapping(seven_b):
     assert sum(operator["swappable_bytes"] for operator in layers[0]["operators"]) == (1026 - 386) * 2**20 + 32770
 
 
-def test_three_compiled_layers_tell_the_same_as_all(tmp_path):
-    config = rewrite(CPU_CASE, tmp_path / "five.yaml", num_layers="5")
+def test_a_few_compiled_layers_tell_the_same_as_all(tmp_path):
+    """Of five layers four are compiled under the policy, whose last layer is unlike the others, and three without."""
+    config = rewrite(CPU_CASE, tmp_path / "five.yaml", num_layers="5", select_recompute="{'ffn_norm': [4]}")
+    everywhere = "{op_name: 'attention', backward_prefetch: 3, layers: True}"
+    last = "{op_name: 'feed_forward', backward_prefetch: 5, layers: [4]}"
+    config.write_text(config.read_text().replace("default_prefetch: 10", f"op_swap: [{everywhere}, {last}]"))
     script = f"""
 import json
 from mindswap.adapters.quiet import quiet
 from mindswap.session import inspect
 from mindswap.graph.sample import LayerSample
 from mindswap.check.check import load_policy
+from mindswap.policy.model import Policy
 from mindswap.report.memory import memory_to_json
 with quiet():
     from mindswap.adapters import mindformers
-policy = load_policy({str(config)!r})
+policy, plain = load_policy({str(config)!r}), Policy(is_swap_enabled=True)
+with quiet():
+    sizes = [len(mindformers.choose_layers({str(config)!r}, each).indices) for each in (policy, plain)]
 sampled = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
 mindformers.sample_layers = lambda _: LayerSample(tuple(range(5)), tuple(range(5)))
 whole = memory_to_json(inspect.inspect_config({str(config)!r}, policy, use_cache=False))
-print(json.dumps([sampled, whole]))
+print(json.dumps([sizes, sampled, whole]))
 """
     result = forked.run(["-c", script], check=True, cwd=ROOT)
-    sampled, whole = json.loads(result.stdout)
+    sizes, sampled, whole = json.loads(result.stdout)
+    assert sizes == [4, 3]
     assert sampled["layers"] == whole["layers"]
     assert sampled["total"] == whole["total"]
     assert sampled["peak"]["size_bytes"] == whole["peak"]["size_bytes"]
 
 
-def test_a_picture_is_written(tmp_path):
-    inspect(CPU_CASE, "--by", "cell", "--layers", "0,2-3", "--plot", tmp_path / "saved.png")
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A folder with what is kept of a first answer, and that answer."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, inspect("--json", CPU_CASE, cache=folder).stdout
+
+
+def test_the_second_time_nothing_is_compiled(asked, tmp_path):
+    folder, first = asked
+    kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(kept) == 2  # the answer, and the network without a policy
+    assert inspect("--json", CPU_CASE, cache=folder).stdout == first
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
+    changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
+    inspect("--json", changed, cache=folder)
+    assert len(list(folder.iterdir())) == 3  # another policy, another answer; the network is the same
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_a_picture_is_written(asked, tmp_path):
+    inspect(CPU_CASE, "--by", "cell", "--layers", "0,2-3", "--plot", tmp_path / "saved.png", cache=asked[0])
     assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_layers_that_do_not_exist_are_refused():
-    result = inspect(CPU_CASE, "--layers", "2-5", check=False)
+def test_layers_that_do_not_exist_are_refused(asked):
+    result = inspect(CPU_CASE, "--layers", "2-5", check=False, cache=asked[0])
     assert result.returncode == 1
     assert result.stderr == "mindswap: error: --layers: there are layers 0-3, not [4, 5]\n"
-
-
-def test_the_second_time_nothing_is_compiled(tmp_path):
-    first = inspect("--json", CPU_CASE, cache=tmp_path)
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(kept) == 2  # the answer, and the network without a policy
-    second = inspect("--json", CPU_CASE, cache=tmp_path)
-    assert second.stdout == first.stdout
-    changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
-    inspect("--json", changed, cache=tmp_path)
-    assert len(list(tmp_path.glob("*.json.gz"))) == 3  # another policy, another answer; the network is the same
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept

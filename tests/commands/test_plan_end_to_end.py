@@ -17,14 +17,14 @@ pytestmark = pytest.mark.mindspore
 NUM_STEPS = 4
 EDITS = {
     **SMALL,
-    "model.model_config.num_layers": 4,
+    "model.model_config.num_layers": 3,  # the first, the last, and one between them
     "train_dataset.data_loader.num_samples": 2 * NUM_STEPS,
     "callbacks": [{"type": "MFLossMonitor", "per_print_times": 1}],
     "swap_config": {"swap": False},
     "recompute_config": {"recompute": False},
 }
-# Neither recompute nor the host takes what has to go: all that is swapped comes to 3.25 MiB.
-LIMITS = ("--device", "cpu", "--memory", "4.9MiB", "--host-memory", "1.6MiB")
+# Neither recompute nor the host takes what has to go: swap alone would put 2 MiB on the host.
+LIMITS = ("--device", "cpu", "--memory", "3.95MiB", "--host-memory", "1.15MiB")
 # No swap of what recomputed operators use: `check` would warn of it.
 BY_THE_SPECIFICATION = ("--allow", "swap,recompute")
 
@@ -51,7 +51,7 @@ def planned(plain, tmp_path_factory):
 
 def test_it_takes_swap_and_recompute_to_fit_and_be_fast(plain, planned):
     plan, _ = planned
-    assert plan["peak_bytes"] <= 4.9 * 2**20 and plan["host_bytes_per_node"] <= 1.6 * 2**20
+    assert plan["peak_bytes"] <= 3.95 * 2**20 and plan["host_bytes_per_node"] <= 1.15 * 2**20
     swap, recompute = plan["swap_config"], plan["recompute_config"]
     assert swap.get("op_swap") or swap.get("layer_swap")
     assert recompute.get("recompute") or recompute.get("select_recompute")

@@ -8,6 +8,7 @@ from mindswap.convert.sections import policy_sections
 from mindswap.convert.stage_form import to_index_form, to_stage_form
 from mindswap.document.plain_data import document_from_data
 from mindswap.document.problem import Level
+from mindswap.errors import PolicyError
 from mindswap.policy.model import Policy
 from mindswap.stage.applied import as_applied, recomputed_operators
 from mindswap.stage.expand import expand_stage_recompute
@@ -20,13 +21,21 @@ STAGES = "parallel_config: {{pipeline_stage: 2}}, recompute_config: {}"
 MODEL = trees(8)
 
 
+def tried(convert, *asked):
+    """What comes out, or the error with the problems for which nothing does."""
+    try:
+        return convert(*asked)
+    except PolicyError as error:
+        return error
+
+
 def index(text, num_layers=8, model=MODEL):
-    return to_index_form(document(text), num_layers, model)
+    return tried(to_index_form, document(text), num_layers, model)
 
 
 def stage(recompute, more="", num_layers=8, swap="{swap: True, op_swap: []}"):
     text = f"{{swap_config: {swap}, parallel_config: {{pipeline_stage: 2}}, recompute_config: {recompute}{more}}}"
-    return to_stage_form(document(text), num_layers, MODEL)
+    return tried(to_stage_form, document(text), num_layers, MODEL)
 
 
 def test_counts_become_indices_and_nothing_is_swapped():
@@ -65,12 +74,12 @@ def test_what_mindformers_recomputes_besides_is_said():
 
 def test_impossible_counts_are_refused():
     converted = index("{" + STAGES.format("{recompute: [1, 2, 3]}") + "}")
-    assert converted.sections is None and converted.problems[0].rule == "stage-recompute"
+    assert isinstance(converted, PolicyError) and converted.problems[0].rule == "stage-recompute"
 
 
 def test_the_form_it_has_already():
     assert "in layer indices already" in index("{swap_config: {swap: True}}").problems[0].message
-    off = to_stage_form(document("{swap_config: {swap: False}}"), 4, None)
+    off = tried(to_stage_form, document("{swap_config: {swap: False}}"), 4, None)
     assert "in counts per stage already" in off.problems[0].message
 
 
@@ -126,7 +135,7 @@ def test_what_would_be_lost_is_named():
 
 def test_excludes_that_mean_something_else_are_refused():
     recompute = "{select_recompute: {'a': True}, select_recompute_exclude: {'a': [0, 4]}}"
-    assert stage(recompute).sections is None
+    assert isinstance(stage(recompute), PolicyError)
 
 
 # Excluded cells: with swap off MindFormers excludes operators only.
@@ -158,7 +167,7 @@ def test_operators_that_are_excluded_beside_a_cell_stay():
 
 def test_an_excluded_cell_has_no_stage_form():
     converted = stage(CELL % "")
-    assert converted.sections is None
+    assert isinstance(converted, PolicyError)
     (problem,) = converted.problems
     assert problem.message == (
         "recompute_config.select_recompute_exclude['feed_forward\\.w1']: 'feed_forward.w1' is a cell, and with swap "
@@ -170,12 +179,12 @@ def test_an_excluded_cell_has_no_stage_form():
 
 def test_what_is_excluded_from_an_unknown_model_is_refused():
     converted = index("{" + STAGES.format(CELL % "") + "}", model=None)
-    assert converted.sections is None and "no table has this model" in converted.problems[0].message
+    assert isinstance(converted, PolicyError) and "no table has this model" in converted.problems[0].message
 
 
 def test_a_pattern_that_is_no_regular_expression_is_refused():
     converted = index("{" + STAGES.format("{select_recompute: {'(': True}}") + "}")
-    assert converted.sections is None and "'('" in converted.problems[0].message
+    assert isinstance(converted, PolicyError) and "'('" in converted.problems[0].message
 
 
 def test_attention_that_is_recomputed_besides_is_said_in_both_directions():
@@ -210,7 +219,6 @@ def stage_configs(draw):
 
 
 def written(config, converted):
-    assert converted.sections is not None, converted.problems
     return document_from_data({**config, **converted.sections}, "x")
 
 

@@ -9,7 +9,8 @@ import pytest
 from mindswap.doctor.examine import examine
 from mindswap.doctor.gather import gather_machine, gather_software, host_memory
 from mindswap.doctor.job import gather_job, layer_activation_bytes
-from mindswap.doctor.model import Diagnosis, MachineFacts
+from mindswap.doctor.machine import find_in_job
+from mindswap.doctor.model import CheckedJob, Diagnosis, MachineFacts
 from mindswap.doctor.text import doctor_to_json, format_doctor
 from mindswap.document.problem import Level
 from mindswap.version import __version__
@@ -303,6 +304,12 @@ def test_activations_of_a_layer_of_llama2_7b():
     """34 x 4096 tokens x 4096: 544 MiB; over 8 tensor parallel ranks 68."""
     assert layer_activation_bytes(4096, 1, 4096, 1) == 544 << 20
     assert layer_activation_bytes(4096, 1, 4096, 8) == 68 << 20
+
+
+def test_one_error_of_a_configuration_is_one(computer):
+    facts = computer.facts()
+    found = find_in_job(replace(facts, job=CheckedJob("a.yaml", num_errors=1)))
+    assert [finding.what for finding in found] == ["a.yaml has 1 error"]
 
 
 def test_control_characters_of_a_file_name_do_not_reach_the_terminal(computer):

@@ -137,3 +137,15 @@ def test_a_reshape_with_the_mark_of_the_one_before_it_was_asked_for():
     plain = graph([product, node("q", "Reshape", "wq", cell_path="attention")])
     assert compare_recompute([asked], plain, merged)[0].comm_unasked == ()
     assert compare_recompute([nothing], plain, merged)[0].comm_unasked == ("attention Reshape",)
+
+
+def test_a_layer_is_held_against_the_one_that_is_like_it():
+    """Layer 1 is like layer 0 of the network without recompute, which keeps 2 KiB and runs gelu again by itself."""
+    one = step(MLP, MLP, saved="")
+    second = replace(
+        one, forward=tuple(replace(node, layer_index=1) for node in one.forward),
+        backward=tuple(replace(node, layer_index=1) for node in one.backward),
+    )  # fmt: skip
+    actions = resolve_layer(Policy(is_swap_enabled=True, select_recompute=select(r"mlp\.matmul")), 1, TREE)
+    (effect,) = compare_recompute([actions], step(["gelu"], ["gelu"]), second, {1: 0})
+    assert (effect.kept_before_bytes, effect.kept_bytes, effect.unasked) == (2 * KIB, 0, ())

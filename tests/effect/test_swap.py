@@ -222,6 +222,23 @@ def test_of_two_primitives_that_look_alike_one_may_be_swapped(prefetch, is_as_as
     assert effect.is_as_asked is is_as_asked
 
 
+def in_layer(index, size_bytes):
+    """`gelu` of a layer of the model."""
+    scope = f"Default/net-Net/layers-CellList/{index}-Layer/mlp-Mlp/Gelu-op0"
+    return dataclasses.replace(node(f"gelu{index}", "Gelu", "x", size_bytes, index), scope=scope)
+
+
+def test_a_layer_is_held_against_the_one_that_is_like_it():
+    """Layer 2 is like layer 1 of the network without swap, which has two layers: 2 KiB, and of layer 0 one."""
+    plain = graph([in_layer(0, KIB), in_layer(1, 2 * KIB)], saved="gelu0 gelu1")
+    step = graph([in_layer(0, KIB), in_layer(1, 2 * KIB), in_layer(2, 2 * KIB)], saved="gelu0 gelu2")
+    decided = [resolve_layer(policy(r"mlp\.gelu"), index, TREE) for index in (0, 1, 2)]
+    first, second, third = compare_effect(decided, plain, step, {1: 1, 2: 1})
+    assert [each.kept_before_bytes for each in (first, second, third)] == [KIB, 2 * KIB, 2 * KIB]
+    # All are to be swapped; layer 1 has given its memory away all the same, the others keep it.
+    assert [[node.name for node in each.missing] for each in (first, second, third)] == [["gelu0"], [], ["gelu1"]]
+
+
 # Entries without effect, each with its reason.
 
 

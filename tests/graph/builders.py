@@ -22,6 +22,7 @@ def node(name: str, op: str, inputs: str = "", size_bytes: int = KIB, layer: int
         attributes=attributes,
         is_recomputed=is_recomputed,
         is_duplicate=is_duplicate,
+        paths=attributes.pop("paths", ()),
     )
 
 

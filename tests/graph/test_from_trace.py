@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from mindswap.graph.from_trace import TAG, graph_of_trace
+from mindswap.graph.from_trace import graph_of_trace
 from mindswap.graph.storage import classify_saved
 from mindswap.graph.work import measure_work
 from tests.pynative.builders import squares
@@ -39,8 +39,8 @@ def test_work_follows_from_shapes():
 
 def test_operators_of_layers_carry_their_path():
     graph = graph_of_trace(squares())
-    assert [node.attributes.get(TAG) for node in graph.forward] == [
-        None,
+    assert [node.paths for node in graph.forward] == [
+        (),
         ("matmul",),
         ("Reshape",),
         ("square",),

@@ -234,7 +234,9 @@ def test_values_of_attributes():
     layout = put(attributes, "DICT", "layout").values
     put(put(layout, "TUPLE", "device_matrix").values, "INT64", i=4)
     put(layout, "TUPLE", "empty")
+    put(attributes, "STRING", "mindswap_path", s=b"mlp.mul")  # what a capture wrote: no attribute of the model's
     (node,) = load_graph(model).forward
+    assert node.paths == ("mlp.mul",)
     assert node.attributes == {
         "yes": True, "text": "mlp.mul", "number": 7, "of a list": 8, "not read": None, "tuple": (2, "a"),
         "list": (2, "a"), "layout": {"device_matrix": 4},

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mindswap.graph.load import BYTES_PER_ELEMENT
+from mindswap.graph.model import BYTES_PER_ELEMENT
 
 
 @pytest.mark.parametrize(("dtype", "size_bytes"), BYTES_PER_ELEMENT.items())

@@ -1,5 +1,7 @@
 """Activation memory by layer and operator: kept, swapped, recomputed, and what one name would free."""
 
+from dataclasses import replace
+
 from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.cell_tree import CellNode
@@ -13,7 +15,7 @@ ONE_LAYER = LayerSample((0,), (0,))
 
 
 def names_of(step):
-    return OperatorNames([LAYER], step, "path")
+    return OperatorNames([LAYER], step)
 
 
 def measured(step, plain=None):
@@ -88,4 +90,29 @@ def test_what_is_swapped_is_not_recomputed():
     )
     assert measured(step, plain)[0].operators == (
         OperatorMemory("mlp.mul", "Mul", swapped_bytes=KIB, swappable_bytes=KIB),
+    )
+
+
+def test_a_layer_is_held_against_the_one_that_is_like_it():
+    """Without a policy layers 1 and 2 are alike, and layer 2 is not compiled; with it layer 2 runs again.
+
+    The product has 1 KiB in layer 0, 2 KiB in the others. Its name is on the primitive, in the plain step only.
+    """
+
+    def product(index, paths=()):
+        scope = f"Default/layers-CellList/{index}-Layer/mlp-MLP/Mul-op0"
+        return replace(node(f"a{index}", "Mul", "x", min(index + 1, 2) * KIB, index), scope=scope, paths=paths)
+
+    plain = graph([product(index, (f"mlp.mul{index}",)) for index in (0, 1)], saved="a0 a1")
+    step = graph([product(index) for index in (0, 1, 2)], saved="a0 a1")
+    like = {0: 0, 1: 1, 2: 1}
+    names = OperatorNames([LAYER] * 2, plain)
+    assert measure_layers(step, plain, names, LayerSample((0, 4, 5), (0, 1, 1, 1, 1, 2)), like) == (
+        LayerMemory(0, (OperatorMemory("mlp.mul0", "Mul", kept_bytes=KIB, swappable_bytes=KIB),)),
+        *(
+            LayerMemory(index, (OperatorMemory("mlp.mul1", "Mul", kept_bytes=2 * KIB, swappable_bytes=2 * KIB),))
+            for index in (1, 2, 3, 4)
+        ),
+        LayerMemory(5, (OperatorMemory("mlp.mul1", "Mul", recomputed_bytes=2 * KIB, swappable_bytes=2 * KIB),)),
+        LayerMemory(None, ()),
     )

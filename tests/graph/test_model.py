@@ -51,3 +51,20 @@ def test_a_pair_is_a_copy_and_its_way_back():
     (pair,) = moved.swap_pairs
     assert (pair.producer.name, pair.copy_out.name, names(pair.copies_in)) == ("a", "out", ["back"])
     assert names(moved.index.one_way_copies) == ["lost"]
+
+
+def test_an_operator_is_known_again_under_another_number_of_its_layer_and_when_it_is_recomputed():
+    cell = "layers-CellList/{}-Layer/experts-CellList/5-Expert/Mul-op{}"
+    weight = "parallel_optimizer/model.layers.4.experts.5.weight"
+    scopes = {"a": cell.format(3, 0), "b": cell.format(3, 1), "c": f"recompute_{cell.format(4, 7)}"}
+    scopes |= {"d": weight, "e": "head-Head/Mul-op0"}
+    layers = {"a": 3, "b": 3, "c": 4, "d": 4, "e": None}
+    found = graph([replace(node(name, "Mul", layer=layers[name]), scope=scope) for name, scope in scopes.items()])
+    inside = "layers-CellList/-Layer/experts-CellList/5-Expert/Mul"
+    assert found.index.identities == {
+        "a": (3, inside, 0),
+        "b": (3, inside, 1),
+        "c": (4, inside, 0),
+        "d": (4, "parallel_optimizer/model.layers..experts.5.weight", 0),
+        "e": (None, "head-Head/Mul", 0),
+    }

@@ -6,7 +6,5 @@ def test_several_names_are_one_text_for_people():
     assert str(Names.of("add")) == "add"
 
 
-def test_an_attribute_is_one_path_or_several():
-    """A text is one name, whatever stands in it."""
+def test_a_path_is_one_name_whatever_stands_in_it():
     assert Names.of("a|b") == ("a|b",)
-    assert Names.of(("a", "b")) == ("a", "b")

@@ -3,16 +3,14 @@
 from mindswap.graph.untagged import place_untagged
 from tests.graph.builders import node
 
-TAG = "path"
-
 
 def own(name, inputs, layer):
     """An operator with a path of its own, whose scope is right."""
-    return node(name, "GeLU", inputs, layer=layer, **{TAG: name})
+    return node(name, "GeLU", inputs, layer=layer, paths=(name,))
 
 
 def layers(*nodes):
-    return {placed.name: placed.layer_index for placed in place_untagged(nodes, TAG, "blocks")}
+    return {placed.name: placed.layer_index for placed in place_untagged(nodes, "blocks")}
 
 
 def test_what_ends_a_layer_is_where_it_reads():

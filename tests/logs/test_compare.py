@@ -61,7 +61,7 @@ def test_one_worker_with_another_policy():
 def test_one_worker_with_fewer_and_one_with_more_lines():
     more = log_text([*SET, info("Set layer swap at layer 2 and value is: 3"), info("Set full recompute at layer 9")])
     assert errors(log_text(), log_text(SET[:2]), more) == [
-        ((1,), f"no line for layers 2, 3, as '{EXPECTED[2][0]}': they were lost or never came"),
+        ((1,), f"no line for layers 2-3, as '{EXPECTED[2][0]}': they were lost or never came"),
         ((2,), "more than the policy asks for in layers 2, 9: 'Set layer swap at layer 2 and value is: 3'"),
     ]
 
@@ -108,7 +108,7 @@ def test_handled_by_mindformers_itself(set_lines):
 def test_a_log_cut_off_before_the_lines():
     text = "".join(START)
     assert errors(log_text(), text[:-20]) == [
-        ((1,), f"no line for layers 0, 1, 2, 3, as '{EXPECTED[0][0]}': it ends before they came"),
+        ((1,), f"no line for layers 0-3, as '{EXPECTED[0][0]}': it ends before they came"),
         ((1,), "its log ends before the first step, in the middle of a line, while others finished: it is cut off"),
     ]
 

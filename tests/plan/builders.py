@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mindswap.plan.space import KEEP, Figures, Space
+from mindswap.plan.space import KEEP, Figures, Score, Space, Worth
 from mindswap.simulate.block import Block
 from mindswap.simulate.block_parts import BlockOp, BlockTensor, Uses
 from mindswap.simulate.layout import StageLayout
@@ -38,7 +38,7 @@ class ToySpace(Space):
         num_micro_batches: of a step.
     """
 
-    is_additive = True
+    is_additive = True  # for `reference.exact`
 
     def __init__(
         self,
@@ -75,6 +75,21 @@ class ToySpace(Space):
                 again[layer, i + 1, 1] = tensor.forward_ns
                 copies[layer, i + 1] = tensor.size_bytes * ns_per_byte
         self.figures = Figures(freed, again, copies)
+
+    def worth(self, layer, row):
+        figures, choice = self.figures, np.zeros((self.figures.num_layers, self.figures.num_items), np.int64)
+        choice[layer] = row
+        moved = row > KEEP
+        return Worth(
+            int(figures.freed_by(choice)[layer].sum()),
+            int(figures.time_of(choice)[layer].sum()),
+            int(figures.copy_ns[layer, moved].sum()),
+            int(figures.freed_bytes[layer, moved, 0].sum()),
+        )
+
+    def evaluate(self, choice) -> Score:
+        """Simulates a choice."""
+        return self.score(self.timeline(choice))
 
     def blocks(self, choice):
         """What is before and behind the layers takes 1 ns in each pass."""

@@ -60,7 +60,7 @@ def small_model(
     )
     trees = (CellNode("", "Layer", children=cells),) * num_layers
     everything = tuple(range(num_layers))
-    captured = CapturedStep(LayerSample(everything, everything), trees, graph, "path")
+    captured = CapturedStep(LayerSample(everything, everything), trees, graph)
     pipeline = Pipeline(num_stages=num_stages, num_chunks=1, offset=0)
     uncut = WeightSharding()
     settings = StepSettings(1, 1, num_micro_batches, 1, 1, 1, pipeline, "SGD", uncut, False, False, "float32", False)

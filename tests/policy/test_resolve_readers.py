@@ -229,7 +229,7 @@ def test_the_predicted_step_and_what_verify_says_of_it(case):
     tree, policy = case
     plain = step(tree, 0)
     by_name = dict(zip((node.name for node in plain.forward), primitives(tree), strict=True))
-    operators = OperatorNames([tree], plain, "path")
+    operators = OperatorNames([tree], plain)
     decided = resolve_layer(policy, 0, tree)
     found = settings_of_policy(plain, operators, [decided])
     each = {name: decided.of(path) for name, path in by_name.items()}
@@ -270,7 +270,7 @@ def test_what_verify_says_of_a_step_under_another_policy(case):
         for node in plain.forward
     ]
     plain = replace(plain, forward=tuple(marked))
-    found = settings_of_policy(plain, OperatorNames([tree], plain, "path"), [is_])
+    found = settings_of_policy(plain, OperatorNames([tree], plain), [is_])
     graph, baseline = rewrite_graph(plain, found), rewrite_graph(plain, replace(found, prefetch={}))
     moved = {name: d.prefetch for name, d in before.items() if d.prefetch is not None}
     again = {name for name, d in before.items() if d.treatment is Treatment.RECOMPUTE}

@@ -1,12 +1,15 @@
 """`mindswap.capture_step`: any MindSpore network is simulated and planned."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
 
 import mindswap
 from mindswap import Layers, OpSwap, Policy
-from mindswap.errors import ApplyError, DataError, GraphError, PlanError
+from mindswap.errors import ApplyError, DataError, GraphError, MindswapError, PlanError
+from mindswap.plan.solvers.search import Stop
+from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
 
@@ -87,8 +90,15 @@ def test_a_run_is_written_for_a_browser_and_for_perfetto(step, tmp_path):
 
 
 def test_a_plan_fits_and_is_read_back(step, tmp_path):
+    """By day of the first 300 simulations: the search makes thousands."""
+    simulations = count(1)
+
+    def progress():
+        if next(simulations) > examples(300, 10**6):
+            raise Stop
+
     budget = step.simulate().peak_bytes - WIDE_BYTES
-    plan = step.plan(memory=budget)
+    plan = step.plan(memory=budget, progress=progress)
     assert plan.fits and plan.peak_bytes <= budget
     assert plan.run().peak_bytes == plan.peak_bytes
     plan.save(tmp_path / "planned.yaml")
@@ -123,3 +133,48 @@ def test_a_wrong_list_of_layers_is_refused(cells):
         mindswap.capture_step(cells.network(), cells.inputs, layers="blocks")
     with pytest.raises(ApplyError, match="no list of layers in Network"):
         mindswap.capture_step(cells.network(), cells.inputs)
+
+
+def test_memory_is_text_or_bytes(cells):
+    """As `docs/python.md` says."""
+    for memory in ("2GiB", 2 * 2**30):
+        step = mindswap.capture_step(cells.network(), cells.inputs, layers="stages", device="generic", memory=memory)
+        assert step.device.usable_memory_bytes == 2 * 2**30
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda cells, step: step.simulate(5), "policy: 5\n    allowed: Policy"),
+        (lambda cells, step: step.plan(memory=1.5), "memory: 1.5\n    allowed: int"),
+        (lambda cells, step: step.plan(memory=0), "memory: 0 bytes\n    allowed: 1 or more"),
+        (lambda cells, step: step.simulate().save_html(5), "5 is no file name"),
+        (lambda cells, step: step.simulate().save_trace("a\0b"), "is no file name"),
+        (lambda cells, step: mindswap.load_step(None), "None is no file name"),
+        (lambda cells, step: mindswap.verify(5), "5 is no file name"),
+        (lambda cells, step: mindswap.apply(cells.network(), None, layers="stages"), "policy: None"),
+        (lambda cells, step: mindswap.apply("net", Policy()), "network: 'net'\n    allowed: Cell"),
+        (lambda cells, step: mindswap.capture("net", cells.inputs), "network: 'net'\n    allowed: Cell"),
+        (lambda cells, step: mindswap.capture(cells.network(), 5), "inputs: 5\n    allowed: list or tuple"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_argument_is_refused(cells, step, call, message):
+    with pytest.raises(MindswapError, match=message):
+        call(cells, step)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"network": 5}, "network: 5\n    allowed: Cell"),
+        ({"layers": 5}, "layers: 5\n    allowed: str"),
+        ({"inputs": None}, "inputs: None\n    allowed: list or tuple"),
+        ({"num_micro_batches": 0}, "num_micro_batches: 0\n    allowed: 1 or more"),
+        ({"num_micro_batches": 1.5}, "num_micro_batches: 1.5\n    allowed: int"),
+        ({"optimizer": None}, "optimizer: None\n    allowed: str"),
+    ],
+)
+def test_a_capture_of_no_such_argument_is_refused(cells, wrong, message):
+    given = {"network": cells.network(), "inputs": cells.inputs, "layers": "stages", **wrong}
+    with pytest.raises(MindswapError, match=message):
+        mindswap.capture_step(**given)

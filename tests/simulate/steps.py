@@ -107,7 +107,7 @@ def captured(num_layers: int = 3) -> CapturedStep:
     """Three layers that stand for `num_layers`."""
     middle = (1,) * (num_layers - 2)
     sample = LayerSample((0, 1, num_layers - 1), (0, *middle, 2))
-    return CapturedStep(sample, (TREE,) * 3, hand_graph(), "tag")
+    return CapturedStep(sample, (TREE,) * 3, hand_graph())
 
 
 def model(num_layers: int = 3, figures: dict | None = None, **settings) -> StepModel:

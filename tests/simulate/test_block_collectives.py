@@ -13,7 +13,7 @@ from tests.graph.builders import KIB
 from tests.simulate.steps import TREE, hand_graph
 
 GRAPH = hand_graph()
-NAMES = OperatorNames([TREE] * 3, GRAPH, "tag")
+NAMES = OperatorNames([TREE] * 3, GRAPH)
 # The first gradient of layer 1.
 FIRST = next(node.name for node in GRAPH.backward if node.layer_index == 1 and is_kernel(node.op))
 

@@ -19,7 +19,7 @@ from tests.graph.builders import KIB, node
 from tests.simulate.steps import TREE, hand_graph
 
 GRAPH = hand_graph()
-NAMES = OperatorNames([TREE] * 3, GRAPH, "tag")
+NAMES = OperatorNames([TREE] * 3, GRAPH)
 COSTS = TransferCosts(lambda size: size, lambda size: size, lambda size: 100)
 
 

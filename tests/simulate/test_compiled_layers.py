@@ -1,4 +1,3 @@
-from mindswap.graph.names import Names
 from mindswap.graph.sample import LayerSample
 from mindswap.simulate.captured import CapturedStep
 from mindswap.simulate.compiled_layers import CompiledLayers
@@ -18,10 +17,10 @@ TREE = layer("""
 STEP = graph(
     [
         node("x", "Add", "a b", cell_path=""),
-        node("cast_q", "Cast", "x", cell_path="", tag=Names(("wq.cast",))),
-        node("cast_k", "Cast", "x", cell_path="", tag=Names(("wk.cast",))),
-        node("q", "MatMul", "cast_q w", cell_path="", tag=Names(("wq.matmul",))),
-        node("k", "MatMul", "cast_k v", cell_path="", tag=Names(("wk.matmul",))),
+        node("cast_q", "Cast", "x", cell_path="", paths=("wq.cast",)),
+        node("cast_k", "Cast", "x", cell_path="", paths=("wk.cast",)),
+        node("q", "MatMul", "cast_q w", cell_path="", paths=("wq.matmul",)),
+        node("k", "MatMul", "cast_k v", cell_path="", paths=("wk.matmul",)),
     ],
     [node("q_grad", "MatMul", "cast_q_b", cell_path="wq"), node("k_grad", "MatMul", "cast_k_b", cell_path="wk")],
     saved="cast_q cast_k",
@@ -29,7 +28,7 @@ STEP = graph(
 
 
 def compiled(has_all_tags):
-    source = CapturedStep(LayerSample((0,), (0,)), (TREE,), STEP, "tag", has_all_tags=has_all_tags)
+    source = CapturedStep(LayerSample((0,), (0,)), (TREE,), STEP, has_all_tags=has_all_tags)
     return CompiledLayers(source, SETTINGS)
 
 

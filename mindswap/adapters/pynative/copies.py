@@ -18,8 +18,7 @@ import numpy as np
 
 from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
-
-POISON = 0xFF  # NaN in every float type, a wild index in every integer type
+from mindswap.execute.memory import POISON
 
 
 @dataclass

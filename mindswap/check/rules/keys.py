@@ -50,8 +50,7 @@ def unknown_key(context: Context) -> Iterator[Finding]:
             fix = f"rename it: {meant_key.key}: {show(unknown.entry.value)}"
         else:
             message = f"{unknown.path}: no such key"
-            closest = closest_names(key_text(unknown.entry.key), unknown.known, max_distance=4)
-            fix = f"write '{closest[0]}'" if closest else "delete it"
+            fix = unknown.fix()
         yield Finding(unknown.entry.location, message, ", ".join(unknown.known), fix, context.error_with_swap)
     root = context.document.root
     for entry in root.unique_entries() if root is not None else ():

@@ -4,13 +4,13 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.config.device_memory import ALLOWED, PATH, is_device_memory, read_device_memory
-from mindswap.config.mode import GRAPH, PYNATIVE, is_on_cpu, is_pynative
+from mindswap.config.mode import ASCEND, GRAPH, PYNATIVE, is_on_cpu, is_pynative
+from mindswap.config.mode import device_target as config_target
 from mindswap.document.nodes import DocumentNode, show
 from mindswap.document.problem import Level, Location
 from mindswap.document.rules import Finding, rule
 from mindswap.units import format_bytes, parse_bytes
 
-ASCEND = "Ascend"
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"
 
 
@@ -132,8 +132,7 @@ def lazy_inline_env(context: Context) -> Iterator[Finding]:
     """
     if not context.settings.is_swap_enabled or context.settings.pipeline.num_stages > 1:
         return
-    device = context.document.get("context", "device_target")
-    is_ascend = device is None or device.is_null or device.value == ASCEND
+    is_ascend = config_target(context.document) == ASCEND
     if is_ascend and context.environ.get(LAZY_INLINE, "").strip() == "0":
         message = f"{LAZY_INLINE}: 0 switches lazy inline off, and without pipeline stages swap needs it"
         yield Finding(Location("environment"), message, "1, or not set", f"export {LAZY_INLINE}=1")

@@ -9,11 +9,10 @@ from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
     OPTIMIZER_LEVELS,
-    is_whole_number,
     num_sharing_ranks,
     read_weight_sharding,
 )
-from mindswap.document.nodes import show
+from mindswap.document.nodes import is_whole_number, show
 from mindswap.document.problem import Level
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.cell_tree import CellNode

@@ -6,7 +6,7 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
-from mindswap.document.nodes import DocumentNode, key_text, show
+from mindswap.document.nodes import DocumentNode, is_whole_number, key_text, show
 from mindswap.document.problem import Level, Problem
 from mindswap.document.rules import Finding, rule
 from mindswap.policy.match import match_pattern
@@ -67,8 +67,12 @@ def _lists(context: Context) -> Iterator[tuple[str, DocumentNode]]:
 def _can_be_counts(context: Context, values: list[Any]) -> bool:
     """Whether there is one number for each of several stages, none above the layers of its stage."""
     pipeline, num_layers = context.settings.pipeline, context.num_layers
-    is_plain = all(isinstance(value, int) and not isinstance(value, bool) for value in values)
-    if not is_plain or num_layers is None or pipeline.num_stages == 1 or len(values) != pipeline.num_stages:
+    if (
+        not all(map(is_whole_number, values))
+        or num_layers is None
+        or pipeline.num_stages == 1
+        or len(values) != pipeline.num_stages
+    ):
         return False
     stages = [pipeline.stage_layers(stage, num_layers) or () for stage in range(pipeline.num_stages)]
     return all(0 <= value <= len(layers) for value, layers in zip(values, stages, strict=True))

@@ -9,17 +9,16 @@ from collections.abc import Callable, Hashable
 from dataclasses import replace
 
 from mindswap.graph.model import Graph, Node, Saved
-from mindswap.graph.names import Names
 from mindswap.graph.ops import RANDOM_OPS
 
 
-def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
-    """Merge the operators of forward that differ in their tag only, the attribute that has their path.
+def merge_equal(graph: Graph, settings_of: Callable[[Node], Hashable] = lambda node: None) -> Graph:
+    """Merge the operators of forward that differ in their path only.
 
-    Of equal ones the first is left; its tag has the paths of all of them, with `|` between. Those of which
-    `settings_of` says something else stay apart.
+    Of equal ones the first is left, with the paths of all of them. Those of which `settings_of` says something else
+    stay apart.
     """
-    forward, name_of = _merge_forward(graph, tag, settings_of)
+    forward, name_of = _merge_forward(graph, settings_of)
     if not name_of:
         return graph
     parameter_of: dict[str, str] = {}  # what forward hands over -> its name in backward
@@ -38,12 +37,10 @@ def merge_equal(graph: Graph, tag: str, settings_of: Callable[[Node], Hashable] 
     )
 
 
-def _merge_forward(
-    graph: Graph, tag: str, settings_of: Callable[[Node], Hashable]
-) -> tuple[tuple[Node, ...], dict[str, str]]:
+def _merge_forward(graph: Graph, settings_of: Callable[[Node], Hashable]) -> tuple[tuple[Node, ...], dict[str, str]]:
     """Operators that are left, and the name of what is gone -> the name of what is left.
 
-    What is not tagged the compiler has merged already, but for members of tuples that are merged here.
+    What has no path the compiler has merged already, but for members of tuples that are merged here.
     """
     survivors: dict[Hashable, Node] = {}
     name_of: dict[str, str] = {}
@@ -51,18 +48,16 @@ def _merge_forward(
     for node in graph.forward:
         own = node.renamed(name_of)
         key: Hashable = node.name
-        if node.op == "TupleGetItem" or (tag in node.attributes and node.op not in RANDOM_OPS):
-            attributes = tuple(sorted((name, repr(value)) for name, value in node.attributes.items() if name != tag))
+        if node.op == "TupleGetItem" or (node.paths and node.op not in RANDOM_OPS):
+            attributes = tuple(sorted((name, repr(value)) for name, value in node.attributes.items()))
             key = (node.layer_index, node.op, own.inputs, node.outputs, attributes, settings_of(node))
         left = survivors.setdefault(key, own)
         if left is not own:
             name_of[node.name] = left.name
-        if tag in node.attributes:
-            paths.setdefault(left.name, {}).update(dict.fromkeys(Names.of(node.attributes[tag])))
+        if node.paths:
+            paths.setdefault(left.name, {}).update(dict.fromkeys(node.paths))
     forward = tuple(
-        replace(node, attributes={**node.attributes, tag: Names(paths[node.name])})
-        if len(paths.get(node.name, ())) > 1
-        else node
+        replace(node, paths=tuple(paths[node.name])) if len(paths.get(node.name, ())) > 1 else node
         for node in survivors.values()
     )
     return forward, name_of

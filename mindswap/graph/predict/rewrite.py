@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved
 from mindswap.graph.ops import BOOKKEEPING_OPS, COMM_PASSING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
-from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.settle import has_scope
 from mindswap.graph.ranks.gather import is_gathering, is_released
 from mindswap.graph.storage import StorageKind, resolve_storage
@@ -39,7 +38,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
-    what makes a weight whole that the parallel optimizer cut (`graph.gather`).
+    what makes a weight whole that the parallel optimizer cut (`graph.ranks.gather`).
     """
     readers = graph.index.forward_readers
     place = _Placement(graph, names)
@@ -125,14 +124,12 @@ class _Placement:
         return False
 
 
-def rewrite_graph(graph: Graph, settings: NodeSettings, tag: str | None = None) -> Graph:
+def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
     """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
 
     Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept, or swapped if
-    its own operator is. Equal operators that the attribute `tag`, if any, kept apart are merged.
+    its own operator is. Equal operators that a capture kept apart have to be merged before (`merge_equal`).
     """
-    if tag is not None:
-        graph = merge_equal(graph, tag, settings.of)
     return _Rewriter(graph, settings).rewrite()
 
 
@@ -230,8 +227,8 @@ class _Rewriter:
     def _copy_out(self, node: Node) -> Node:
         """The value on the host."""
         attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
-        name = f"{node.name}@out"
-        copy = replace(node, name=name, op="MoveTo", inputs=(node.name,), attributes=attributes, is_recomputed=False)
+        made = replace(node, attributes=attributes, is_recomputed=False, paths=())
+        copy = replace(made, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,))
         self.copies_out[node.name] = copy
         return copy
 

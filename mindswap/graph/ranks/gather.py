@@ -143,7 +143,7 @@ def _find_weights(graph: Graph, sharding: WeightSharding) -> Iterator[_Weight]:
             values = {source.name}
         # What copies it to the host has its own effect no longer.
         values |= {user.name for name in values for user in readers.get(name, ()) if user.op == "MoveTo"}
-        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark)
+        gather = replace(source, op="AllGather", inputs=(source.name,), outputs=(whole,), attributes=mark, paths=())
         scope = f"parallel_optimizer/{name}"
         gather = replace(gather, name=f"{source.name}@gather", scope=scope, is_recomputed=False)
         yield _Weight((*lead, gather), frozenset(values))

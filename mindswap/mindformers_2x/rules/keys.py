@@ -67,9 +67,7 @@ def unknown_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.unknown_keys:
         if not unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            closest = closest_names(name, unknown.known, max_distance=4)
-            fix = f"write '{closest[0]}'" if closest else "delete it"
-            fix = "write 'enable'" if name in ("swap", "enabled") else fix
+            fix = "write 'enable'" if name in ("swap", "enabled") else unknown.fix()
             yield Finding(unknown.entry.location, f"{unknown.path}: no such key", ", ".join(unknown.known), fix)
     root = context.document.root
     for entry in root.unique_entries() if root is not None else ():
@@ -92,8 +90,7 @@ def ignored_key(context: Context2x) -> Iterator[Finding]:
     for unknown in context.settings.unknown_keys:
         if unknown.is_in_entry:
             name = key_text(unknown.entry.key)
-            closest = closest_names(name, unknown.known, max_distance=2)
-            fix = f"write '{closest[0]}'" if closest else "delete it"
+            fix = unknown.fix(max_distance=2)
             if name in ("backward_prefetch", "prefetch"):
                 fix = "delete it, and set swap.default_prefetch (in layers, for all entries)"
             message = f"{unknown.path}: this key is not used by anything"

@@ -80,11 +80,10 @@ def exclude_op_form(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: full, full_recompute_layer: [0], exclude_op: {mlp: [0]}}
     FAIL: recompute: {mode: full, full_recompute_layer: [0], exclude_op: [MatMul]}
     """
-    for misfit in context.settings.misfits:
-        if misfit.expect is Expect2x.EXCLUDE:
-            message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}; mindformers 2.1.0 takes a mapping"
-            fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
-            yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for misfit in context.settings.misfits_of(Expect2x.EXCLUDE):
+        message = f"{misfit.path}: {show(misfit.node)} is {misfit.node.kind}; mindformers 2.1.0 takes a mapping"
+        fix = "exclude_op: {path: [layers]}; in 2.0.0 these were parts of operator names, which do not convert"
+        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
 @rule(Level.ERROR)
@@ -94,14 +93,13 @@ def recompute_mode(context: Context2x) -> Iterator[Finding]:
     PASS: recompute: {mode: None}
     FAIL: recompute: {mode: null}
     """
-    for misfit in context.settings.misfits:
-        if misfit.expect is Expect2x.MODE:
-            value = misfit.node.value
-            meant = MEANT_MODES.get(str(value).strip().lower())
-            if meant is None and isinstance(value, str):
-                meant = next(iter(closest_names(value, ("None", "full", "select"), max_distance=3)), None)
-            message = f"recompute.mode: {show(misfit.node)} is no mode"
-            yield Finding(misfit.node.location, message, misfit.expect.value, f"mode: {meant}" if meant else "")
+    for misfit in context.settings.misfits_of(Expect2x.MODE):
+        value = misfit.node.value
+        meant = MEANT_MODES.get(str(value).strip().lower())
+        if meant is None and isinstance(value, str):
+            meant = next(iter(closest_names(value, ("None", "full", "select"), max_distance=3)), None)
+        message = f"recompute.mode: {show(misfit.node)} is no mode"
+        yield Finding(misfit.node.location, message, misfit.expect.value, f"mode: {meant}" if meant else "")
 
 
 @rule(Level.ERROR)
@@ -111,11 +109,10 @@ def bad_layer(context: Context2x) -> Iterator[Finding]:
     PASS: layers: [0, '2-3', 5-6]
     FAIL: layers: ['0 - 3']
     """
-    for misfit in context.settings.misfits:
-        if misfit.expect is Expect2x.LAYER:
-            message = f"{misfit.path}: {show(misfit.node)} names no layers"
-            fix = _meant_layers(misfit.node.value, context)
-            yield Finding(misfit.node.location, message, misfit.expect.value, fix)
+    for misfit in context.settings.misfits_of(Expect2x.LAYER):
+        message = f"{misfit.path}: {show(misfit.node)} names no layers"
+        fix = _meant_layers(misfit.node.value, context)
+        yield Finding(misfit.node.location, message, misfit.expect.value, fix)
 
 
 def _meant_layers(value: object, context: Context2x) -> str:
@@ -140,10 +137,9 @@ def bad_prefetch(context: Context2x) -> Iterator[Finding]:
     """
     limit, prefetch = context.num_layers, context.settings.prefetch
     allowed = f"an integer from 1 to {max(limit - 1, 1)} (layers)" if limit is not None else Expect2x.PREFETCH.value
-    for misfit in context.settings.misfits:
-        if misfit.expect is Expect2x.PREFETCH:
-            message = f"{misfit.path}: {show(misfit.node)} is no distance in layers"
-            yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
+    for misfit in context.settings.misfits_of(Expect2x.PREFETCH):
+        message = f"{misfit.path}: {show(misfit.node)} is no distance in layers"
+        yield Finding(misfit.node.location, message, allowed, "default_prefetch: 1")
     node = context.document.get("swap", "default_prefetch") or context.document.get("swap", "enable")
     if not context.settings.is_swap_enabled or node is None or limit is None or prefetch is None or prefetch < limit:
         return

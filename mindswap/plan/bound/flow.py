@@ -1,4 +1,4 @@
-"""What a layer makes, who reads it, and what running it again takes at least: the ground of the bound. Pure."""
+"""What a layer makes, who reads it, and what running it again takes at least: input of the lower bound. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -34,11 +34,6 @@ class Shape:
     num_micro_batches: int = 1
     num_sequences: int = 1  # pieces that a sequence is cut into
 
-    @property
-    def num_forward(self) -> int:
-        """Forward passes of a stage."""
-        return self.num_micro_batches * self.num_chunks * self.num_sequences
-
 
 class PipelineSchedule(Protocol):
     """A module of this folder."""

@@ -1,6 +1,7 @@
 import pytest
 
-from tests.builders import found
+from mindswap.config.mode import device_target
+from tests.builders import document, found
 
 
 @pytest.mark.parametrize("value", ["1", "PYNATIVE_MODE", "True", "False", "null", "2"])
@@ -29,3 +30,7 @@ def test_on_a_device_the_copies_have_to_be_asked_for():
 
 def test_a_missing_key_passes():
     assert found("{swap_config: {swap: True}, context: {}}") == []
+
+
+def test_a_device_target_that_is_null_is_missing():
+    assert device_target(document("context: {device_target: null}")) == device_target(document("a: 1")) == "Ascend"

@@ -8,10 +8,10 @@ from tests.graph.builders import KIB, graph, node
 STEP = graph(
     [
         node("x", "Add", "a b"),
-        node("cast_q", "Cast", "x", tag="wq.cast"),
-        node("cast_k", "Cast", "x", tag="wk.cast"),
-        node("q", "MatMul", "cast_q wq", tag="wq.matmul"),
-        node("k", "MatMul", "cast_k wk", tag="wk.matmul"),
+        node("cast_q", "Cast", "x", paths=("wq.cast",)),
+        node("cast_k", "Cast", "x", paths=("wk.cast",)),
+        node("q", "MatMul", "cast_q wq", paths=("wq.matmul",)),
+        node("k", "MatMul", "cast_k wk", paths=("wk.matmul",)),
     ],
     [node("q_grad", "MatMul", "cast_q_b"), node("k_grad", "MatMul", "cast_k_b")],
     saved="cast_q cast_k",
@@ -23,7 +23,7 @@ def names(step):
 
 
 def test_equal_operators_are_merged_forward_and_backward():
-    merged = merge_equal(STEP, "tag")
+    merged = merge_equal(STEP)
     assert names(merged) == ["x", "cast_q", "q", "k"]
     assert [n.inputs for n in merged.forward[2:]] == [("cast_q", "wq"), ("cast_q", "wk")]
     assert [n.inputs for n in merged.backward] == [("cast_q_b",), ("cast_q_b",)]
@@ -32,33 +32,37 @@ def test_equal_operators_are_merged_forward_and_backward():
 
 
 def test_what_is_left_has_the_paths_of_all():
-    assert merge_equal(STEP, "tag").forward_nodes["cast_q"].attributes["tag"] == ("wq.cast", "wk.cast")
+    assert merge_equal(STEP).forward_nodes["cast_q"].paths == ("wq.cast", "wk.cast")
 
 
 def test_unequal_settings_keep_them_apart():
-    merged = merge_equal(STEP, "tag", lambda n: n.name == "cast_k")
+    merged = merge_equal(STEP, lambda n: n.name == "cast_k")
     assert names(merged) == names(STEP)
     assert sum(entry.kept_bytes for entry in classify_saved(merged)) == 2 * KIB
 
 
 def test_merging_goes_on_behind_what_was_merged():
-    forward = [*STEP.forward[:3], node("q", "Mul", "cast_q", tag="q.mul"), node("k", "Mul", "cast_k", tag="k.mul")]
-    assert names(merge_equal(graph(forward, []), "tag")) == ["x", "cast_q", "q"]
+    forward = [
+        *STEP.forward[:3],
+        node("q", "Mul", "cast_q", paths=("q.mul",)),
+        node("k", "Mul", "cast_k", paths=("k.mul",)),
+    ]
+    assert names(merge_equal(graph(forward, []))) == ["x", "cast_q", "q"]
 
 
 def test_what_is_not_equal_stays():
     forward = [
-        node("other_layer", "Cast", "x", layer=1, tag="wq.cast"),
-        node("one", "Cast", "x", tag="wq.cast"),
+        node("other_layer", "Cast", "x", layer=1, paths=("wq.cast",)),
+        node("one", "Cast", "x", paths=("wq.cast",)),
         node("untagged", "Cast", "x"),  # the compiler has looked at it already
-        node("other_type", "Cast", "x", size_bytes=2 * KIB, tag="wk.cast"),
-        node("other_attribute", "Cast", "x", tag="wk.cast", in_strategy="((1,),)"),
-        node("drop", "DropoutExt", "x", tag="d.dropout"),
-        node("drop_again", "DropoutExt", "x", tag="e.dropout"),
+        node("other_type", "Cast", "x", size_bytes=2 * KIB, paths=("wk.cast",)),
+        node("other_attribute", "Cast", "x", paths=("wk.cast",), in_strategy="((1,),)"),
+        node("drop", "DropoutExt", "x", paths=("d.dropout",)),
+        node("drop_again", "DropoutExt", "x", paths=("e.dropout",)),
     ]
-    assert names(merge_equal(graph(forward, []), "tag")) == [n.name for n in forward]
+    assert names(merge_equal(graph(forward, []))) == [n.name for n in forward]
 
 
 def test_nothing_to_merge_gives_the_same_graph():
-    step = graph([node("x", "Add", "a b", tag="add")], [])
-    assert merge_equal(step, "tag") is step
+    step = graph([node("x", "Add", "a b", paths=("add",))], [])
+    assert merge_equal(step) is step

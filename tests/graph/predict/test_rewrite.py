@@ -10,6 +10,7 @@ import pytest
 
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import TensorType
+from mindswap.graph.predict.merge import merge_equal
 from mindswap.graph.predict.rewrite import NodeSettings, rewrite_graph, settings_of_policy
 from mindswap.graph.storage import Fate, classify_saved
 from mindswap.graph.work import measure_work
@@ -71,7 +72,7 @@ TWO = graph(
 
 def settings(step, tree=TREE, **policy):
     num_layers = 1 + max(n.layer_index or 0 for n in step.forward)
-    names = OperatorNames([tree] * num_layers, step, "tag")
+    names = OperatorNames([tree] * num_layers, step)
     actions = [resolve_layer(Policy(True, **policy), index, tree) for index in range(num_layers)]
     return settings_of_policy(step, names, actions)
 
@@ -380,12 +381,12 @@ def test_what_hands_on_communication_that_runs_again_runs_again():
     assert settings(graph(before[:1] + [ONE.forward[0], before[1]], []), **recomputed).recomputed == set()
 
 
-def test_equal_operators_of_a_tagged_step_are_merged_first():
+def test_equal_operators_with_paths_are_merged_before():
     tagged = graph(
-        [node("a", "Cast", "x", tag="a.cast"), node("b", "Cast", "x", tag="b.cast")],
+        [node("a", "Cast", "x", paths=("a.cast",)), node("b", "Cast", "x", paths=("b.cast",))],
         [node("grads", "Grad", "a_b b_b")],
         saved="a b",
     )
     nothing = NodeSettings(frozenset(), {})
-    assert [n.name for n in rewrite_graph(tagged, nothing, "tag").forward] == ["a"]
+    assert [n.name for n in rewrite_graph(merge_equal(tagged, nothing.of), nothing).forward] == ["a"]
     assert [n.name for n in rewrite_graph(tagged, nothing).forward] == ["a", "b"]

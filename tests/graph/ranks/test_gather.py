@@ -39,7 +39,7 @@ def step(
     forward = [
         node("x", "Gelu", "input", layer=layer),
         load("w", known, layer),
-        *([typed(node("w_cast", "Cast", "w_load", layer=layer, tag="w.cast"), whole)] if has_cast else []),
+        *([typed(node("w_cast", "Cast", "w_load", layer=layer, paths=("w.cast",)), whole)] if has_cast else []),
         node("y", "MatMul", f"x {'w_cast' if has_cast else 'w_load'}", layer=layer),
         node("monads", "MakeTuple", "w_load", 0, layer=None),
         node("state", "UpdateState", "u monads", 0, layer=None),

@@ -13,6 +13,11 @@ from mindswap.simulate.timeline import Timeline
 FREE = TransferCosts(lambda size: 0, lambda size: 0)
 
 
+def num_forward(shape: Shape) -> int:
+    """Forward passes of a stage."""
+    return shape.num_micro_batches * shape.num_chunks * shape.num_sequences
+
+
 def passes_in_words(name: str, stage: int, shape: Shape) -> str:
     """F, B, I (gradient of inputs), W (gradient of weights), micro-batch, chunk a, b, ..., piece x, y, ..."""
     chunk = (lambda entry: "abc"[entry.chunk]) if shape.num_chunks > 1 else (lambda entry: "")

@@ -7,7 +7,7 @@ import pytest
 from mindswap.errors import SimulationError
 from mindswap.simulate.memory import peak_memory
 from mindswap.simulate.schedules import SCHEDULES, Shape, find_schedule, most_in_flight, order_passes
-from tests.simulate.schedules.builders import layout_of, reference_ns, run
+from tests.simulate.schedules.builders import layout_of, num_forward, reference_ns, run
 from tests.strength import examples
 
 # 20 sizes: stages, chunks, micro-batches in whole rounds.
@@ -42,7 +42,7 @@ def warm_up(shape: Shape, stage: int, per_stage: int, size: int) -> int:
     """Passes in flight: a round of every chunk but the last, those behind, one more piece for each, and one."""
     pieces = shape.num_sequences
     wanted = (shape.num_chunks - 1) * size * pieces + (shape.num_stages - 1 - stage) * per_stage + pieces
-    return min(shape.num_forward, wanted)
+    return min(num_forward(shape), wanted)
 
 
 # Narayanan et al. (SC 2021), 2.2: the bubble is (stages - 1) forwards and backwards of one chunk.
@@ -51,7 +51,7 @@ def warm_up(shape: Shape, stage: int, per_stage: int, size: int) -> int:
 def test_interleaved(name, per_stage, shape):
     pass_ns = FORWARD_NS + INPUT_NS + WEIGHT_NS
     step_ns = run(name, shape, FORWARD_NS, INPUT_NS, WEIGHT_NS).step_time_ns
-    assert step_ns == (shape.num_forward + shape.num_stages - 1) * pass_ns
+    assert step_ns == (num_forward(shape) + shape.num_stages - 1) * pass_ns
     expected = [warm_up(shape, stage, per_stage, shape.num_stages) for stage in range(shape.num_stages)]
     assert in_flight(name, shape) == kept_bytes(name, shape) == expected
 
@@ -70,8 +70,8 @@ def test_one_chunk(shape):
 def test_gpipe(shape):
     pass_ns = FORWARD_NS + INPUT_NS + WEIGHT_NS
     step_ns = run("gpipe", shape, FORWARD_NS, INPUT_NS, WEIGHT_NS).step_time_ns
-    assert step_ns == (shape.num_forward + shape.num_stages - 1) * pass_ns
-    assert in_flight("gpipe", shape) == kept_bytes("gpipe", shape) == [shape.num_forward] * shape.num_stages
+    assert step_ns == (num_forward(shape) + shape.num_stages - 1) * pass_ns
+    assert in_flight("gpipe", shape) == kept_bytes("gpipe", shape) == [num_forward(shape)] * shape.num_stages
 
 
 @pytest.mark.parametrize("shape", PIECES, ids=str)
@@ -84,7 +84,7 @@ def test_pieces_of_sequences(name, per_stage, shape):
         return
     pass_ns = FORWARD_NS + INPUT_NS + WEIGHT_NS
     step_ns = run(name, shape, FORWARD_NS, INPUT_NS, WEIGHT_NS).step_time_ns
-    assert step_ns == (shape.num_forward + shape.num_stages - 1) * pass_ns
+    assert step_ns == (num_forward(shape) + shape.num_stages - 1) * pass_ns
     # With one chunk MindSpore runs seqpipe, where a stage is ahead of the next one by one.
     per_stage = 1 if shape.num_chunks == 1 else per_stage
     size = min(shape.num_micro_batches, shape.num_stages)
@@ -98,7 +98,7 @@ def test_pieces_of_sequences(name, per_stage, shape):
 def test_zero_bubble_v(shape):
     """Where F, I and W take one unit each, the bubble is 2 (stages - 1) units: the way down the V and up again."""
     shape = Shape(shape.num_stages, 2, 2 * shape.num_micro_batches)
-    assert run("zero_bubble_v", shape).step_time_ns == 3 * shape.num_forward + 2 * (shape.num_stages - 1)
+    assert run("zero_bubble_v", shape).step_time_ns == 3 * num_forward(shape) + 2 * (shape.num_stages - 1)
     # Every stage holds 2 passes for each stage: as 1F1B on its first stage, with chunks of half the size.
     expected = [2 * shape.num_stages] * shape.num_stages
     assert in_flight("zero_bubble_v", shape) == kept_bytes("zero_bubble_v", shape) == expected

@@ -1,0 +1,3 @@
+"""What `mindformers/core/metric/metric.py` takes at its import."""
+
+sentence_bleu = SmoothingFunction = None
