@@ -9,27 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.cli import COMMANDS
+from mindswap.cost.device_file import list_devices
 from tests import forked
 from tests.strength import is_nightly
 
 ROOT = Path(__file__).parents[1]
 # Pages in English, each beside the same in Chinese.
-ENGLISH = (
-    "README.md",
-    "docs/check.md",
-    "docs/configuration.md",
-    "docs/demo.md",
-    "docs/run.md",
-    "docs/troubleshooting.md",
-    "docs/simulate.md",
-    "docs/recompute.md",
-    "docs/verify.md",
-    "docs/mindformers_2x.md",
-    "docs/python.md",
-    "docs/adaptive.md",
-    "docs/plan.md",
-    "docs/prove.md",
-)
+ENGLISH = ("README.md", *sorted(f"docs/{path.name}" for path in ROOT.glob("docs/*.md") if "_CN" not in path.name))
 PAGES = (*ENGLISH, *(page.replace(".md", "_CN.md") for page in ENGLISH))
 # Commands that compile a network.
 COMPILING = ("verify", "simulate", "compare", "plan")
@@ -138,6 +125,18 @@ def test_links_lead_to_headings(page):
     here = ROOT / page
     links = re.findall(r"\]\(([^)#:]*)#([^)]+)\)", here.read_text("utf-8"))
     assert [link for link in links if link[1] not in anchors(here.parent / link[0] if link[0] else here)] == []
+
+
+@pytest.mark.parametrize("readme", ["README.md", "README_CN.md"])
+def test_every_command_is_in_the_table_of_the_readme(readme):
+    rows = re.findall(r"^\|.*\|$", (ROOT / readme).read_text("utf-8"), re.MULTILINE)
+    assert [name for name in COMMANDS if not any(f"`mindswap {name}" in row or f"`{name}" in row for row in rows)] == []
+
+
+@pytest.mark.parametrize("page", ["docs/simulate.md", "docs/simulate_CN.md"])
+def test_every_device_is_in_the_table_of_devices(page):
+    text = (ROOT / page).read_text("utf-8")
+    assert [name for name in list_devices() if not re.search(rf"^\|.*`{name}`.*\|$", text, re.MULTILINE)] == []
 
 
 def test_the_page_of_the_rules_is_current():

@@ -1,6 +1,7 @@
 """Imports go one way; MindSpore and MindFormers are behind `adapters/`."""
 
 import ast
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -97,3 +98,21 @@ def test_no_two_classes_have_one_name():
     counts = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert len(counts) > 300
     assert [name for name, number in counts.items() if number > 1] == []
+
+
+def test_modules_that_comments_name_are_there():
+    modules = {".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in files()}
+    parents = {module.rpartition(".")[0] for module in modules}
+    rooms = {module.partition(".")[0] for module in modules if "." in module}
+    named = re.compile(rf"`((?:{'|'.join(sorted(rooms))})\.[a-z_0-9.]+)")
+    gone = {
+        f"{path.relative_to(PACKAGE)}: {name}"
+        for path in files()
+        for name in named.findall(path.read_text("utf-8"))
+        if name != "config.json" and not any(is_at(name, module) for module in modules | parents - rooms)
+    }
+    assert not gone
+
+
+def is_at(name: str, module: str) -> bool:
+    return name == module or name.startswith(f"{module}.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mindswap.document.nodes import Document, DocumentNode
+from mindswap.document.problem import Location
 from mindswap.errors import LaunchError
 from mindswap.launch.arguments import DEFAULT_LOG_DIR, DEFAULT_MASTER_PORT
 from mindswap.launch.msrun import find_msrun, find_python
@@ -148,6 +149,15 @@ def checkpoint_folder(command: TrainingCommand, document: Document, working_fold
 def saves_checkpoints(document: Document) -> bool:
     """The configuration has a callback that saves them."""
     return any(_checkpoint_monitors(document))
+
+
+def single_checkpoints(document: Document) -> Iterator[Location]:
+    """Where a callback keeps one checkpoint: MindFormers deletes it before it writes the next one."""
+    for monitor in _checkpoint_monitors(document):
+        # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
+        kept = monitor.get("keep_checkpoint_max")
+        if kept is not None and kept.value == 1:
+            yield kept.location
 
 
 def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:

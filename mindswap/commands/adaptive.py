@@ -15,6 +15,7 @@ from mindswap.adaptive.command import (
     is_parallel,
     parse_command,
     saves_checkpoints,
+    single_checkpoints,
     without_options,
 )
 from mindswap.adaptive.exclusions import find_exclusions, is_excluded
@@ -64,6 +65,11 @@ def run_adaptive(words: Sequence[str]) -> int:
     command = parse_command(command_words)
     document = load_trainable(command.config_path)
     command = _without_exclusions(command, document, args.replace)
+    for place in single_checkpoints(document):
+        _say(
+            f"{place}: warning: keep_checkpoint_max is 1: MindFormers deletes the old checkpoint before it writes the "
+            "new one; killed in between, the training begins at step 0\n    fix:     keep_checkpoint_max: 2"
+        )
     memory_bytes, source = _memory(args.memory, document, command.num_workers)
     _say(f"memory {format_bytes(memory_bytes)} ({source})")
     run_dir = (args.run_dir or command.log_dir).absolute()

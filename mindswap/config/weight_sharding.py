@@ -1,6 +1,6 @@
 """How the parallel optimizer cuts weights, as a configuration says it. Pure.
 
-`graph.gather` says what that does to a step, and names the sources.
+`graph.ranks.gather` says what that does to a step, and names the sources.
 """
 
 import math

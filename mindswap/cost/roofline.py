@@ -9,7 +9,7 @@ Figures are those of kernels in real profiles; `docs/device_figures.md` has the 
   take the vector units long enough to have a rate of their own.
 
 What it leaves out: whether an input is still in the cache from the operator before, and the layout of transposed
-tensors. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.fusion`.
+tensors. Fusion of element-wise operators (jit_level O1) is in their work already, see `graph.predict.fusion`.
 """
 
 import math

@@ -22,7 +22,7 @@ class Parameter:
     name: str
     size_bytes: int  # as it is stored (`param_init_type`)
     num_elements: int
-    is_cut: bool = True  # the parallel optimizer cuts it, where it is on (`graph.gather.WeightSharding`)
+    is_cut: bool = True  # the parallel optimizer cuts it, where it is on (`config.weight_sharding`)
     num_copies: int | None = None  # ranks that have the same weight, where these are not those of data parallelism
 
 

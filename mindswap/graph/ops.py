@@ -88,7 +88,7 @@ class Trait(Flag):
     PASSES_SPLIT = auto()
     # Takes the cut that the next operator asks for; a redistribution happens inside (step_parallel.cc, ReshapeInit).
     TAKES_ASKED_SPLIT = auto()
-    # What a Reshape becomes in the graph of one rank when it redistributes (`ranks.sharding.name_communication`).
+    # What a Reshape becomes in the graph of one rank when it redistributes (`name_communication`).
     REDISTRIBUTES = auto()
     # Its backward reads its operands, so one that arrives by communication is kept as it arrived.
     KEEPS_OPERANDS = auto()

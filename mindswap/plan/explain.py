@@ -146,7 +146,8 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
         there = set().union(*(saved_by_label(after, fate) for fate in Fate))
         gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
-        cost = {label: ns - _recompute_ns(before).get(label, 0) for label, ns in _recompute_ns(after).items()}
+        cost = _recompute_ns(after)
+        cost.subtract(_recompute_ns(before))
         for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
             entry = found.setdefault(label, _Again([], 0, 0))
             entry.layers.append(layer)
@@ -162,11 +163,11 @@ def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[s
     return lines
 
 
-def _recompute_ns(block: Block) -> dict[Label, int]:
-    found: dict[Label, int] = {}
+def _recompute_ns(block: Block) -> Counter[Label]:
+    found: Counter[Label] = Counter()
     for op in block.backward:
         if op.kind is OpKind.RECOMPUTE:
-            found[op.label] = found.get(op.label, 0) + op.duration_ns
+            found[op.label] += op.duration_ns
     return found
 
 

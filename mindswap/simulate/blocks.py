@@ -36,7 +36,7 @@ def cut_blocks(
     operator_ns: Callable[[Node, Work], int],
     label: Callable[[Node], Names],
     collectives: Mapping[str, tuple[Collective, ...]] | None = None,
-    collective_ns: Callable[[Collective], int] | None = None,
+    collective_ns: Callable[[Collective], int] = lambda collective: 0,
     is_fused: bool = False,
     once: Set[str] = frozenset(),
     gradients: GradientRule | None = None,
@@ -45,7 +45,7 @@ def cut_blocks(
     """The blocks of a compiled step.
 
     Args:
-        graph: a step with lazy_inline on, from the compiler or from `graph.rewrite`.
+        graph: a step with lazy_inline on, from the compiler or from `graph.predict.rewrite`.
         label: what to call a forward operator.
         collectives: communication that belongs to a node, by its name.
         is_fused: element-wise operators that follow each other are one kernel (jit_level O1).
@@ -59,15 +59,11 @@ def cut_blocks(
     """
     if not graph.has_lazy_inline:
         raise SimulationError("forward and backward are one function: the graph was compiled without lazy_inline")
-    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns or _no_time, once, is_fused)
+    step = StepReader(graph, operator_ns, label, collectives or {}, collective_ns, once, is_fused)
     step.read()
     maker = _BlockMaker(step, gradients or GradientRule(), alignment_bytes)
     blocks = [maker.block(section) for section in range(-1, step.num_layers + 1)]
     return StepBlocks(blocks[0], tuple(blocks[1:-1]), blocks[-1])
-
-
-def _no_time(collective: Collective) -> int:
-    return 0
 
 
 class _BlockMaker:
@@ -88,7 +84,7 @@ class _BlockMaker:
         tensors: list[BlockTensor] = []
         reads: list[Read] = []
         for tensor in self.known[section]:
-            uses, role = tensor.uses_in(section), self.roles.get(id(tensor))
+            uses, role = tensor.uses_in(section), self.roles.get(tensor)
             size_bytes = self._memory_of(tensor.type.size_bytes)
             if tensor.section == section:
                 tensors += self._gradient(tensor) if tensor.is_gradient else ()
@@ -101,16 +97,16 @@ class _BlockMaker:
         forward, backward, once = (tuple(self.step.ops.get(place, ())) for place in places)
         return Block(forward, backward, tuple(tensors), tuple(reads), once)
 
-    def _name_roles(self) -> dict[int, Role]:
-        """Roles of the tensors that other sections read, by identity."""
+    def _name_roles(self) -> dict[StepTensor, Role]:
+        """Roles of the tensors that other sections read."""
         counts: dict[tuple[object, ...], int] = {}
-        roles = {}
+        roles: dict[StepTensor, Role] = {}
         for tensor in self.step.tensors:
             if not tensor.uses.keys() - {tensor.section}:
                 continue
             known, is_forward, is_shared = tensor.type, tensor.place.is_forward, self._is_shared(tensor)
             key = (tensor.section, is_forward, is_shared, known.shape, known.dtype)
-            roles[id(tensor)] = Role(known.shape, known.dtype, counts.get(key, 0), is_forward, is_shared)
+            roles[tensor] = Role(known.shape, known.dtype, counts.get(key, 0), is_forward, is_shared)
             counts[key] = counts.get(key, 0) + 1
         return roles
 

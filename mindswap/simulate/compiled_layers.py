@@ -117,7 +117,8 @@ class CompiledLayers:
 def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
     """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
 
-    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more (`graph.rewrite`).
+    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more
+    (`graph.predict.rewrite`).
     """
     forward_names = graph.index.forward_names
     gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}

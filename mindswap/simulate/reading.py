@@ -26,7 +26,7 @@ class Place(NamedTuple):
     is_once: bool = False
 
 
-@dataclass
+@dataclass(eq=False)
 class StepTensor:
     """A tensor while the graph is read."""
 

@@ -88,7 +88,7 @@ class ModelSections:
         self.send_ns = send_ns
         self.labels: dict[Label, int] = {}
         self._numbers = {
-            id(block): np.array([self.label(name) for name in block.arrays.labels], np.int32)
+            block: np.array([self.label(name) for name in block.arrays.labels], np.int32)
             for block in dict.fromkeys(blocks)
         }
 
@@ -97,7 +97,7 @@ class ModelSections:
 
     def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
         """Labels of a section's block, as the block numbers them, in numbers of the step."""
-        return self._numbers[id(self.blocks[section])][numbers]
+        return self._numbers[self.blocks[section]][numbers]
 
     def layer_of(self, section: int) -> int:
         return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP

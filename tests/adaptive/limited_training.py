@@ -1,43 +1,45 @@
-"""The package's own training entry in workers with a limit on their memory, and a cache of samples that grows.
+"""The package's own training entry in workers with a limit on their memory, to which something happens after a step.
 
-The cache begins to grow at the first checkpoint and ends with CACHE_BYTES. Where the limit (RLIMIT_DATA of Linux)
-comes first, an allocation fails for real, and the worker dies of it.
+After AFTER_STEP, a step of the whole training, a cache of samples grows by CACHE_BYTES. Where the limit comes first,
+LIMIT_BYTES (RLIMIT_DATA of Linux), an allocation fails for real, and the worker dies of it. Without CACHE_BYTES the
+worker stops there (SIGSTOP) until it is killed.
 """
 
 import os
 import resource
+import signal
 import sys
-import threading
-import time
-import traceback
-from pathlib import Path
 
 import numpy as np
+from mindformers.tools.register import MindFormerRegister
+from mindformers.tools.register.register import MindFormerModuleType
+from mindspore.train.callback import Callback
+
+from mindswap.adapters.entry import train
 
 PIECE_BYTES = 10 << 20
 
 
-def grow_cache(folder: Path, size_bytes: int) -> None:
-    cache = []
-    while not list(folder.glob("*.safetensors")):
-        time.sleep(0.05)
-    try:
-        for _ in range(size_bytes // PIECE_BYTES):
-            cache.append(np.ones(PIECE_BYTES, np.uint8))
-            time.sleep(0.05)  # 157 MiB take 0.8 s, long enough to write a checkpoint
-        time.sleep(3600)
-    except MemoryError:
-        traceback.print_exc()
-        os._exit(1)
+class AfterStep(Callback):
+    """MindFormers calls it behind its own: what they log and save of the step is there."""
+
+    def __init__(self):
+        super().__init__()
+        self.cache = []
+
+    def on_train_step_end(self, run_context):
+        parameters = run_context.original_args()
+        optimizer = parameters.optimizer or parameters.network.optimizer
+        if optimizer.global_step.asnumpy().item() != int(os.environ.get("AFTER_STEP", "0")):
+            return
+        if "CACHE_BYTES" not in os.environ:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        for _ in range(int(os.environ.get("CACHE_BYTES", "0")) // PIECE_BYTES):
+            self.cache.append(np.ones(PIECE_BYTES, np.uint8))
 
 
-if os.environ.get("MS_ROLE") != "MS_SCHED":
+MindFormerRegister.register_cls(AfterStep, MindFormerModuleType.CALLBACK)
+if "LIMIT_BYTES" in os.environ and os.environ.get("MS_ROLE") != "MS_SCHED":
     limit = int(os.environ["LIMIT_BYTES"])
     resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
-    checkpoints = Path(
-        sys.argv[sys.argv.index("--output_dir") + 1], "checkpoint", f"rank_{os.environ.get('RANK_ID', 0)}"
-    )
-    threading.Thread(target=grow_cache, args=(checkpoints, int(os.environ["CACHE_BYTES"])), daemon=True).start()
-from mindswap.adapters.entry import train  # noqa: E402 after the limit
-
 train(sys.argv[1:])

@@ -72,6 +72,23 @@ def test_wrong_calls_are_messages(words, capsys, monkeypatch):
     assert "Traceback" not in error and "a bug" not in error and error
 
 
+@pytest.mark.parametrize("kept", ["1", "2"])
+def test_one_checkpoint_is_too_few(kept, tmp_path, capsys, monkeypatch):
+    """What is wrong with --memory ends the call afterwards."""
+    monkeypatch.delenv("MS_ROLE", raising=False)
+    path = tmp_path / "c.yaml"
+    path.write_text(f"seed: 0\ncallbacks:\n  - type: CheckpointMonitor\n    keep_checkpoint_max: {kept}\n")
+    assert cli.main(["run", adaptive.FLAG, "--memory", "x", "--", "--config", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert "--memory" in printed.err
+    warning = (
+        f"mindswap: {path}:4:26: warning: keep_checkpoint_max is 1: MindFormers deletes the old checkpoint before it "
+        "writes the new one; killed in between, the training begins at step 0\n"
+        "mindswap:     fix:     keep_checkpoint_max: 2\n"
+    )
+    assert printed.out == (warning if kept == "1" else "")
+
+
 def test_inside_a_worker_it_says_where_it_belongs(capsys, monkeypatch):
     monkeypatch.setenv("MS_ROLE", "MS_WORKER")
     assert cli.main(["run", "--config", "c.yaml", adaptive.FLAG]) == 1

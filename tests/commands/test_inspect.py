@@ -121,24 +121,31 @@ print(json.dumps([sizes, sampled, whole]))
     assert sampled["peak"]["size_bytes"] == whole["peak"]["size_bytes"]
 
 
-def test_a_picture_is_written(tmp_path):
-    inspect(CPU_CASE, "--by", "cell", "--layers", "0,2-3", "--plot", tmp_path / "saved.png")
+@pytest.fixture(scope="module")
+def asked(tmp_path_factory):
+    """A folder with what is kept of a first answer, and that answer."""
+    folder = tmp_path_factory.mktemp("cache")
+    return folder, inspect("--json", CPU_CASE, cache=folder).stdout
+
+
+def test_the_second_time_nothing_is_compiled(asked, tmp_path):
+    folder, first = asked
+    kept = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
+    assert len(kept) == 2  # the answer, and the network without a policy
+    assert inspect("--json", CPU_CASE, cache=folder).stdout == first
+    assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == kept
+    changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
+    inspect("--json", changed, cache=folder)
+    assert len(list(folder.iterdir())) == 3  # another policy, another answer; the network is the same
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+
+
+def test_a_picture_is_written(asked, tmp_path):
+    inspect(CPU_CASE, "--by", "cell", "--layers", "0,2-3", "--plot", tmp_path / "saved.png", cache=asked[0])
     assert (tmp_path / "saved.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_layers_that_do_not_exist_are_refused():
-    result = inspect(CPU_CASE, "--layers", "2-5", check=False)
+def test_layers_that_do_not_exist_are_refused(asked):
+    result = inspect(CPU_CASE, "--layers", "2-5", check=False, cache=asked[0])
     assert result.returncode == 1
     assert result.stderr == "mindswap: error: --layers: there are layers 0-3, not [4, 5]\n"
-
-
-def test_the_second_time_nothing_is_compiled(tmp_path):
-    first = inspect("--json", CPU_CASE, cache=tmp_path)
-    kept = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(kept) == 2  # the answer, and the network without a policy
-    second = inspect("--json", CPU_CASE, cache=tmp_path)
-    assert second.stdout == first.stdout
-    changed = rewrite(CPU_CASE, tmp_path / "changed.yaml", default_prefetch="11")
-    inspect("--json", changed, cache=tmp_path)
-    assert len(list(tmp_path.glob("*.json.gz"))) == 3  # another policy, another answer; the network is the same
-    assert {path: path.stat().st_mtime_ns for path in kept} == kept

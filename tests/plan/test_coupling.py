@@ -55,8 +55,8 @@ def test_an_idle_swap_frees_nothing():
 
 def test_a_swap_stays_where_recompute_would_leave_it_without_effect():
     """Swap of item 1 in the first layer; item 2 is recomputed in the second alone."""
-    choice = fill(FIGURES, [1], recompute_order(FIGURES), swap_bytes=10, recompute_bytes=40, distance=5)
-    assert choice.tolist() == [[KEEP, 5, KEEP], [KEEP, KEEP, -1]]
+    choice = fill(FIGURES, [1], recompute_order(FIGURES), swap_bytes=10, recompute_bytes=40)
+    assert choice.tolist() == [[KEEP, 1, KEEP], [KEEP, KEEP, -1]]
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """`mindswap.capture_step`: any MindSpore network is simulated and planned."""
 
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -7,6 +8,8 @@ import pytest
 import mindswap
 from mindswap import Layers, OpSwap, Policy
 from mindswap.errors import ApplyError, DataError, GraphError, MindswapError, PlanError
+from mindswap.plan.solvers.search import Stop
+from tests.strength import examples
 
 pytestmark = pytest.mark.mindspore
 
@@ -87,8 +90,15 @@ def test_a_run_is_written_for_a_browser_and_for_perfetto(step, tmp_path):
 
 
 def test_a_plan_fits_and_is_read_back(step, tmp_path):
+    """By day of the first 300 simulations: the search makes thousands."""
+    simulations = count(1)
+
+    def progress():
+        if next(simulations) > examples(300, 10**6):
+            raise Stop
+
     budget = step.simulate().peak_bytes - WIDE_BYTES
-    plan = step.plan(memory=budget)
+    plan = step.plan(memory=budget, progress=progress)
     assert plan.fits and plan.peak_bytes <= budget
     assert plan.run().peak_bytes == plan.peak_bytes
     plan.save(tmp_path / "planned.yaml")

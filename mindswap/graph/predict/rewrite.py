@@ -38,7 +38,7 @@ def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[Laye
 
     Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
     primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
-    what makes a weight whole that the parallel optimizer cut (`graph.gather`).
+    what makes a weight whole that the parallel optimizer cut (`graph.ranks.gather`).
     """
     readers = graph.index.forward_readers
     place = _Placement(graph, names)

@@ -1,8 +1,8 @@
 """Tensors that arrive by communication and are kept as they arrived. Pure.
 
 Where two operators cut a tensor unlike, MindSpore puts an AllGather between them, and backward of a product reads the
-output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.sharding` makes it the
-communication. Here one is put where none stands, so that what is kept has an operator and its size.
+output of that AllGather (step_parallel.cc, Redistribution). If a Reshape stands there, `graph.ranks.sharding` makes it
+the communication. Here one is put where none stands, so that what is kept has an operator and its size.
 
 In backward the same holds for the gradient of a sum that was scattered: the gradients of the product behind which
 ReduceScatter stands read what AllGather makes of it (ops/_grad_experimental/grad_comm_ops.py).

@@ -104,7 +104,7 @@ class _Finder:
                 yield node.name, source.name
 
     def _add_sum(self, node: Node, partial: PartialSum) -> None:
-        """After the operator; its gradient begins with that of the sum, which may be an operator (`graph.arrivals`)."""
+        """After the operator; its gradient begins with that of the sum, maybe an operator (`graph.ranks.arrivals`)."""
         kind = "ReduceScatter" if partial.is_scattered else "AllReduce"
         first = next((gradient for gradient in self.gradients.get(node.name, ()) if is_kernel(gradient.op)), None)
         is_before = first is not None and first.op != line_of(kind).gradient
@@ -157,7 +157,7 @@ class _Finder:
         return None
 
     def _gradients_of_operand(self, consumer: Node) -> list[Node]:
-        """Its gradients; of a view without any (`graph.arrivals`) those that its readers give for it, by their size."""
+        """Its gradients; of a view without any (`graph.ranks.arrivals`) those of its readers that have its size."""
         gradients = self.gradients.get(consumer.name, [])
         if gradients:
             return gradients

@@ -5,7 +5,7 @@ lazy_inline cell, not in it: step_parallel_utils.cc, FindChildCastWithFP32ToFP16
 function; pipeline or accumulation only, and only if all readers are casts) and CreateFP16Cast. CheckApplyZero lets a
 weight through in a pipeline that no other rank shares; `MicroStepAllGatherPass` then drops the AllGather and leaves the
 cast. So there is one copy in half precision, from the first micro-batch to the last, and no policy reaches it. Casts
-of gathered weights are in `graph.gather`. Without the parallel optimizer each micro-batch has casts of its own.
+of gathered weights are in `graph.ranks.gather`. Without the parallel optimizer each micro-batch has casts of its own.
 
 Without lazy_inline all micro-batches are in one graph. No side effect stands between their reads of a weight, so
 AutoMonadEliminator and the frontend's cse make one of equal casts, whatever their types.

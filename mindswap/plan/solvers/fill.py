@@ -81,7 +81,7 @@ class Even:
             ):
                 if size < min(freed_bytes, host_bytes) and time_ns < copy_ns:
                     size, time_ns = size + own_bytes, time_ns + own_ns
-        return fill(self.figures, self.swaps, self.upgrades, size, freed_bytes - size, 1)
+        return fill(self.figures, self.swaps, self.upgrades, size, freed_bytes - size)
 
 
 def fill(
@@ -90,7 +90,6 @@ def fill(
     upgrades: Sequence[Upgrade],
     swap_bytes: int,
     recompute_bytes: int,
-    distance: int | np.ndarray,
 ) -> np.ndarray:
     """A choice that swaps about `swap_bytes` and recomputes about `recompute_bytes`, per micro-batch.
 
@@ -99,15 +98,15 @@ def fill(
         swaps: items in the order in which they are swapped, first layers first.
         upgrades: ways to recompute in order.
         swap_bytes, recompute_bytes: how much to free in each way; less where there is no more.
-        distance: `backward_prefetch` of what is swapped; one, or one for each cell.
+
+    Returns:
+        Swaps have distance 1.
     """
-    shape = (figures.num_layers, figures.num_items)
-    choice = np.zeros(shape, np.int64)
-    distances = np.broadcast_to(distance, shape)
+    choice = np.zeros((figures.num_layers, figures.num_items), np.int64)
     for item in swaps:
         size = figures.freed_bytes[:, item, 0]
         taken = (size > 0) & (np.cumsum(size) - size < swap_bytes)
-        choice[taken, item] = distances[taken, item]
+        choice[taken, item] = 1
         swap_bytes -= int(size[taken].sum())
     for upgrade in upgrades:
         column = choice[:, upgrade.item]

@@ -126,24 +126,17 @@ def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
     def exposed(link_ns: np.ndarray) -> np.ndarray:
         return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
 
-    single = time + exposed(link)
-    gain, first, second = [], [], []
     is_small = choice.size <= SMALL_SPACE_CELLS
-    # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
-    fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
-    gain.append(-single[fits])
-    first.append(fits)
-    second.append(np.full(len(fits), -1))
-    both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
-    ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
-    a, b = np.nonzero(ok | is_small)
-    gain.append(-both_ns[a, b])
-    first.append(a)
-    second.append(b)
-    gains, firsts, seconds = map(np.concatenate, (gain, first, second))
     if score.excess_bytes:
-        firsts = np.arange(len(moves))
-        gains, seconds = freed, np.full(len(moves), -1)
+        gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
+    else:
+        # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
+        fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
+        both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
+        ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
+        a, b = np.nonzero(ok | is_small)
+        gains = -np.append((time + exposed(link))[fits], both_ns[a, b])
+        firsts, seconds = np.append(fits, a), np.append(np.full(len(fits), -1), b)
     trials = 0
     # In a small space every move is tried: first those of one cell, of which there are few.
     is_late = (seconds >= 0) & is_small
