@@ -43,6 +43,8 @@ LATENT_ATTENTION = {
 # Numbers that switch something on: the least of them that does, and the default of the class of the configuration.
 DEEPSEEK_SWITCHES = {"q_lora_rank": [1, 1536], "n_shared_experts": [1, 1], "n_group": [2, 8]}
 
+# As few layers as have a dense one and one with experts: only the second is read.
+NUM_LAYERS = 2
 NUM_LAYERS_KEYS = {"num_layers", "num_hidden_layers"}
 # Keys of the number of layers of multi-token prediction, its default, and the cell around which such a layer is.
 PREDICTION = {
@@ -149,8 +151,7 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
         is_other = "type" in section  # another class: nothing of the old one holds
         config["model"][key] = section if is_other else {**config["model"][key], **section}
     model_config = config["model"]["model_config"]
-    num_layers = 2 if "dense" in spec else 1  # a dense one and one with experts, or one
-    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), num_layers))
+    model_config.update(dict.fromkeys(NUM_LAYERS_KEYS & model_config.keys(), NUM_LAYERS))
     combinations = [
         dict(zip(spec["keys"], values, strict=True)) for values in itertools.product(*spec["keys"].values())
     ][:num_variants]
@@ -160,7 +161,8 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
             config["model"]["model_config"].update(when)
             paths.append(Path(folder) / f"{index}.yaml")
             paths[-1].write_text(yaml.safe_dump(config))
-        printed = start([__file__, "--variants", *map(str, paths)])
+        kinds = ["--dense"] if "dense" in spec else []
+        printed = start([__file__, *kinds, "--variants", *map(str, paths)])
     switches = spec.get("switches", {})
     on = {key: key in spec.get("on", ()) for key in switches}
     found = json.loads(printed)
@@ -179,23 +181,23 @@ def make_table(family: str, start: Callable[[list[str]], str] = start_python, nu
     }
 
 
-def print_variants(config_paths: list[str]) -> None:
-    """Tree and uses of the last layer of the network of each YAML, with the dense one if there are two, as JSON."""
+def print_variants(config_paths: list[str], has_dense: bool) -> None:
+    """Tree and uses of layer 1 of the network of each YAML, with the dense layer 0 if there is one, as JSON."""
     sys.path.insert(0, str(ROOT))
     from mindswap.adapters.quiet import quiet
 
     variants = []
     with quiet():
         for path in config_paths:
-            trees, uses = read_operator_uses(path)
-            dense = {"dense_tree": _tree_to_json(trees.layers[0])} if len(trees.layers) > 1 else {}
+            trees, uses = read_operator_uses(path, (0, 1) if has_dense else (1,))
+            dense = {"dense_tree": _tree_to_json(trees.layers[0])} if has_dense else {}
             around = {"prediction": _prediction_to_json(trees)} if trees.prediction else {}
             variants.append({"tree": _tree_to_json(trees.layers[-1]), **dense, "uses": uses, **around})
     print(json.dumps(variants))
 
 
-def read_operator_uses(config_path: str):
-    """Trees of the layers and of multi-token prediction, and which primitives of a layer read which output.
+def read_operator_uses(config_path: str, layer_indices: tuple[int, ...]):
+    """Trees of some layers and of multi-token prediction, and which primitives of a layer read which output.
 
     Every primitive carries its path into the compile as an attribute. That keeps the compiler from
     merging equal operators, so this graph tells who uses what and is not a measure of memory.
@@ -208,12 +210,15 @@ def read_operator_uses(config_path: str):
     from mindswap.adapters.mindformers import compile_network, trees_of_network
     from mindswap.adapters.mindspore import enable_lazy_inline, find_layers, find_lazy_inline_cell
     from mindswap.graph.load import PATH_TAG
+    from mindswap.policy.cell_tree import LayerTrees
     from mindswap.policy.model import Policy
 
     network, config = build_network(config_path, Policy())
-    for index, layer in enumerate(find_layers(network)):
-        for path, primitive in iterate_primitives(layer):
-            primitive.add_prim_attr(PATH_TAG, f"{index}.{'.'.join(path)}")
+    every_tree = trees_of_network(network, {})
+    trees = [every_tree.layers[index] for index in layer_indices]
+    for position, index in enumerate(layer_indices):
+        for path, primitive in iterate_primitives(find_layers(network)[index]):
+            primitive.add_prim_attr(PATH_TAG, f"{position}.{'.'.join(path)}")
     enable_lazy_inline(find_lazy_inline_cell(network))
     uses: dict[str, set[str]] = {}
     for name, users in _users_by_path(compile_network(network, config)).items():
@@ -221,7 +226,8 @@ def read_operator_uses(config_path: str):
         own = [user.partition(".")[2] for user in users if user.startswith(f"{layer}.")]
         if own:
             uses.setdefault(name_in_layer, set()).update(own)
-    return trees_of_network(network, {}), {path: sorted(users) for path, users in sorted(uses.items())}
+    found = LayerTrees(tuple(trees), {}, "the real network", every_tree.prediction)
+    return found, {path: sorted(users) for path, users in sorted(uses.items())}
 
 
 def _users_by_path(graph) -> dict[str, set[str]]:
@@ -266,9 +272,10 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare with the tables, write nothing")
     parser.add_argument("--only", choices=FAMILIES, help="one family")
     parser.add_argument("--variants", nargs="+", help=argparse.SUPPRESS)
+    parser.add_argument("--dense", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.variants:
-        print_variants(args.variants)
+        print_variants(args.variants, args.dense)
         return 0
     outdated = []
     for family in [args.only] if args.only else FAMILIES:
