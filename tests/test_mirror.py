@@ -146,7 +146,6 @@ ELSEWHERE = {
     "report/swap_run": ["pynative/test_report.py"],
     "report/tradeoff_plots": ["report/simulation/test_plots.py"],
     "session/capture": ["session/test_skew.py", "session/test_step.py"],
-    "session/compiled": ["commands/test_inspect.py", "commands/test_verify.py"],
     "session/device": ["session/test_budget.py"],
     "session/execute": ["commands/test_verify.py"],
     "session/inspect": ["commands/test_inspect.py"],

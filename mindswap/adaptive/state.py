@@ -96,7 +96,7 @@ class StateFile:
             if key is not None and data["key"] != key:
                 raise StateProblem("is of another configuration, version or device")
             state = from_plain(body, CLASSES)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:
             raise StateProblem(f"cannot be read: {error.strerror or error}") from None

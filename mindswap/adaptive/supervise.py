@@ -56,7 +56,8 @@ def supervise(run: AdaptiveRun, planner: Planner, say: Callable[[str], None]) ->
         MindswapError: it cannot be started.
     """
     require_room(run.run_dir)
-    # The guardian is forked first: it must not hold the pipe on which the workers hang.
+    # The guardian is forked before the pipe, on which the workers hang, and behind the lock: while it ends the workers
+    # of a run that was killed it holds that too, so that it never meets those of the next run.
     with locked(run.run_dir), guardian(MARKER, str(run.run_dir)), lifeline() as line, signals_raise(only_first=True):
         adopt_orphans()
         raise_process_limit()

@@ -31,7 +31,7 @@ from mindswap.stage.expand import expand_stage_recompute
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
 EXAMPLES = """\
   mindswap explain llama2_7b.yaml
-  mindswap explain --paths llama2_7b.yaml        every name for op_swap and select_recompute
+  mindswap explain --paths llama2_7b.yaml        # every name for op_swap and select_recompute
   mindswap explain --json llama2_7b.yaml | jq '.layers'
 
 With swap off it shows MindFormers' own recompute: the `Formative ...` lines as MindFormers logs them (but with

@@ -43,10 +43,10 @@ EXAMPLES = """\
   mindswap plan llama2_7b.yaml --memory 54GiB
   mindswap plan llama2_7b.yaml --memory 40GiB -o planned.yaml --explain
   mindswap plan llama2_7b.yaml --memory 40GiB --allow recompute --in-place
-  mindswap plan llama2_7b.yaml --memory 40GiB --safe       fits whether or not coupling rule 2 holds
-  mindswap plan llama2_7b.yaml --objective memory          least memory that costs next to no time
-  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   step time against memory, with common settings as points
-  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    MindFormers 2.x
+  mindswap plan llama2_7b.yaml --memory 40GiB --safe       # fits whether or not coupling rule 2 holds
+  mindswap plan llama2_7b.yaml --objective memory          # least memory that costs next to no time
+  mindswap plan llama2_7b.yaml --sweep --plot pareto.png   # step time against memory, with common settings as points
+  mindswap plan config_2x.yaml --trace step.json --memory 40GiB -o planned.yaml    # MindFormers 2.x
   mindswap plan --json llama2_7b.yaml --memory 40GiB | jq '.step_time_ns'
 
 All times and sizes are simulated. Exit code 1 if nothing fits; then the least memory that would is named.

@@ -66,13 +66,23 @@ def compile_pair(
             )
 
         plain = compiled_other(None)
-        number = dict(zip(layer_indices(compiled, placement), plain.sample.layer_map, strict=True))
-        like = {position: number[index] for position, index in enumerate(compiled.sample.indices)}
-        # The kind of a layer may depend on its number, which is another one where fewer are built.
-        if any(compiled.layers[position] != plain.layers[alike] for position, alike in like.items()):
+        like = find_like(compiled, plain, layer_indices(compiled, placement))
+        if like is None:
             plain, like = compiled_other(compiled.sample), {}
     sharding = read_weight_sharding(document)
     return _gathered(compiled, sharding), _gathered(plain, sharding), like
+
+
+def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
+    """For each compiled layer its like in another compiled network of these layers of the model.
+
+    None where they are no likes: the kind of a layer may depend on its number, which is another one where fewer are
+    built (`first_k_dense_replace`).
+    """
+    stands = dict(zip(indices, other.sample.layer_map, strict=True))
+    like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
+    is_alike = all(compiled.layers[position] == other.layers[found] for position, found in like.items())
+    return like if is_alike else None
 
 
 def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:

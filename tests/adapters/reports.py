@@ -1,4 +1,4 @@
-"""Reports of several configurations, compiled in one process of their own."""
+"""What layers of several configurations keep, compiled in one process of their own."""
 
 import json
 

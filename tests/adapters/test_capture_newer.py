@@ -22,7 +22,7 @@ MIXES = {
 NIGHTLY = ("tensor", "sequence")
 BY_DAY = [name for name in MIXES if is_nightly() or name not in NIGHTLY]
 # Two to a stage; in "whole" there is one between two others.
-NUM_LAYERS = {name: 4 if name == "whole" else 2 * mix[0][3] for name, mix in MIXES.items()}
+NUM_LAYERS = {name: 3 if name == "whole" else 2 * mix[0][3] for name, mix in MIXES.items()}
 SEQ, HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FFN = 64, 64, 4, 2, 16, 128
 
 
@@ -71,7 +71,7 @@ def reports(tmp_path_factory):
     # A file that cuts the model, without --rank: one rank that has all of it.
     config = folder / "without rank.yaml"
     text = (folder / "sequence.yaml").read_text()
-    config.write_text(yaml.safe_dump(edited(yaml.safe_load(text), {"model.model_config.num_hidden_layers": 4})))
+    config.write_text(yaml.safe_dump(edited(yaml.safe_load(text), {"model.model_config.num_hidden_layers": 1})))
     jobs.append({"config": str(config), "rank": None})
     return dict(zip([*BY_DAY, "without --rank"], inspect_jobs(jobs), strict=True))
 
@@ -94,9 +94,9 @@ def test_bytes_of_a_layer(reports, name):
 
 
 def test_without_a_rank_a_file_that_cuts_the_model_is_read_as_one_that_does_not(reports):
-    assert [layer["kept_bytes"] for layer in reports["without --rank"]["layers"]] == [
-        layer["kept_bytes"] for layer in reports["whole"]["layers"]
-    ]
+    first, outside = (layer["kept_bytes"] for layer in reports["without --rank"]["layers"])
+    whole = [layer["kept_bytes"] for layer in reports["whole"]["layers"]]
+    assert (first, outside) == (whole[0], whole[-1])
 
 
 @pytest.mark.parametrize("name", [name for name in BY_DAY if name != "whole"])

@@ -20,6 +20,7 @@ from tests.strength import is_nightly
 pytestmark = pytest.mark.mindspore
 
 LAYERS = range(4)
+TWO_LAYERS = range(2)
 HIDDEN_STATE_BYTES = 64 * 64 * 2
 SMALL = {"num_layers": 4, "hidden_size": 64, "num_heads": 4, "seq_length": 64, "vocab_size": 260, "multiple_of": 32}
 OFF = {"swap_config": {"swap": False}}
@@ -33,13 +34,17 @@ TOLD_APART = ("FlashAttentionScore", "RmsNorm", "SiLU")
 FULL = ("--recompute-granularity", "full", "--recompute-method")
 TWO_STAGES = ("--pipeline-model-parallel-size", "2")
 OFFLOADED = ("attn_norm", "qkv_linear", "core_attn", "attn_proj", "mlp_norm")
-LLAMA = {
-    "selective": ("--recompute-granularity", "selective"),
-    "activations": ("--recompute-activations",),
+# In a model of four layers, where one layer is not as another.
+IN_FOUR = {
     "block 1": (*FULL, "block", "--recompute-num-layers", "1", *TWO_STAGES),
-    "uniform 1": (*FULL, "uniform"),
     "uniform 2": (*FULL, "uniform", "--recompute-num-layers", "2", *TWO_STAGES),
     "uniform 3": (*FULL, "uniform", "--recompute-num-layers", "3"),
+}
+# In one of two.
+IN_TWO = {
+    "selective": ("--recompute-granularity", "selective"),
+    "activations": ("--recompute-activations",),
+    "uniform 1": (*FULL, "uniform"),
     "distribute": (*FULL, "uniform", "--distribute-saved-activations", "--tensor-model-parallel-size", "2"),
     "modules": ("--recompute-granularity", "selective", "--recompute-modules", "layernorm", "mlp"),
     "offload": ("--fine-grained-activation-offloading", "--offload-modules", *OFFLOADED),
@@ -71,23 +76,23 @@ def llama(tmp_path_factory):
     folder = tmp_path_factory.mktemp("llama")
     config = yaml.safe_load((CASES / "case1_default_swap.yaml").read_text())
     config["model"]["model_config"] |= SMALL
-    source = write(folder / "source.yaml", config, OFF)
     stages = write(folder / "stages.yaml", config, STAGES)
-    jobs = {
-        name: convert(source, folder / f"{index}.yaml", "--from", "megatron", *options)
-        for index, (name, options) in enumerate(LLAMA.items())
-    }
-    jobs["stages"] = job(stages)  # MindFormers recomputes, and mindswap makes the network lazy_inline
-    jobs["indices"] = convert(stages, folder / "indices.yaml", "--to", "index")
+    # MindFormers recomputes, and mindswap makes the network lazy_inline
+    jobs = {"stages": job(stages), "indices": convert(stages, folder / "indices.yaml", "--to", "index")}
+    for num_layers, cases in ((4, IN_FOUR), (2, IN_TWO)):
+        number = {"model.model_config.num_layers": num_layers}
+        source = write(folder / f"source{num_layers}.yaml", config, {**OFF, **number})
+        for name, options in cases.items():
+            jobs[name] = convert(source, folder / f"{len(jobs)}.yaml", "--from", "megatron", *options)
     compiled = {name: entry for name, entry in jobs.items() if name != "activations"}  # its file is that of another
-    results = compile_named(write(folder / "base.yaml", config, BASE), compiled)
+    results = compile_named(write(folder / "base.yaml", config, {**BASE, **number}), compiled)
     return results | {"files": {name: entry["config"] for name, entry in jobs.items()}}
 
 
 @pytest.fixture(scope="module")
 def qwen3(tmp_path_factory):
     folder = tmp_path_factory.mktemp("qwen3")
-    config = yaml.safe_load(QWEN3.read_text())
+    config = edited(yaml.safe_load(QWEN3.read_text()), {"model.model_config.num_hidden_layers": 2})
     source = write(folder / "source.yaml", config, OFF)
     jobs = {
         name: convert(source, folder / f"{name}.yaml", "--from", "megatron", *options)
@@ -115,7 +120,7 @@ def kept(results, name):
 
 
 def test_selective_recomputes_core_attention_of_every_layer(llama):
-    attention = {(layer, "attention.flash_attention", "FlashAttentionScore"): 1 for layer in LAYERS}
+    attention = {(layer, "attention.flash_attention", "FlashAttentionScore"): 1 for layer in TWO_LAYERS}
     assert again(llama, "selective") == attention
     assert Path(llama["files"]["activations"]).read_text() == Path(llama["files"]["selective"]).read_text()
     # Not kept any more: maximum and sum of softmax (4 heads x 64 x 8 float32 each), 2 bytes, and the output.
@@ -126,13 +131,13 @@ def test_selective_recomputes_core_attention_of_every_layer(llama):
 def test_block_recomputes_the_first_layer_of_each_stage(llama):
     # Stages have layers 0-1 and 2-3. Of 7 products that of w2 makes the output, which is kept.
     assert matmuls(llama, "block 1") == {0: 6, 2: 6}
-    plain = kept(llama, "base")
-    assert kept(llama, "block 1") == plain | {0: HIDDEN_STATE_BYTES, 2: HIDDEN_STATE_BYTES}
+    first, last = kept(llama, "base").values()
+    assert kept(llama, "block 1") == {0: HIDDEN_STATE_BYTES, 1: last, 2: HIDDEN_STATE_BYTES, 3: last}
 
 
 def test_uniform_1_keeps_one_hidden_state_per_layer(llama):
-    assert matmuls(llama, "uniform 1") == dict.fromkeys(LAYERS, 6)
-    assert kept(llama, "uniform 1") == dict.fromkeys(LAYERS, HIDDEN_STATE_BYTES)
+    assert matmuls(llama, "uniform 1") == dict.fromkeys(TWO_LAYERS, 6)
+    assert kept(llama, "uniform 1") == dict.fromkeys(TWO_LAYERS, HIDDEN_STATE_BYTES)
 
 
 def test_uniform_n_keeps_one_hidden_state_per_group(llama):
@@ -146,7 +151,7 @@ def test_uniform_n_keeps_one_hidden_state_per_group(llama):
 
 def test_distribute_marks_every_layer_to_be_sliced(llama):
     """MindSpore's parallel pass cuts what is marked; it does not run for a CPU, so the bytes here are still whole."""
-    assert llama["distribute"]["sliced"] == list(LAYERS)
+    assert llama["distribute"]["sliced"] == list(TWO_LAYERS)
     assert llama["uniform 1"]["sliced"] == []
     assert llama["distribute"]["recomputed"] == llama["uniform 1"]["recomputed"]
     assert kept(llama, "distribute") == kept(llama, "uniform 1")
@@ -155,11 +160,11 @@ def test_distribute_marks_every_layer_to_be_sliced(llama):
 def test_modules_are_recomputed_and_nothing_else(llama):
     found = again(llama, "modules")
     assert {(layer, cell.partition(".")[0]) for layer, cell, _ in found} == {
-        (layer, cell) for layer in LAYERS for cell in ("attention_norm", "ffn_norm", "feed_forward")
+        (layer, cell) for layer in TWO_LAYERS for cell in ("attention_norm", "ffn_norm", "feed_forward")
     }
-    for layer in LAYERS:
+    for layer in TWO_LAYERS:
         assert found[layer, "attention_norm", "RmsNorm"] == found[layer, "ffn_norm", "RmsNorm"] == 1
-    assert matmuls(llama, "modules") == dict.fromkeys(LAYERS, 2)  # w1 and w3; w2 makes the output of mlp
+    assert matmuls(llama, "modules") == dict.fromkeys(TWO_LAYERS, 2)  # w1 and w3; w2 makes the output of mlp
 
 
 def test_inputs_of_modules_are_offloaded_and_nothing_else(llama):
@@ -172,7 +177,7 @@ def test_inputs_of_modules_are_offloaded_and_nothing_else(llama):
         ("", "Add"),  # mlp_norm
         ("", "Add"),  # attn_norm of the next layer
     ]
-    assert pairs_of(llama["offload"]) == expected((LAYERS, 1, inputs))
+    assert pairs_of(llama["offload"]) == expected((TWO_LAYERS, 1, inputs))
     assert again(llama, "offload") == {}
 
 
@@ -202,13 +207,13 @@ def test_modules_of_the_newer_models(qwen3):
         ("pre_mlp_layernorm", "RmsNorm"),
         ("mlp.activation_func", "SiLU"),
     ]
-    assert found == {(layer, *cell): 1 for layer in LAYERS for cell in cells}
+    assert found == {(layer, *cell): 1 for layer in TWO_LAYERS for cell in cells}
     inputs = [
         *[("self_attention.core_attention", "Transpose")] * 3,  # query, key, value
         ("self_attention.linear_proj", "Reshape"),  # attn_proj
         *[("", "AddExt")] * 2,  # mlp_norm and attn_norm: one operator
     ]
-    assert pairs_of(qwen3["offload"]) == expected((LAYERS, 1, inputs))
+    assert pairs_of(qwen3["offload"]) == expected((TWO_LAYERS, 1, inputs))
 
 
 def test_groups_of_layers_change_no_loss_and_no_weight(data, tmp_path):

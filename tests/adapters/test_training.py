@@ -166,7 +166,7 @@ def test_with_swap_off_mindformers_does_its_own_recompute(with_plugin):
 @pytest.fixture(scope="module")
 def plain_swap_on(base, data):
     edits = {**PLAIN, "swap_config": ATTENTION_SWAP, "recompute_config": {"recompute": [1]}}
-    return trained(train(base / "plain_on", write_config(base / "plain_on", edits), data, start=WITH_PLUGIN))
+    return trained(train(base / "plain_on", write_config(base / "plain_on", edits), data, start=WITH_PLUGIN, fork=True))
 
 
 def test_swap_in_the_users_own_script_changes_no_loss_and_no_weight(without_plugin, plain_swap_on):

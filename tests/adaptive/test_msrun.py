@@ -10,14 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from mindswap.launch.network import free_port
 from tests.adaptive.conftest import ROOT, finish, wait_for
 
 pytestmark = pytest.mark.mindspore
-
-
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
 
 
 @pytest.fixture

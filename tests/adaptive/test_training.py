@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.adaptive.checkpoints import CheckpointFolder
+from mindswap.launch.network import free_port
 from tests import forked
 from tests.adaptive.conftest import ROOT, finish, wait_for
 from tests.adaptive.test_supervise import small_disk
@@ -99,7 +100,7 @@ def adaptive(folder, name, command, *options, **extra):
 
 def test_a_failed_allocation_is_survived_and_the_loss_goes_on_where_it_was(folder):
     """5 steps, a checkpoint at 3. The first attempt takes them all, and fails before it says that it is over."""
-    msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", "--master_port=8243", "python"]
+    msrun = ["msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}", "python"]
     words = [*msrun, *limited(folder, "loop"), "--use_parallel", "True", "--num_samples", "80"]
     limits = {"LIMIT_BYTES": str(4100 * MIB), "AFTER_STEP": "5", "CACHE_BYTES": str(250 * MIB)}
     code, out = adaptive(folder, "loop", words, **limits)
@@ -125,7 +126,7 @@ def test_an_allocation_that_mindspore_fails_to_make(folder):
 
 def test_one_process_killed_goes_on_from_its_checkpoint(folder):
     """6 steps, a checkpoint at 3 and 6; killed where it waits, after step 5. msrun starts it, which changes nothing."""
-    msrun = ["msrun", "--worker_num=1", "--local_worker_num=1", "--master_port=8245", "python"]
+    msrun = ["msrun", "--worker_num=1", "--local_worker_num=1", f"--master_port={free_port()}", "python"]
     words = [*msrun, *limited(folder, "killed"), *SMALL, "--num_samples", "12"]
     log = folder / "killed/attempt_1/worker_0.log"
     with start_adaptive(folder, "killed", words, AFTER_STEP="5") as process:

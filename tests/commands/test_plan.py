@@ -3,7 +3,6 @@
 import re
 import shutil
 import struct
-from functools import partial
 from html import unescape
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.plan.sweep import sweep_budgets
 from mindswap.units import format_bytes, format_time
 from tests.schema import answer_of
 
@@ -182,7 +180,7 @@ def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
 @pytest.mark.mindspore
 def test_a_sweep_is_a_falling_curve(plan, tmp_path, monkeypatch):
     """Of four plans instead of twelve."""
-    monkeypatch.setattr("mindswap.commands.plan.sweep_budgets", partial(sweep_budgets, num_budgets=4))
+    monkeypatch.setattr("mindswap.plan.sweep.NUM_BUDGETS", 4)
     picture = tmp_path / "pareto.png"
     code, out, _ = plan(CONFIG, "--device", "cpu", "--allow", "recompute", "--sweep", "--json", "--plot", picture)
     curve = answer_of(out)["plans"]

@@ -55,8 +55,10 @@ def test_for_machines(folder, capsys):
 
 
 def test_no_run(tmp_path, capsys):
-    assert cli.main(["status", str(tmp_path)]) == 1
-    assert "no adaptive run here" in capsys.readouterr().err
+    (tmp_path / "file").touch()
+    for place in (tmp_path, tmp_path / "file"):
+        assert cli.main(["status", str(place)]) == 1
+        assert "no adaptive run here" in capsys.readouterr().err
 
 
 def test_a_damaged_state(folder, tmp_path, capsys):

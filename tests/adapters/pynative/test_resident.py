@@ -1,12 +1,14 @@
 """What leaves the device leaves the process: the kernel's own count of its memory falls as the policy says."""
 
-import subprocess
-import sys
+from pathlib import Path
 
 import pytest
 
+from tests import forked
+
 pytestmark = pytest.mark.mindspore
 
+ROOT = Path(__file__).parents[3]
 MIB = 2**20
 
 
@@ -15,8 +17,7 @@ def test_a_fresh_process_needs_less_memory_the_more_layers_swap():
     last operators still read: at least six, 96 MiB. A check, no figure: half of it must be seen."""
     found = []
     for num_swapped in (0, 4, 8):
-        command = [sys.executable, "-m", "tests.adapters.pynative.resident", str(num_swapped)]
-        ran = subprocess.run(command, capture_output=True, text=True, check=False)
+        ran = forked.run(["-m", "tests.adapters.pynative.resident", str(num_swapped)], cwd=ROOT)
         assert ran.returncode == 0, ran.stderr[-3000:]
         found.append(int(ran.stdout.splitlines()[-1]))
     none, half, whole = found
