@@ -93,7 +93,7 @@ def test_what_is_left_of_a_policy(loaded):
 
 
 @pytest.mark.mindspore
-@pytest.mark.parametrize("gib", [34, 30, 26] if is_nightly() else [34, 26])
+@pytest.mark.parametrize("gib", [34, 30, 26] if is_nightly() else [26])
 def test_check_of_a_plan_by_the_specification_is_clean(loaded, strict_plan, gib):
     plan = strict_plan(gib)
     assert plan.fits and plan.uncoupled_peak_bytes is None
