@@ -2,12 +2,10 @@
 
 import os
 import signal
-import sys
-from pathlib import Path
 
 from hypothesis import settings
 
-from tests.strength import NIGHTLY, is_nightly
+from tests.strength import NIGHTLY
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would every
 # process be that a test starts: the tests of Ctrl-C would have nothing to interrupt.
@@ -16,14 +14,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Every simulation reads it: figures that tests expect are those without.
 os.environ.pop("HCCL_BUFFSIZE", None)
-
-# MindFormers imports `nltk` for a metric and Hugging Face's `datasets` for a data loader, which no test uses: a third
-# of the CPU of its import, in more than a hundred processes. Empty packages stand for both; not by night, when all that
-# is installed is imported, nor in `make demo`.
-UNNEEDED = Path(__file__).parent / "unneeded"
-if not is_nightly():
-    sys.path.insert(0, str(UNNEEDED))
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(UNNEEDED), os.environ.get("PYTHONPATH")]))
 
 # How many examples tests look at is in `tests/strength.py`.
 settings.register_profile("nightly")

@@ -1,3 +1,0 @@
-"""What `mindformers/dataset/dataloader/hf_dataloader.py` takes at its import."""
-
-split_dataset_by_node = None
