@@ -151,7 +151,9 @@ def _answer_swap(
     config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
 ) -> Verification:
     effects, swapped = verify_policy(config_path, policy, placement, use_cache)
-    asks_for_swap = bool(policy.layer_swap or policy.op_swap)  # not so where only recompute is in layer indices
+    # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
+    entries = (*policy.layer_swap, *policy.op_swap)
+    asks_for_swap = any(effect.layer_index in entry.layers for entry in entries for effect in effects)
     # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
     has_pairs = bool(behind) or any(effect.pairs for effect in effects)
