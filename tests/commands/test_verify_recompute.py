@@ -124,7 +124,7 @@ def test_a_default_without_effect_is_not_as_asked(tmp_path):
 
 @pytest.mark.mindspore
 def test_one_rank_shows_the_layers_of_its_stage(tmp_path):
-    """2 ranks to a stage: ranks 0 and 1 have layers 0 and 1, of which nothing is asked, ranks 2 and 3 layers 2 and 3."""
+    """2 ranks to a stage: rank 0 has layers 0 and 1, of which nothing is asked, rank 2 has layers 2 and 3."""
     swap = {"swap": True, "layer_swap": [{"backward_prefetch": 3, "layers": [3]}]}
     path = write(tmp_path, {"recompute": False}, num_layers=4, chunks=1, swap_config=swap)
     for rank, expected in ("0", [(0, False), (1, False)]), ("2", [(2, False), (3, True)]):
