@@ -166,6 +166,8 @@ def plan_of(
         search: what else `Plan` says of how it was found.
     """
     host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    # Where operators come at other times a policy can be a little faster than keeping everything, which is no floor.
+    least_ns = min(keep_ns, judged.step_time_ns)
     return Plan(
         fits=judged.fits,
         policy=policy,
@@ -175,7 +177,7 @@ def plan_of(
         host_bytes=judged.host_bytes,
         budget_bytes=problem.budget_bytes,
         unconstrained_ns=keep_ns,
-        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow, keep_ns),
+        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow, least_ns),
         smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
         least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
         host_budget_bytes=problem.host_bytes,

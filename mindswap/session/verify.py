@@ -152,8 +152,8 @@ def _answer_swap(
 ) -> Verification:
     effects, swapped = verify_policy(config_path, policy, placement, use_cache)
     # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
-    entries = (*policy.layer_swap, *policy.op_swap)
-    asks_for_swap = any(effect.layer_index in entry.layers for entry in entries for effect in effects)
+    named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
+    asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
     # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
     behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
     has_pairs = bool(behind) or any(effect.pairs for effect in effects)

@@ -13,6 +13,9 @@ from mindswap.simulate.schedules import (
     order_passes,
 )
 
+# Forward passes through single layers in a step that is simulated, at most: it takes about 8 GB of memory.
+MAX_LAYER_PASSES = 250_000
+
 
 @dataclass(frozen=True)
 class StageLayout:
@@ -65,8 +68,17 @@ def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, 
     """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
 
     Raises:
-        SimulationError: if the layers cannot be spread as the settings ask, or the schedule is not known.
+        SimulationError: if the layers cannot be spread as the settings ask, the schedule is not known, or the step is
+            too long.
     """
+    num_passes = num_layers * num_micro_batches * num_sequences
+    if num_passes > MAX_LAYER_PASSES:
+        raise SimulationError(
+            f"a step of {num_micro_batches} micro-batches is too long to simulate: {num_passes} passes through layers\n"
+            f"    allowed: up to {MAX_LAYER_PASSES} passes, {MAX_LAYER_PASSES // (num_layers * num_sequences)} "
+            "micro-batches here\n"
+            "    fix: fewer micro-batches in a step (micro_batch_num, gradient_accumulation_steps)"
+        )
     require_schedule(pipeline, num_micro_batches, num_sequences, known=tuple(SCHEDULES))
     try:
         cells = list(pipeline.layout(num_layers).cells())

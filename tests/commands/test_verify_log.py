@@ -36,7 +36,7 @@ def run(tmp_path, monkeypatch, capsys):
     layers = trees(3).layers
     graph = SimpleNamespace(swap_pairs=())
     swapped = SimpleNamespace(layers=layers, notes=(), graph=graph, sample=SimpleNamespace(layer_map=(0, 1, 1, 2)))
-    effect = SimpleNamespace(is_as_asked=True, pairs=(1,))
+    effect = SimpleNamespace(layer_index=0, is_as_asked=True, pairs=(1,))
     monkeypatch.setenv("MINDSWAP_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(verify, "verify_policy", lambda *_: ((effect,), swapped))
     monkeypatch.setattr(verify, "format_effect", lambda *_: "the compiled graph")
@@ -76,7 +76,7 @@ def test_with_swap_off_no_line_may_be_there(run, tmp_path):
     assert run([], "--log", str(tmp_path), swap=False)[0] == 0
     code, out = run(SET, "--log", str(tmp_path), swap=False)
     assert code == 1
-    assert "worker 1: error: more than the policy asks for in layers 0, 1, 2, 3" in out
+    assert "worker 1: error: more than the policy asks for in layers 0-3" in out
 
 
 def test_no_folder(run, tmp_path, capsys):

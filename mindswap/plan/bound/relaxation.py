@@ -44,7 +44,7 @@ def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow
         budget_bytes: device memory, static memory included.
         host_bytes: host memory of one card.
         allow: what policies may do.
-        keep_ns: step time if everything is kept: no policy is faster.
+        keep_ns: step time if everything is kept, or of what is faster still: no policy is taken to beat it.
 
     Returns:
         Simulated ns; None if no policy fits.
