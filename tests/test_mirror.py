@@ -111,7 +111,6 @@ ELSEWHERE = {
     "plan/solvers/*": ["plan/test_solvers.py"],
     "plan/stages": ["plan/test_planner.py"],
     "plan/catalog": ["plan/test_bound.py", "plan/test_real_capture.py"],
-    "plan/rows": ["plan/test_bound.py", "plan/test_real_capture.py"],
     "plan/step_space": ["plan/test_bound.py", "plan/test_real_capture.py"],
     "plan/sweep": ["plan/test_curve.py"],
     "policy/cell_tree": ["convert/test_stage_form.py"],

@@ -1,6 +1,7 @@
 """What a row of a choice means for its layer: names, a block, what it comes to; and the policy of all rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 
@@ -125,7 +126,19 @@ class Rows:
             moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
             if moved:
                 copies[label] = (max(moved), len(moved), any(None in group for group in distances))
-        return block.with_copies(copies)
+        if _is_plain(block, copies):
+            return block.with_copies(copies)
+        # Which of the tensors of one name move, and which never come back, the compiler decides.
+        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(named))
+        moved_block = self.model.layer_block(replace(self.recompute(layer_index, row), op_swap=entries), layer_index)
+        return moved_block.with_distances({label: distance for label, (distance, *_) in copies.items()})
+
+
+def _is_plain(block: Block, labels: Container[Label]) -> bool:
+    """Whether each of the labels is that of a single tensor of forward, which backward reads."""
+    named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
+    is_saved = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
+    return is_saved and len(named) == len({tensor.label for tensor in named})
 
 
 def _worth(model: StepModel, plain: Block, block: Block) -> Worth:

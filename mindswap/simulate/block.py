@@ -107,6 +107,20 @@ class Block:
         known = replace(arrays, own=own, handed=handed)
         return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
 
+    def with_distances(self, distances: Mapping[Label, int]) -> "Block":
+        """The block with other distances for the copies that it has, by label of the tensor; 1 where none is given."""
+        arrays = self.arrays
+        by_label = np.array([distances.get(label, 1) for label in arrays.labels], np.int64)
+        own = replace(arrays.own, prefetch=np.where(arrays.own.num_copies != 0, by_label[arrays.own.label], 0))
+        tensors = tuple(
+            replace(tensor, prefetch=distances.get(tensor.label, 1)) if tensor.num_copies else tensor
+            for tensor in self.tensors
+        )
+        handed = tuple(tensor for tensor in tensors if tensor.role is not None)
+        return Block(
+            self.forward, self.backward, tensors, self.reads, self.once, replace(arrays, own=own, handed=handed)
+        )
+
 
 def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
     if tensor.label not in copies or (tensor.is_once and tensor.role is None):

@@ -7,6 +7,7 @@ import numpy as np
 from mindswap.graph.names import Names
 from mindswap.policy.model import Policy
 from mindswap.simulate.block import make_arrays
+from mindswap.simulate.program import ONE_WAY
 from tests.simulate.steps import model
 
 
@@ -29,6 +30,15 @@ def test_copies_are_in_tensors_and_arrays():
     assert same_as_its_parts(block)
     assert not any(tensor.num_copies for tensor in plain.tensors)
     assert not plain.arrays.own.num_copies.any()
+
+
+def test_other_distances_for_the_copies_that_a_block_has():
+    copies = {Names.of("mlp.gelu"): (1, 1, False), Names.of("add"): (1, ONE_WAY, False)}
+    plain = model().layer_block(Policy(), 1).with_copies(copies)
+    block = plain.with_distances({Names.of("add"): 7, Names.of("mlp.matmul"): 9})
+    copied = {str(t.label): (t.prefetch, t.num_copies) for t in block.tensors if t.num_copies}
+    assert copied == {"mlp.gelu": (1, 1), "add": (7, ONE_WAY)}
+    assert same_as_its_parts(block)
 
 
 def test_a_block_made_from_another_has_arrays_of_its_own():
