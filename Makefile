@@ -33,7 +33,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 	$(CHECK_VENV)/bin/pytest -q -n 3 -m "not mindspore and not ascend"; tests=$$?; \
 	wait $$types && exit $$tests  # both are heard out; some tests wait: 3 fill 2 cores
 
-test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (22 min)
+test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (16 min)
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
 	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
 

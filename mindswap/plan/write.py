@@ -76,6 +76,8 @@ def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
         policy: with one operator per pattern.
         layers: tree of each kind of layer.
     """
+    if policy.default_prefetch is not None:
+        return policy  # the default strategy has entries of its own, and their order
     swaps: dict[tuple[Layers, int], list[str]] = {}
     for entry in policy.op_swap:
         swaps.setdefault((entry.layers, entry.prefetch), []).append(entry.pattern)

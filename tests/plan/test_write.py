@@ -38,6 +38,12 @@ def test_names_that_differ_altogether_become_alternatives():
     assert compact_policy(policy, [LAYER]).op_swap == (OpSwap(r"feed_forward\.(mul|silu)", SOME, 3),)
 
 
+def test_the_default_strategy_stays_as_it_is():
+    """It is not in the order of its names: written and read back, entries in another one would be another policy."""
+    policy = Policy(True, default_prefetch=10)
+    assert compact_policy(policy, [LAYER]) == policy
+
+
 def test_other_layers_or_distances_stay_apart():
     policy = swaps((r"attention\.wk\.cast", SOME, 3), (r"attention\.wq\.cast", ALL_LAYERS, 3))
     assert compact_policy(policy, [LAYER]) == policy
