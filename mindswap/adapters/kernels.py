@@ -7,11 +7,9 @@ from typing import Any
 
 import mindspore as ms
 import numpy as np
-from mindspore import nn
 from mindspore.ops.primitive import Primitive, _run_op
 
 from mindswap.adapters.stand_ins import STAND_INS
-from mindswap.adapters.versions.executors import cell_graph_executor
 from mindswap.errors import GraphError
 from mindswap.graph.model import TensorType
 
@@ -24,24 +22,13 @@ NOT_FOR_KERNELS = frozenset(
 
 @contextlib.contextmanager
 def eager() -> Iterator[None]:
-    """While this lasts, MindSpore runs single operators at once, as `CpuKernels` needs it.
-
-    After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows.
-    """
-    cell_graph_executor.compile(_Nothing(), ms.Tensor(np.zeros(1, np.float32)), phase="export.mindir", do_convert=False)
+    """While this lasts, MindSpore runs single operators at once, as `CpuKernels` needs it."""
     mode = ms.get_context("mode")
     ms.set_context(mode=ms.PYNATIVE_MODE)
     try:
         yield
     finally:
         ms.set_context(mode=mode)
-
-
-class _Nothing(nn.Cell):
-    """A cell without lazy_inline."""
-
-    def construct(self, x):
-        return x + 1
 
 
 class CpuKernels:

@@ -158,9 +158,23 @@ def compile_training_model(network: nn.Cell, inputs: Sequence[ms.Tensor]) -> Mod
         serialized = cell_graph_executor._get_func_graph_proto(cell, phase, "mind_ir")
     except (RuntimeError, TypeError, ValueError, AttributeError, NameError, IndexError, OSError) as error:
         raise GraphError(f"MindSpore could not compile the network: {_describe_failure(error)}") from error
+    finally:
+        _forget_lazy_inline()
     model = ModelProto()
     model.ParseFromString(serialized)
     return model
+
+
+def _forget_lazy_inline() -> None:
+    """After a compile with lazy_inline MindSpore refuses to run anything on CPU, until one without follows."""
+    cell_graph_executor.compile(_Nothing(), ms.Tensor(0.0, ms.float32), phase="export.mindir", do_convert=False)
+
+
+class _Nothing(nn.Cell):
+    """A cell without lazy_inline."""
+
+    def construct(self, x):
+        return x
 
 
 @contextlib.contextmanager

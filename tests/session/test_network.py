@@ -204,3 +204,19 @@ def test_a_capture_of_lazy_inline_layers_alone_says_what_to_do(cells):
     network.cell_init_args = "lazy_inline_Network"
     with pytest.raises(GraphError, match=r"several cells are lazy_inline: .*\n.*\n    fix:     take @lazy_inline off"):
         mindswap.capture(network, [cells.inputs], with_lazy_inline=False)
+
+
+def test_after_a_capture_single_operators_run(cells):
+    """After a compile with lazy_inline the CPU of MindSpore refuses operators such as LayerNorm; a capture mends it."""
+    import mindspore as ms
+
+    network = cells.network()
+    mindswap.apply(network, SWAP, layers="backbone.stages")
+    assert mindswap.capture(network, [cells.inputs]).has_lazy_inline
+    mode = ms.get_context("mode")
+    ms.set_context(mode=ms.PYNATIVE_MODE)
+    try:
+        normal = ms.nn.LayerNorm((2,), epsilon=0.0)(ms.Tensor([[1.0, 3.0]]))
+        assert normal.asnumpy().tolist() == [[-1.0, 1.0]]
+    finally:
+        ms.set_context(mode=mode)
