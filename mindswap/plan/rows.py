@@ -113,7 +113,8 @@ class Rows:
         return self._worth[key]
 
     def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
-        block = self.model.layer_block(self.recompute(layer_index, row), layer_index)
+        recompute = self.recompute(layer_index, row)
+        block = self.model.layer_block(recompute, layer_index)
         if not (row > KEEP).any():
             return block
         named = self.swaps(layer_index, row)
@@ -130,8 +131,8 @@ class Rows:
             return block.with_copies(copies)
         # Which of the tensors of one name move, and which never come back, the compiler decides.
         entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(named))
-        moved_block = self.model.layer_block(replace(self.recompute(layer_index, row), op_swap=entries), layer_index)
-        return moved_block.with_distances({label: distance for label, (distance, *_) in copies.items()})
+        compiled = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
+        return compiled.with_distances({label: distance for label, (distance, *_) in copies.items()})
 
 
 def _is_plain(block: Block, labels: Container[Label]) -> bool:

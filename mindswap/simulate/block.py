@@ -102,10 +102,7 @@ class Block:
         by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
         prefetch, num_copies, is_held = by_label[arrays.own.label].T
         own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
-        tensors = tuple(_with_copy(tensor, copies) for tensor in self.tensors)
-        handed = tuple(tensor for tensor in tensors if tensor.role is not None)
-        known = replace(arrays, own=own, handed=handed)
-        return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
+        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), own)
 
     def with_distances(self, distances: Mapping[Label, int]) -> "Block":
         """The block with other distances for the copies that it has, by label of the tensor; 1 where none is given."""
@@ -116,10 +113,13 @@ class Block:
             replace(tensor, prefetch=distances.get(tensor.label, 1)) if tensor.num_copies else tensor
             for tensor in self.tensors
         )
+        return self._with_tensors(tensors, own)
+
+    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: TensorArrays) -> "Block":
+        """The block with other copies of its tensors; `own` says the same of those that only it reads."""
         handed = tuple(tensor for tensor in tensors if tensor.role is not None)
-        return Block(
-            self.forward, self.backward, tensors, self.reads, self.once, replace(arrays, own=own, handed=handed)
-        )
+        known = replace(self.arrays, own=own, handed=handed)
+        return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
 
 
 def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
