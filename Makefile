@@ -35,7 +35,7 @@ check: $(CHECK_VENV)/.installed  ## lint, types, and the tests that need no Mind
 
 test: check $(VENV)/.installed  ## everything: `check`, then the tests on real MindSpore and MindFormers (16 min)
 	$(VENV)/bin/pytest -q -n 3 --dist loadfile --no-loadscope-reorder -m "mindspore and not ascend" $$(grep -rl mark.mindspore tests --include="test_*.py")
-	$(VENV)/bin/pytest -q tests/datasets -m "not mindspore"
+	$(VENV)/bin/pytest -q tests/training/data -m "not mindspore"
 
 test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: tests without MindSpore, and those with it that are shorter by day (55 min)
 	MINDSWAP_NIGHTLY=1 $(CHECK_VENV)/bin/pytest -q -n 2 -m "not mindspore and not ascend"
@@ -44,7 +44,7 @@ test-nightly: $(CHECK_VENV)/.installed $(VENV)/.installed  ## at full strength: 
 test-ms210:  ## capture and apply on MindSpore 2.10.0, without MindFormers (1 min)
 	$(PYTHON) -m venv .venv-ms210
 	.venv-ms210/bin/pip install --quiet mindspore==2.10.0 'numpy<2' -e '.[test]'
-	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/session/test_network.py
+	.venv-ms210/bin/pytest -q -m mindspore tests/graph/test_load.py tests/api/test_network.py
 
 matrix: $(VENV)/.installed  ## try every known pair of MindFormers and MindSpore (4 min a pair; once 2 min to install it)
 	$(VENV)/bin/python tools/matrix.py --write

@@ -20,15 +20,15 @@ from pathlib import Path
 
 from other_systems import STRATEGIES
 
-from mindswap.plan.evaluate import Evaluation, evaluate, evaluate_short, short_model
-from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, PlanProblem
-from mindswap.plan.result import Plan
-from mindswap.plan.solvers.search import ENTRY_PPM
+from mindswap.api.step import Step, load_step
+from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.result import Plan
+from mindswap.planner.solvers.search import ENTRY_PPM
 from mindswap.policy.model import Policy
 from mindswap.report.tables import format_table
-from mindswap.session.step import Step, load_step
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.step_model import StepModel
 from mindswap.units import format_bytes
 
 MODELS = Path(__file__).resolve().parent / "models"

@@ -24,10 +24,10 @@ from pathlib import Path
 
 from plan_quality import run_self
 
-from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, PlanProblem
-from mindswap.plan.result import Plan
-from mindswap.session.step import Step, load_step
+from mindswap.api.step import Step, load_step
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.result import Plan
 
 FOLDER = Path(__file__).resolve().parent / "models"
 GIB = 2**30

@@ -25,14 +25,14 @@ from pathlib import Path
 from held_out import held_out, write_config
 from published_memory import as_published
 
+from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
 from mindswap.graph.ops import OpClass, classify
 from mindswap.policy.baselines import baseline_policy
 from mindswap.policy.model import Layers, Policy
 from mindswap.report.tables import format_table
-from mindswap.session.step import Step, load_step
-from mindswap.simulate.program import OpKind
-from mindswap.simulate.step_model import SimulatedStep
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.step_model import SimulatedStep
 from mindswap.units import parse_bytes
 
 FOLDER = Path(__file__).resolve().parent

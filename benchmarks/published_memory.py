@@ -14,13 +14,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mindswap.api.step import Step, load_step
 from mindswap.errors import MindswapError
 from mindswap.report.simulation.style import MEMORY_STYLES
 from mindswap.report.tables import format_table
-from mindswap.session.step import Step, load_step
-from mindswap.simulate.memory import profile_memory
-from mindswap.simulate.program import MemoryKind
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.step_model import StepModel
 
 __all__ = ["PeakMemory", "as_published", "format_peaks", "measure_peak"]
 

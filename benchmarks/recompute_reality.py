@@ -32,8 +32,8 @@ from pathlib import Path
 
 import yaml
 
+from mindswap.api.step import load_step
 from mindswap.report.tables import format_table
-from mindswap.session.step import load_step
 
 ROOT = Path(__file__).resolve().parent.parent
 PARTS = Path(__file__).resolve().parent / "recompute"

@@ -18,15 +18,15 @@ import numpy as np
 from reference.program_bounds import lower_bound_ns
 
 from mindswap.adapters.installed import require_mindformers
+from mindswap.api.step import load_step
 from mindswap.errors import MindswapError
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import ALL_LAYERS, LayerSwap, Policy
 from mindswap.report.tables import format_table
-from mindswap.session.step import load_step
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.memory import peak_memory, profile_memory
-from mindswap.simulate.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.memory import peak_memory, profile_memory
+from mindswap.simulator.program import Copies, Intervals, MemoryKind, OpKind, Ops, Program
+from mindswap.simulator.step_model import StepModel
 
 NUM_FORWARD = 50  # operators of a layer
 NUM_BACKWARD = 80

@@ -12,12 +12,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from mindswap.document.model_folder import use_folder
+from mindswap.config.model_folder import use_folder
 from mindswap.errors import MindswapError, PolicyError
 from mindswap.version import __version__
 
 if TYPE_CHECKING:
-    from mindswap.document.problem import Problem
+    from mindswap.config.problem import Problem
 
 # Each is a module of `mindswap.commands` with HELP, EXAMPLES, add_arguments(parser) and
 # run(args) -> exit code.

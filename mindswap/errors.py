@@ -27,7 +27,7 @@ class PolicyError(MindswapError):
     """The configuration is wrong. Carries every problem found, in file order.
 
     Args:
-        problems: the problems, `mindswap.document.problem.Problem`, which this file stands before and cannot name.
+        problems: the problems, `mindswap.config.problem.Problem`, which this file stands before and cannot name.
     """
 
     def __init__(self, problems: Iterable[Any]) -> None:

@@ -5,10 +5,10 @@
 #       8 8 <ip> 8118 0 output/msrun False 300
 #
 # Same arguments as MindFormers' msrun_launcher.sh; all forms: bash scripts/msrun_launch.sh --help
-# This script only finds Python (PYTHON names another one); mindswap/launch does the work.
+# This script only finds Python (PYTHON names another one); mindswap/training/launch does the work.
 
 here=$(dirname "$(realpath "${BASH_SOURCE[0]}")")
-if [ -f "$here/../mindswap/launch/__main__.py" ]; then # in a checkout: use it, installed or not
+if [ -f "$here/../mindswap/training/launch/__main__.py" ]; then # in a checkout: use it, installed or not
     export PYTHONPATH="$(realpath "$here/..")${PYTHONPATH:+:$PYTHONPATH}"
 fi
 
@@ -17,4 +17,4 @@ if [ -z "$python" ]; then
     echo "mindswap: error: no python in PATH; name one: PYTHON=/path/to/python bash $0 ..." >&2
     exit 1
 fi
-exec "$python" -P -m mindswap.launch "$@" # -P: a folder named mindswap here is not ours
+exec "$python" -P -m mindswap.training.launch "$@" # -P: a folder named mindswap here is not ours

@@ -23,7 +23,7 @@ settings.register_profile("nightly")
 LONGEST = (
     "tests/test_demo.py",
     "tests/adapters/test_rewrites.py",
-    "tests/adaptive/test_training.py",
+    "tests/training/adaptive/test_training.py",
     "tests/adapters/test_training.py",
     "tests/test_docs.py",
     "tests/test_family_tables.py",

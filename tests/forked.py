@@ -72,10 +72,10 @@ def _serve() -> None:
     with quiet():
         import mindformers  # noqa: F401 imports MindSpore
 
-        import mindswap.session.execute  # noqa: F401 half a second more
-        import mindswap.session.inspect  # noqa: F401
-        import mindswap.session.plan  # noqa: F401
-        import mindswap.session.verify  # noqa: F401
+        import mindswap.api.execute  # noqa: F401 half a second more
+        import mindswap.api.inspect  # noqa: F401
+        import mindswap.api.plan  # noqa: F401
+        import mindswap.api.verify  # noqa: F401
     gc.freeze()
     for line in sys.stdin:
         if (child := os.fork()) == 0:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mindswap.cli import COMMANDS
-from mindswap.cost.device_file import list_devices
+from mindswap.simulator.cost.device_file import list_devices
 from tests import forked
 from tests.strength import is_nightly
 

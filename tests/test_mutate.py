@@ -54,20 +54,14 @@ def test_the_changed_module_is_there_for_whoever_imports_it(tmp_path, monkeypatc
     )
 
 
-def test_its_own_tests_and_those_named_for_it_are_tried_first_and_once(tmp_path, monkeypatch):
-    folder = tmp_path / "tests" / "cost"
+def test_its_own_tests_are_tried_first_and_once(tmp_path, monkeypatch):
+    folder = tmp_path / "tests" / "simulator" / "cost"
     folder.mkdir(parents=True)
     (folder / "test_fit_lines.py").write_text("")
-    (tmp_path / "tests/test_mirror.py").write_text(
-        "WHY = 'data'\nA = {'cost/f*': ['graph/test_x.py'], 'cost/g': WHY}\n"
-    )
     monkeypatch.chdir(tmp_path)
-    own, ignored = (
-        "tests/cost/test_fit_lines.py",
-        ["--ignore=tests/cost/test_fit_lines.py", "--ignore=tests/graph/test_x.py"],
-    )
-    assert list(load().rounds(Path("mindswap/cost/fit.py"), ["tests/plan"])) == [
-        ("its own tests", [own, "tests/graph/test_x.py"]),
-        ("its folder", ["tests/cost", *ignored]),
-        ("the others", ["tests/plan", *ignored]),
+    own = "tests/simulator/cost/test_fit_lines.py"
+    assert list(load().rounds(Path("mindswap/simulator/cost/fit.py"), ["tests/planner"])) == [
+        ("its own tests", [own]),
+        ("its folder", ["tests/simulator/cost", f"--ignore={own}"]),
+        ("the others", ["tests/planner", f"--ignore={own}"]),
     ]

@@ -16,8 +16,8 @@ PAGE_CN = ROOT / "docs" / "rules_CN.md"
 sys.path.insert(0, str(ROOT))
 
 from mindswap.check.rules import find_rules  # noqa: E402 the checkout must be importable, installed or not
-from mindswap.document.rules import Rule  # noqa: E402
-from mindswap.mindformers_2x.rules import find_rules as find_pynative_rules  # noqa: E402
+from mindswap.check.rules_2x import find_rules as find_pynative_rules  # noqa: E402
+from mindswap.config.rules import Rule  # noqa: E402
 from tools.rules_cn import CHINESE  # noqa: E402
 
 HEADER = """\
@@ -30,7 +30,7 @@ Written by `tools/make_rule_docs.py` from the docstrings in `mindswap/check/rule
 PYNATIVE_HEADER = """\
 # Rules for files of MindFormers 2.x
 
-From the docstrings in `mindswap/mindformers_2x/rules/`. `mindswap check` uses these for a file with `training` and
+From the docstrings in `mindswap/check/rules_2x/`. `mindswap check` uses these for a file with `training` and
 `parallelism`, and without `trainer` and `runner_config`. MindFormers 2.1.0 is what they are held against.
 """
 READING = {

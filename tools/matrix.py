@@ -140,7 +140,7 @@ def try_training(folder: Path) -> tuple[str, str]:
 
 def try_alone(folder: Path) -> tuple[str, str]:
     """MindSpore without MindFormers: the tests that capture and apply on networks of MindSpore itself."""
-    words = ["-m", "pytest", "-q", "-m", "mindspore", "tests/graph/test_load.py", "tests/session/test_network.py"]
+    words = ["-m", "pytest", "-q", "-m", "mindspore", "tests/graph/test_load.py", "tests/api/test_network.py"]
     last = run([str(folder / "bin" / "python"), *words], "tests", CELL_S).strip().splitlines()[-1]
     return "-", f"capture and apply: {last.split(' in ')[0].strip('= ')}"
 

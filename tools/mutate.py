@@ -1,9 +1,9 @@
 """Changes one thing at a time in the code and says which changes no test notices.
 
-    python tools/mutate.py mindswap/policy mindswap/adaptive/decide.py --sample 200 --results /tmp/mutants.json
+    python tools/mutate.py mindswap/policy mindswap/training/adaptive/decide.py --sample 200 --results /tmp/mutants.json
 
-A mutant meets the mirrored test files first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`) and those that
-`tests/test_mirror.py` names for it, what is left the rest of their folder, what is still left the tests of `--then`.
+A mutant meets the test files of its name first (`tests/policy/test_read*.py` for `mindswap/policy/read.py`), what is
+left the rest of their folder, what is still left the tests of `--then`.
 Each runs in a fork of its own, which imports the changed module wherever it is asked for. With `--results` a run goes
 on where the last one stopped.
 A survivor is a missing test, or a change without a meaning.
@@ -26,8 +26,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -159,7 +157,7 @@ def _without_shrinking() -> None:
 def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
     """The tests that a mutant of a module meets, the nearest first, and as options of pytest what was tried before."""
     folder = Path("tests", *path.parent.parts[1:])
-    own = [*sorted(map(str, folder.glob(f"test_{path.stem}*.py"))), *_named_for(path)]
+    own = sorted(map(str, folder.glob(f"test_{path.stem}*.py")))
     if own:
         yield "its own tests", own
     rest = [f"--ignore={test}" for test in own]
@@ -167,22 +165,6 @@ def rounds(path: Path, then: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield "its folder", [str(folder), *rest]
     if then:
         yield "the others", [*then, *rest]
-
-
-def _named_for(path: Path) -> list[str]:
-    """The test files that the table of `tests/test_mirror.py` names for a module."""
-    name = Path(*path.with_suffix("").parts[1:]).as_posix()
-    return sorted({f"tests/{test}" for pattern, tests in _table() if fnmatch(name, pattern) for test in tests})
-
-
-@cache
-def _table() -> list[tuple[str, list[str]]]:
-    """Read, not imported: a module that is there already cannot be changed."""
-    mirror = Path("tests/test_mirror.py")
-    body = ast.parse(mirror.read_text("utf-8")).body if mirror.exists() else []
-    tables = [n.value for n in body if isinstance(n, ast.Assign) and isinstance(n.value, ast.Dict)]
-    pairs = [pair for table in tables for pair in zip(table.keys, table.values, strict=True)]
-    return [(ast.literal_eval(k), ast.literal_eval(v)) for k, v in pairs if isinstance(v, ast.List)]
 
 
 def find_killer(place: Place, then: list[str], marker: str) -> str | None:

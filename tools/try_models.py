@@ -26,9 +26,9 @@ from typing import Any
 
 import yaml
 
-from mindswap.convert.swap_on import rewrite_for_swap
-from mindswap.document.parse import parse_document
-from mindswap.document.sections import rewrite_section
+from mindswap.config.parse import parse_document
+from mindswap.config.sections import rewrite_section
+from mindswap.policy.convert.swap_on import rewrite_for_swap
 from mindswap.units import SIZE_UNITS
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,7 +8,7 @@ from functools import partial
 
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.policy.model import Policy
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.step_model import StepModel
 from other_systems.hyper_offload import DistanceOptions, hyper_offload
 from other_systems.knapsack import knapsack
 from other_systems.longest_gap import longest_gap

@@ -8,8 +8,8 @@ Source:
 from dataclasses import dataclass
 
 from mindswap.policy.model import Policy
-from mindswap.simulate.program import Program
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.program import Program
+from mindswap.simulator.step_model import StepModel
 from other_systems.saved import SavedTensor, find_turns, saved_tensors, swap_policy
 
 __all__ = ["DistanceOptions", "hyper_offload"]

@@ -13,9 +13,9 @@ from itertools import accumulate
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
-from mindswap.simulate.block import Block
-from mindswap.simulate.program import NO_OP
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.block import Block
+from mindswap.simulator.program import NO_OP
+from mindswap.simulator.step_model import StepModel
 from other_systems.saved import SavedTensor, saved_tensors
 
 __all__ = ["LayerSetting", "list_settings", "lossless_modules", "tensors_of"]

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mindswap.policy.model import Policy
-from mindswap.simulate.program import Program
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.program import Program
+from mindswap.simulator.step_model import StepModel
 from other_systems.saved import SavedTensor, find_turns, saved_tensors, swap_policy
 
 __all__ = ["longest_gap"]

@@ -10,9 +10,9 @@ from mindswap.graph.ops import VIEW_OPS, is_kernel
 from mindswap.graph.storage import SavedStorage, classify_saved
 from mindswap.policy.match import SEPARATOR
 from mindswap.policy.model import ALL_LAYERS, Layers, LayerSwap, OpSwap, Policy
-from mindswap.simulate.block_parts import BlockTensor, Source, Uses
-from mindswap.simulate.program import NO_OP, Program
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.block_parts import BlockTensor, Source, Uses
+from mindswap.simulator.program import NO_OP, Program
+from mindswap.simulator.step_model import StepModel
 
 __all__ = ["SavedTensor", "Turn", "find_turns", "saved_tensors", "swap_policy"]
 

@@ -4,8 +4,8 @@ from dataclasses import fields, replace
 
 import numpy as np
 
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.program import Copies, Intervals, Program
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.program import Copies, Intervals, Program
 
 __all__ = ["compute_only_ns", "link_bound_ns", "lower_bound_ns"]
 

@@ -5,7 +5,7 @@ from dataclasses import fields
 import numpy as np
 
 from mindswap.errors import SimulationError
-from mindswap.simulate.program import NO_OP, MemoryKind, OpKind, Program
+from mindswap.simulator.program import NO_OP, MemoryKind, OpKind, Program
 
 __all__ = ["check_program"]
 

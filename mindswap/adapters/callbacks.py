@@ -15,8 +15,8 @@ from mindformers.tools.register import MindFormerRegister
 from mindformers.tools.register.register import MindFormerModuleType
 from mindspore.train.callback import Callback
 
-from mindswap.logs.scan import REPORT_MEMORY
-from mindswap.logs.step_report import ReportedStep, format_step
+from mindswap.training.logs.scan import REPORT_MEMORY
+from mindswap.training.logs.step_report import ReportedStep, format_step
 
 
 class MemoryReport(Callback):

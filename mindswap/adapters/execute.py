@@ -11,7 +11,7 @@ from mindformers.wrapper.wrapper import DataOrderWrapperCell
 from mindswap.adapters.build import build_network, example_inputs, make_input
 from mindswap.adapters.mindformers import set_policy
 from mindswap.adapters.mindspore import compile_training_model, enable_lazy_inline, find_lazy_inline_cell
-from mindswap.execute.run import dtype_of
+from mindswap.graph.execute.run import dtype_of
 from mindswap.graph.load import load_graph
 from mindswap.graph.load_code import StepCode, load_code
 from mindswap.graph.model import Graph

@@ -1,8 +1,8 @@
 """What the dispatchers of tokens run between ranks, and what gives them sizes: stand-ins of known sizes.
 
 AlltoAllV, NonZero and MaskedSelect have results whose sizes are known only when they run. Here a rank sends and
-receives as many rows as `set_exchange` was told, and the frontend compiles with those. `graph.ranks.experts` gives the
-operators their names back. Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
+receives as many rows as `set_exchange` was told, and the frontend compiles with those. `graph.sharding.experts` gives
+the operators their names back. Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.replaced import replaced
 from mindswap.graph.ops import line_of
-from mindswap.graph.ranks.experts import EXCHANGE, NAME_MARK, num_copies
+from mindswap.graph.sharding.experts import EXCHANGE, NAME_MARK, num_copies
 
 # The compiler looks a module up by its name.
 OPS_NAME = "mindswap_ops_of_known_sizes"
@@ -204,7 +204,7 @@ def _index_select():
     """In place of the class IndexSelect.
 
     Of its gradient the frontend makes a tensor of zeros, in memory: 5 GB for DeepSeek-V3. That of Gather has none. The
-    sizes are the same, and `graph.ranks.experts` gives the operators their names back.
+    sizes are the same, and `graph.sharding.experts` gives the operators their names back.
     """
     return _select_rows
 

@@ -2,7 +2,7 @@
 
 MindFormers writes the exchange of tokens between ranks in `Morph`s, functions for what one rank has. Here the layer
 of experts stays so: `ToLocal` takes a tensor of all ranks to the part of one, `FromLocal` back, and what is between
-them has the sizes of a rank. `expert_exchange` has the communication. `graph.ranks.experts` takes them out again.
+them has the sizes of a rank. `expert_exchange` has the communication. `graph.sharding.experts` takes them out again.
 Names are those of mindformers 1.9.0, parallel_core/training_graph/transformer/moe.
 """
 
@@ -17,7 +17,7 @@ from mindspore.ops.operations import Morph
 from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.expert_exchange import use_known_sizes
-from mindswap.graph.ranks.experts import FROM_LOCAL, TO_LOCAL
+from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
 
 STRATEGY_ATTRIBUTES = ("in_strategy", "out_strategy", "in_layout", "out_layout")
 

@@ -19,7 +19,7 @@ from mindspore.ops.primitive import PrimitiveWithInfer, prim_attr_register
 
 from mindswap.adapters.replaced import replaced
 from mindswap.graph.constants import STAND_IN_NAME
-from mindswap.graph.ranks.experts import NAME_MARK
+from mindswap.graph.sharding.experts import NAME_MARK
 
 # Masks of a sequence up to this are written out, 4 Mi elements.
 MAX_WRITTEN_SEQ_LENGTH = 2048

@@ -20,8 +20,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from mindswap.datasets.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 from mindswap.errors import DataError
+from mindswap.training.data.samples import LEGACY_COLUMNS, NEWER_COLUMNS, four_columns
 
 INDEX_SUFFIX = ".db"
 # A sample must fit in a MindRecord page of 32 MiB, with up to 5 bytes per token.

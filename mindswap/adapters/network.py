@@ -11,7 +11,7 @@ from mindswap.adapters.mindspore import compile_training_graph, find_layers, mar
 from mindswap.errors import ApplyError, GraphError, require
 from mindswap.graph.load import PATH_TAG
 from mindswap.graph.sample import LayerSample
-from mindswap.simulate.captured import CapturedStep
+from mindswap.simulator.captured import CapturedStep
 
 # Attributes that a policy sets on primitives (`Primitive._offload`, `Primitive.recompute`).
 POLICY_ATTRIBUTES = ("offload", "recompute")

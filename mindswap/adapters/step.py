@@ -6,7 +6,7 @@ from mindswap.adapters.mindformers import capture, choose_layers
 from mindswap.config.rank import RankPlacement
 from mindswap.graph.sequences import with_cache_gradients
 from mindswap.policy.model import Policy
-from mindswap.simulate.captured import CapturedStep
+from mindswap.simulator.captured import CapturedStep
 
 
 def capture_step(config_path: str, num_layers: int, placement: RankPlacement | None = None) -> CapturedStep:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from mindswap.check.nearby import Nearby
-from mindswap.document.nodes import Document
-from mindswap.document.problem import Level
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Level
 from mindswap.policy.build import build_policy
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import split_pattern

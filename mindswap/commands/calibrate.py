@@ -8,14 +8,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from mindswap.commands.options import add_common
-from mindswap.cost.calibrate import Calibration, calibrate
-from mindswap.cost.calibration_file import format_device_file
-from mindswap.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
-from mindswap.cost.profile_files import load_profile
-from mindswap.cost.profile_tables import Progress
 from mindswap.files import refuse_existing, write_new
 from mindswap.report.answer import answer_text
 from mindswap.report.calibration import calibration_header, calibration_json, format_calibration
+from mindswap.simulator.cost.calibrate import Calibration, calibrate
+from mindswap.simulator.cost.calibration_file import format_device_file
+from mindswap.simulator.cost.device_file import DEFAULT_DEVICE, list_devices, load_device
+from mindswap.simulator.cost.profile_files import load_profile
+from mindswap.simulator.cost.profile_tables import Progress
 
 HELP = "Make a device file from a profile of a real machine (MindSpore, torch_npu, msprof): operators, copies, links."
 EXAMPLES = """\

@@ -7,21 +7,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from mindswap.api.trees import has_mindformers, read_real_trees
 from mindswap.check.check import MODEL_RULES, CheckResult, check_document
+from mindswap.check.check_2x import check_pynative
 from mindswap.commands.options import add_common
-from mindswap.cost.settings import read_cost_settings
-from mindswap.document.nodes import Document
-from mindswap.document.parse import parse_document
-from mindswap.document.problem import Problem, find_errors, sort_problems
-from mindswap.document.source import load_document
+from mindswap.config.nodes import Document
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Problem, find_errors, sort_problems
+from mindswap.config.source import load_document
 from mindswap.errors import LaunchError
-from mindswap.mindformers_2x.check import check_pynative
-from mindswap.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.form import Form, find_form
 from mindswap.report.answer import answer_text
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 from mindswap.report.pynative import effect_to_json, format_layers_2x, pynative_notes
-from mindswap.session.trees import has_mindformers, read_real_trees
+from mindswap.simulator.cost.settings import read_cost_settings
 
 HELP = "Check the swap and recompute settings of a MindFormers YAML file; nothing is run."
 EXAMPLES = """\

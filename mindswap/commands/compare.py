@@ -5,16 +5,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from mindswap.api.run import Run, outside_line
+from mindswap.api.step import Step, load_step
 from mindswap.commands.options import add_common, add_device_arguments, device_overrides
-from mindswap.document.nodes import Document, show
+from mindswap.config.nodes import Document, show
 from mindswap.errors import SimulationError
 from mindswap.files import require_folders
 from mindswap.policy.baselines import BASELINES, baseline_policy
 from mindswap.report.answer import answer_text
 from mindswap.report.tables import format_table
 from mindswap.report.tradeoff_plots import TradeOff, plot_tradeoffs
-from mindswap.session.run import Run, outside_line
-from mindswap.session.step import Step, load_step
 from mindswap.units import format_bytes, format_time
 
 HELP = "Compare simulated step time and peak memory of several configurations and baselines; no device."

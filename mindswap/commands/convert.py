@@ -9,18 +9,18 @@ from mindswap.commands.convert_megatron import FAMILIES, Result, convert_megatro
 from mindswap.commands.convert_versions import VERSIONS, convert_versions
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, target_of
 from mindswap.commands.options import MOST_LAYERS, add_common, add_target_arguments, number_from, refuse_lone_overwrite
-from mindswap.convert.stage_form import to_index_form, to_stage_form
-from mindswap.convert.swap_on import rewrite_for_swap
-from mindswap.document.nodes import Document, to_data
-from mindswap.document.parse import parse_document
-from mindswap.document.plain_data import COMMAND_LINE
-from mindswap.document.problem import Level, Problem, find_errors, sort_problems
-from mindswap.document.sections import rewrite_section
-from mindswap.document.source import BASE_CONFIG, load_document
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.parse import parse_document
+from mindswap.config.plain_data import COMMAND_LINE
+from mindswap.config.problem import Level, Problem, find_errors, sort_problems
+from mindswap.config.sections import rewrite_section
+from mindswap.config.source import BASE_CONFIG, load_document
 from mindswap.errors import LaunchError, PolicyError
 from mindswap.files import require_folders, write_new
-from mindswap.megatron.options import OPTIONS, OptionKind
-from mindswap.mindformers_2x.form import refuse_pynative
+from mindswap.policy.convert.stage_form import to_index_form, to_stage_form
+from mindswap.policy.convert.swap_on import rewrite_for_swap
+from mindswap.policy.megatron.options import OPTIONS, OptionKind
+from mindswap.policy.mindformers_2x.form import refuse_pynative
 from mindswap.policy.read import find_num_layers
 from mindswap.report.answer import answer_text
 from mindswap.report.problems import format_problems, problems_to_data

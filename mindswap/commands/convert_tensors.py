@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from mindswap.api.recorded import read_trace
 from mindswap.errors import LaunchError
-from mindswap.mindformers_2x.convert import ConvertedSettings
-from mindswap.mindformers_2x.tables import Model, dense_layer
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.mindformers_2x.convert import ConvertedSettings
+from mindswap.policy.mindformers_2x.tables import Model, dense_layer
 from mindswap.policy.model import Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.by_tensor import TensorFate, differences, fate_in_1_9
 from mindswap.pynative.trace import Trace
-from mindswap.session.recorded import read_trace
 from mindswap.units import format_bytes
 
 

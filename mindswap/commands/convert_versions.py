@@ -8,22 +8,22 @@ from dataclasses import replace
 from functools import partial
 
 from mindswap.check.check import check_document, check_shape
+from mindswap.check.check_2x import check_pynative
 from mindswap.commands.convert_tensors import Tensors, read_tensors
 from mindswap.commands.converted import Request, Rewritten, known_trees, num_layers_of, table_trees, target_of
-from mindswap.convert.stage_form import to_index_form
-from mindswap.document.nodes import Document
-from mindswap.document.parse import parse_document
-from mindswap.document.problem import Level, Location, Problem
-from mindswap.document.render import block_lines
+from mindswap.config.nodes import Document
+from mindswap.config.parse import parse_document
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.render import block_lines
 from mindswap.errors import LaunchError, PolicyError
-from mindswap.mindformers_2x.check import check_pynative
-from mindswap.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
-from mindswap.mindformers_2x.form import Form, find_form
-from mindswap.mindformers_2x.read import find_num_layers_2x
-from mindswap.mindformers_2x.renaming import LayerNames
-from mindswap.mindformers_2x.replace import replace_sections
-from mindswap.mindformers_2x.tables import dense_layer
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.convert.stage_form import to_index_form
+from mindswap.policy.mindformers_2x.convert import ConvertedSettings, to_1_9, to_2x
+from mindswap.policy.mindformers_2x.form import Form, find_form
+from mindswap.policy.mindformers_2x.read import find_num_layers_2x
+from mindswap.policy.mindformers_2x.renaming import LayerNames
+from mindswap.policy.mindformers_2x.replace import replace_sections
+from mindswap.policy.mindformers_2x.tables import dense_layer
 from mindswap.policy.read import find_num_layers
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, fate_in_2x
 from mindswap.report.problems import escape

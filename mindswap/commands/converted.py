@@ -4,16 +4,16 @@ import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mindswap.api.trees import known_or_real
 from mindswap.check.check import CheckResult, model_section
 from mindswap.commands.options import MOST_LAYERS, number_from
-from mindswap.document.nodes import Document
-from mindswap.document.problem import Problem
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Problem
 from mindswap.errors import LaunchError
+from mindswap.policy.applied import EXCLUDE
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.families import load_layer_trees
 from mindswap.policy.read_parts import is_empty
-from mindswap.session.trees import known_or_real
-from mindswap.stage.applied import EXCLUDE
 
 
 @dataclass(frozen=True)

@@ -3,14 +3,14 @@
 import argparse
 import os
 
+from mindswap.check.doctor.examine import examine
+from mindswap.check.doctor.gather import gather_machine, gather_software
+from mindswap.check.doctor.job import gather_job
+from mindswap.check.doctor.model import MachineFacts
+from mindswap.check.doctor.text import doctor_to_json, format_doctor
 from mindswap.commands.options import add_common
-from mindswap.doctor.examine import examine
-from mindswap.doctor.gather import gather_machine, gather_software
-from mindswap.doctor.job import gather_job
-from mindswap.doctor.model import MachineFacts
-from mindswap.doctor.text import doctor_to_json, format_doctor
-from mindswap.document.problem import Level
-from mindswap.document.source import load_document
+from mindswap.config.problem import Level
+from mindswap.config.source import load_document
 from mindswap.report.answer import answer_text
 
 HELP = "Say what on this machine keeps a training from doing what it says: versions, limits, memory, variables."

@@ -5,15 +5,17 @@ import os
 import sys
 from typing import Any
 
+from mindswap.api.trees import has_mindformers, known_or_real
 from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.check.check_2x import check_pynative
 from mindswap.commands.options import add_common
-from mindswap.document.model_folder import FOLDER_RULE
-from mindswap.document.nodes import Document
-from mindswap.document.source import load_document
+from mindswap.config.model_folder import FOLDER_RULE
+from mindswap.config.nodes import Document
+from mindswap.config.source import load_document
 from mindswap.errors import GraphError, PolicyError
-from mindswap.mindformers_2x.check import check_pynative
-from mindswap.mindformers_2x.form import Form, find_form
 from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.expand import expand_stage_recompute
+from mindswap.policy.mindformers_2x.form import Form, find_form
 from mindswap.report.answer import answer_text
 from mindswap.report.explain import (
     explain,
@@ -25,8 +27,6 @@ from mindswap.report.explain import (
 )
 from mindswap.report.problems import format_problems, problems_to_data
 from mindswap.report.pynative import effect_to_json, format_effect
-from mindswap.session.trees import has_mindformers, known_or_real
-from mindswap.stage.expand import expand_stage_recompute
 
 HELP = "Say what CONFIG recomputes and swaps in each layer, stage and chunk; nothing is built or run."
 EXAMPLES = """\

@@ -2,12 +2,12 @@
 
 import argparse
 
+from mindswap.api.inspect import inspect_memory
 from mindswap.commands.options import CONFIG_OR_STEP, add_common
 from mindswap.errors import GraphError
 from mindswap.policy.words import name_indices
 from mindswap.report.answer import answer_text
 from mindswap.report.memory import format_memory, memory_to_json
-from mindswap.session.inspect import inspect_memory
 
 HELP = "Show what each layer and operator of CONFIG keeps, swaps and recomputes, from the compiled graph; no device."
 EXAMPLES = """\

@@ -5,10 +5,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mindswap.cost.device_file import list_devices
-from mindswap.cost.figures import UNITS_OF
-from mindswap.cost.hardware import OPTIONS
 from mindswap.errors import DataError
+from mindswap.simulator.cost.device_file import list_devices
+from mindswap.simulator.cost.figures import UNITS_OF
+from mindswap.simulator.cost.hardware import OPTIONS
 
 CONFIG_OR_STEP = "YAML of MindFormers, or a step that `mindswap trace` recorded (.json)"
 

@@ -12,6 +12,11 @@ from typing import NoReturn
 
 from tqdm import tqdm
 
+from mindswap.api.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
+from mindswap.api.plan_2x import is_2x, load_step_2x
+from mindswap.api.recorded import is_trace_path
+from mindswap.api.run import outside_line
+from mindswap.api.step import Step, load_step
 from mindswap.commands.options import (
     CONFIG_OR_STEP,
     add_common,
@@ -21,22 +26,17 @@ from mindswap.commands.options import (
     optional_path,
     refuse_lone_overwrite,
 )
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.errors import PlanError
 from mindswap.files import refuse_existing, require_folders
-from mindswap.plan.explain import explain_plan
-from mindswap.plan.planner import Planner
-from mindswap.plan.problem import Allow, Objective
-from mindswap.plan.solvers import SOLVERS
-from mindswap.plan.solvers.search import Progress, Stop
-from mindswap.plan.sweep import bound_curve, sweep_budgets
+from mindswap.planner.explain import explain_plan
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import Allow, Objective
+from mindswap.planner.solvers import SOLVERS
+from mindswap.planner.solvers.search import Progress, Stop
+from mindswap.planner.sweep import bound_curve, sweep_budgets
 from mindswap.report.answer import answer_text
 from mindswap.report.plan_text import plan_to_json
-from mindswap.session.plan import budget_doubt, compact, make_plan, problem_of, refuse_unwritable
-from mindswap.session.plan_2x import is_2x, load_step_2x
-from mindswap.session.recorded import is_trace_path
-from mindswap.session.run import outside_line
-from mindswap.session.step import Step, load_step
 
 HELP = "Find the swap and recompute settings of CONFIG that train fastest within a memory budget; no device."
 EXAMPLES = """\

@@ -15,13 +15,13 @@ from tqdm import tqdm
 
 from mindswap.adapters.mindrecord import INDEX_SUFFIX, MAX_SAMPLE_LENGTH, MindRecordWriter, require_mindspore
 from mindswap.commands.options import add_common
-from mindswap.datasets.load_tokenizer import load_tokenizer
-from mindswap.datasets.samples import NEWER_COLUMNS, SampleCounts, read_samples
-from mindswap.datasets.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
-from mindswap.datasets.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.errors import DataError
 from mindswap.files import refuse_existing, staged
 from mindswap.report.answer import answer_text
+from mindswap.training.data.load_tokenizer import load_tokenizer
+from mindswap.training.data.samples import NEWER_COLUMNS, SampleCounts, read_samples
+from mindswap.training.data.text_files import TEXT_SUFFIXES, TextSource, find_text_sources
+from mindswap.training.data.tokenizing import ByteTokenizer, Tokenizer
 from mindswap.units import format_bytes
 
 HELP = "Turn text into a MindRecord that MindFormers trains on."

@@ -9,24 +9,24 @@ from typing import TextIO
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.commands.options import add_device_arguments, device_overrides, number_from
-from mindswap.commands.proof_runs import run_variants
-from mindswap.commands.proving import Bench, prepare
 from mindswap.commands.run import cards_missing, load_trainable
-from mindswap.commands.send_back import pack
 from mindswap.config.mode import is_on_cpu
-from mindswap.cost.device_file import load_device
-from mindswap.document.nodes import Document
+from mindswap.config.nodes import Document
 from mindswap.errors import LaunchError
 from mindswap.files import write_new
-from mindswap.launch.msrun import count_cards
-from mindswap.launch.processes import adopt_orphans, stop_descendants
-from mindswap.launch.signals import StoppedBySignal, signals_raise
-from mindswap.prove.checks import make_checks
-from mindswap.prove.derive import Wanted
-from mindswap.prove.model import Proof
 from mindswap.report.answer import answer_text
 from mindswap.report.proof_html import format_proof_html
 from mindswap.report.proof_text import format_proof, proof_to_json
+from mindswap.simulator.cost.device_file import load_device
+from mindswap.training.launch.msrun import count_cards
+from mindswap.training.launch.processes import adopt_orphans, stop_descendants
+from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.proof.checks import make_checks
+from mindswap.training.proof.derive import Wanted
+from mindswap.training.proof.model import Proof
+from mindswap.training.proof.proving import Bench, prepare
+from mindswap.training.proof.runs import run_variants
+from mindswap.training.proof.send_back import pack
 from mindswap.units import parse_bytes
 
 HELP = "Run CONFIG for a few steps with swap off, as it is and planned; put measured beside simulated."

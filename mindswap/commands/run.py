@@ -10,14 +10,14 @@ from pathlib import Path
 
 from mindswap.adapters.installed import require_mindformers
 from mindswap.config.mode import ASCEND, device_target, is_on_cpu
-from mindswap.document.nodes import Document
-from mindswap.document.problem import find_errors
-from mindswap.document.source import load_document
+from mindswap.config.nodes import Document
+from mindswap.config.problem import find_errors
+from mindswap.config.source import load_document
 from mindswap.errors import LaunchError, MindswapError, PolicyError
-from mindswap.launch.lifeline import hold_lifeline
-from mindswap.launch.msrun import count_cards, has_cards
-from mindswap.launch.training import ADAPTIVE_FLAG, find_option, parse_training
-from mindswap.mindformers_2x.form import refuse_pynative
+from mindswap.policy.mindformers_2x.form import refuse_pynative
+from mindswap.training.launch.lifeline import hold_lifeline
+from mindswap.training.launch.msrun import count_cards, has_cards
+from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_training
 
 HELP = "Train with the plugin on: put `mindswap run` in front of run_mindformer.py."
 EXAMPLES = """\

@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from mindswap.api.recorded import is_trace_path, record_step
 from mindswap.commands.options import add_common
 from mindswap.errors import DataError
 from mindswap.files import require_folders, write_new
 from mindswap.pynative.trace_file import dump_trace
 from mindswap.report.answer import answer_text
-from mindswap.session.recorded import is_trace_path, record_step
 from mindswap.units import format_bytes
 
 HELP = "Run one step of CONFIG in PyNative mode on this machine, and write down operators, tensors and what is saved."

@@ -2,9 +2,9 @@
 
 import argparse
 
+from mindswap.api.verify import verify
 from mindswap.commands.options import add_common
 from mindswap.report.answer import answer_text
-from mindswap.session.verify import verify
 
 HELP = "Compile the network of CONFIG without a device and show that its swap and recompute are in the graph."
 EXAMPLES = """\

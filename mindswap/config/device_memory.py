@@ -4,8 +4,8 @@ import re
 from dataclasses import dataclass
 from decimal import Decimal
 
-from mindswap.document.nodes import Document
-from mindswap.document.problem import Location
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Location
 
 PATH = "context.max_device_memory"
 ALLOWED = 'a string such as "58GB"; GB is GiB there'

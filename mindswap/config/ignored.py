@@ -3,8 +3,8 @@
 import itertools
 from collections.abc import Collection, Iterable, Iterator
 
-from mindswap.document.nodes import Document, show
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.config.nodes import Document, show
+from mindswap.config.problem import Level, Problem, sort_problems
 
 RULE = "bad-ignore"
 PATH = "mindswap.ignore"

@@ -1,6 +1,6 @@
 """Whether a configuration trains in graph mode or in PyNative mode. Pure."""
 
-from mindswap.document.nodes import Document
+from mindswap.config.nodes import Document
 
 # What `context.mode` takes (mindformers/tools/utils.py, MODE); without the key it is graph mode.
 GRAPH = (0, "GRAPH_MODE")

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mindswap.document.nodes import Document, DocumentNode, is_whole_number
+from mindswap.config.nodes import Document, DocumentNode, is_whole_number
 from mindswap.errors import MindswapError
 
 # What `set_pipeline_config` of MindSpore 2.9.0 takes (parallel/_auto_parallel_context.py).

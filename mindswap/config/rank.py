@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from mindswap.config.nodes import Document
 from mindswap.config.pipeline import read_pipeline
-from mindswap.document.nodes import Document
 from mindswap.errors import GraphError
 
 # `parallel.parallel_mode`, as MindFormers reads it: in these the strategies of the model are in force.

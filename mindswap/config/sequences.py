@@ -7,8 +7,8 @@ in two more (mindformers 1.9.0, models/llama/llama_transformer.py, `seq_pipe`).
 
 from collections.abc import Iterator
 
-from mindswap.document.nodes import Document, DocumentNode
-from mindswap.document.rules import Finding
+from mindswap.config.nodes import Document, DocumentNode
+from mindswap.config.rules import Finding
 
 SEQUENCE_KEY = "seq_split_num"
 PATH = f"parallel_config.{SEQUENCE_KEY}"

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass
 
+from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.pipeline import Pipeline, read_pipeline
 from mindswap.config.sequences import SEQUENCE_KEY
 from mindswap.config.weight_sharding import OPTIMIZER_CONFIG, WeightSharding, read_weight_sharding
-from mindswap.document.nodes import Document, is_whole_number
 
 DEFAULT_OPTIMIZER = "AdamW"
 # Tokens of a sample where model_config has no `seq_length`: of LlamaConfig and its like (models/llama/llama_config.py),
@@ -36,7 +36,7 @@ class StepSettings:
     is_clipping: bool = False  # gradients are clipped by their global norm (`runner_wrapper.use_clip_grad`)
     # gradients are summed up in tensors of their own: several stages, or gradient accumulation
     is_accumulating: bool = False
-    shares_casts: bool = False  # micro-batches share casts of weights (`graph.ranks.share_casts`)
+    shares_casts: bool = False  # micro-batches share casts of weights (`graph.sharding.share_casts`)
     # compiled without lazy_inline, as MindFormers did without a pipeline before mindswap could swap
     is_inlined: bool = False
     expert_parallel: int = 1  # ranks that share the experts of a layer

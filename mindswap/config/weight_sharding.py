@@ -1,13 +1,13 @@
 """How the parallel optimizer cuts weights, as a configuration says it. Pure.
 
-`graph.ranks.gather` says what that does to a step, and names the sources.
+`graph.sharding.gather` says what that does to a step, and names the sources.
 """
 
 import math
 from dataclasses import dataclass
 
+from mindswap.config.nodes import Document, is_whole_number
 from mindswap.config.rank import STRATEGY_MODES
-from mindswap.document.nodes import Document, is_whole_number
 
 OPTIMIZER_CONFIG = ("parallel", "parallel_optimizer_config")
 OPTIMIZER_LEVELS = ("level1", "level2", "level3")

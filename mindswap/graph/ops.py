@@ -31,7 +31,7 @@ class OpClass(Enum):
     CAST = "cast"
     MOVE = "data movement"
     ELEMENTWISE = "element-wise"
-    COMMUNICATION = "communication"  # its time depends on the ranks, see `cost.transfer.collective_ns`
+    COMMUNICATION = "communication"  # its time depends on the ranks, see `simulator.cost.transfer.collective_ns`
     NONE = "no kernel"
 
     @property
@@ -49,7 +49,7 @@ _UNITS = {
 
 
 class Cut(Enum):
-    """How the cut of the outputs follows from that of the operands; the rules are in `graph/ranks/splits.py`."""
+    """How the cut of the outputs follows from that of the operands; the rules are in `graph/sharding/splits.py`."""
 
     ELEMENTWISE = auto()
     LIKE_FIRST = auto()

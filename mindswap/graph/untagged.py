@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from mindswap.graph.model import Node
 from mindswap.graph.ops import WEIGHT_OPS
-from mindswap.graph.ranks.gather import weight_name
+from mindswap.graph.sharding.gather import weight_name
 
 BEFORE = -1
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from mindswap.graph.model import Graph, Node, TensorType
 from mindswap.graph.ops import MATMUL_OPS, NO_WORK_OPS, PARTIAL_READ_OPS, OpClass, classify, line_of
-from mindswap.graph.ranks.ring import ring_axes, ring_flops
 from mindswap.graph.sequences import cache_readers
+from mindswap.graph.sharding.ring import ring_axes, ring_flops
 
 # Where the sequence is in the operands of attention, by layout number (FASInputLayoutMode of MindSpore).
 BNSD = 1
@@ -33,7 +33,7 @@ class Work:
     read_bytes: int  # of the inputs, each once
     written_bytes: int  # of the outputs
     inputs: tuple[TensorType, ...] = ()  # types of the tensors it reads, members of tuples one by one
-    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.predict.fusion`)
+    is_fused: bool = False  # it runs in the kernel of an operator before it (`graph.rewrite.fusion`)
     is_weight_gradient: bool = False  # a product with a transposed first operand, as gradients of weights are
     # of attention of cut sequences, `flops` of each piece, whose mean `flops` is then
     piece_flops: tuple[int, ...] = ()
@@ -45,7 +45,7 @@ def measure_work(graph: Graph) -> tuple[tuple[Work, ...], tuple[Work, ...]]:
     forward_types = {**given, **{node.name: node.outputs for node in graph.forward}}
     # The types of a graph that was cut for one rank are those of its nodes: they go before those of parameters.
     saved = {s.backward_name: forward_types[s.forward_name] for s in graph.saved if s.forward_name in forward_types}
-    # Operators that `graph.predict.rewrite` lets run again read weights under their names in forward.
+    # Operators that `graph.rewrite.rewrite` lets run again read weights under their names in forward.
     backward_types = {**forward_types, **saved, **{node.name: node.outputs for node in graph.backward}}
     has_pieces = bool(cache_readers(graph))
     forward = tuple(_measure(graph, node, forward_types, has_pieces) for node in graph.forward)

@@ -162,7 +162,7 @@ class Policy:
     Attributes:
         is_swap_enabled: `swap: True`; not given, it is on where any layer or operator is named. When False, every
             other swap field is empty, and so are the recompute fields, because MindFormers does its own (stage
-            count) recompute then. Only `stage.expand` fills them with swap off, to say what that is.
+            count) recompute then. Only `policy.expand` fills them with swap off, to say what that is.
         default_prefetch: distance of the default strategy; None where it does not act. `op_swap` then holds its
             patterns, which need not be given.
         layer_swap: whole layers to offload.
@@ -229,7 +229,7 @@ class Policy:
             PolicyError: with every problem, if there is an error.
         """
         from mindswap.check.check import policy_of_document
-        from mindswap.document.plain_data import document_from_data
+        from mindswap.config.plain_data import document_from_data
 
         return policy_of_document(document_from_data(config, "the configuration"))
 

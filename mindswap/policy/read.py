@@ -7,8 +7,8 @@ Nothing is judged here beyond "can this be read": values that fit their place bu
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from mindswap.config.nodes import Document, DocumentNode, key_text
 from mindswap.config.pipeline import read_pipeline
-from mindswap.document.nodes import Document, DocumentNode, key_text
 from mindswap.policy.model import ALL_LAYERS, DEFAULT_SWAP_PATTERNS, NO_LAYERS
 from mindswap.policy.read_parts import Parts, Pattern, is_empty
 from mindswap.policy.read_recompute import RecomputeReader

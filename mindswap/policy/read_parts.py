@@ -3,8 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
-from mindswap.document.nodes import DocumentNode, expanded_size
-from mindswap.document.problem import Location
+from mindswap.config.nodes import DocumentNode, expanded_size
+from mindswap.config.problem import Location
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, MAX_SECTION_VALUES, Expect, is_index, is_pattern
 from mindswap.policy.settings import LayerRef

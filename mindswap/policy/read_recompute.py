@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from mindswap.config.nodes import DocumentNode, key_text
 from mindswap.config.pipeline import Pipeline, is_stage_counts
-from mindswap.document.nodes import DocumentNode, key_text
 from mindswap.policy.model import ALL_LAYERS, NO_LAYERS, Layers
 from mindswap.policy.read_parts import Parts, Pattern, is_range
 from mindswap.policy.schema import (

@@ -216,7 +216,7 @@ def acting_entries(policy: Policy, layer_index: int) -> tuple[Entry, ...]:
 
 
 def with_recompute_only(policy: Policy) -> Policy:
-    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes (`stage.expand`)."""
+    """With swap disabled, what acts in a training: nothing moves, MindFormers itself recomputes (`policy.expand`)."""
     if policy.is_swap_enabled:
         return policy
     return replace(policy, is_swap_enabled=True, default_prefetch=None, layer_swap=(), op_swap=())

@@ -6,7 +6,7 @@ is accepted and what a message says cannot drift apart.
 
 from enum import Enum
 
-from mindswap.document.nodes import DocumentNode, is_whole_number
+from mindswap.config.nodes import DocumentNode, is_whole_number
 
 SWAP_KEYS = ("swap", "default_prefetch", "layer_swap", "op_swap")
 SELECT_OPTIONS = (

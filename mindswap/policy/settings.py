@@ -5,9 +5,9 @@ Made by `read`; `build` makes the Policy from it and the rules judge it.
 
 from dataclasses import dataclass
 
+from mindswap.config.nodes import DocumentNode
 from mindswap.config.pipeline import Pipeline
-from mindswap.document.nodes import DocumentNode
-from mindswap.document.problem import Location
+from mindswap.config.problem import Location
 from mindswap.policy.model import Layers
 from mindswap.policy.unread import Misfit, MissingKey, UnknownKey
 

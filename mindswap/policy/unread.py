@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from enum import Enum
 
-from mindswap.document.nodes import DocumentNode, MappingEntry, key_text
+from mindswap.config.nodes import DocumentNode, MappingEntry, key_text
 from mindswap.policy.words import closest_names
 
 

@@ -7,10 +7,10 @@ both. Its paths are those of 1.9; `names.to_2x_path` gives those of 2.x.
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindswap.mindformers_2x.convert import Swapped
-from mindswap.mindformers_2x.effect import SettingsEffect
-from mindswap.mindformers_2x.match import LayerPaths, is_below
-from mindswap.mindformers_2x.renaming import to_2x_path
+from mindswap.policy.mindformers_2x.convert import Swapped
+from mindswap.policy.mindformers_2x.effect import SettingsEffect
+from mindswap.policy.mindformers_2x.match import LayerPaths, is_below
+from mindswap.policy.mindformers_2x.renaming import to_2x_path
 from mindswap.policy.resolve import LayerDecisions
 from mindswap.policy.words import name_indices
 from mindswap.pynative.trace import Operator, Trace

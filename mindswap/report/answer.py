@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mindswap.document.problem import Problem
+from mindswap.config.problem import Problem
 from mindswap.report.problems import problems_to_data
 
 # Of the outer shape and of all data; one more where a key goes or changes its meaning, not where one is new.

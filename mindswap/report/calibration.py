@@ -2,12 +2,12 @@
 
 from dataclasses import asdict
 
-from mindswap.cost.calibrate import Calibration
-from mindswap.cost.explained import WITHOUT_FIGURES, Explained
-from mindswap.cost.kernel_fit import FigureFit
-from mindswap.cost.profile import Profile
 from mindswap.report.device_figures import format_figure
 from mindswap.report.tables import format_table
+from mindswap.simulator.cost.calibrate import Calibration
+from mindswap.simulator.cost.explained import WITHOUT_FIGURES, Explained
+from mindswap.simulator.cost.kernel_fit import FigureFit
+from mindswap.simulator.cost.profile import Profile
 from mindswap.units import format_bandwidth, format_bytes, format_count, format_time
 
 MAX_SHOWN_OPERATORS = 8

@@ -1,8 +1,8 @@
 """The figures of a device that a simulation used, in words, for every report."""
 
-from mindswap.cost.figures import FigureKind
-from mindswap.cost.hardware import FIGURES, Device
-from mindswap.simulate.summary_model import DeviceFigure
+from mindswap.simulator.cost.figures import FigureKind
+from mindswap.simulator.cost.hardware import FIGURES, Device
+from mindswap.simulator.summary_model import DeviceFigure
 from mindswap.units import format_bandwidth, format_bytes, format_time
 
 

@@ -5,8 +5,8 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
 
-from mindswap.effect.recompute import RecomputeEffect
-from mindswap.effect.swap import LayerEffect
+from mindswap.graph.effect.recompute import RecomputeEffect
+from mindswap.graph.effect.swap import LayerEffect
 from mindswap.graph.model import Node
 from mindswap.policy.words import name_indices
 from mindswap.report.tables import format_table, group_equal

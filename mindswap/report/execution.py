@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.execute.compare import Execution, Witness
+from mindswap.graph.execute.compare import Execution, Witness
 from mindswap.policy.words import format_names
 from mindswap.units import format_bytes
 

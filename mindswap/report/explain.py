@@ -5,17 +5,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from mindswap.config.pipeline import Cell
-from mindswap.mindformers_2x.form import Form
-from mindswap.mindformers_2x.tables import Model
+from mindswap.policy.applied import as_applied
 from mindswap.policy.cell_tree import LayerTrees
 from mindswap.policy.coverage import Coverage
+from mindswap.policy.expand import StageRecompute
+from mindswap.policy.mindformers_2x.form import Form
+from mindswap.policy.mindformers_2x.tables import Model
 from mindswap.policy.model import Layers, Policy
 from mindswap.policy.words import index_runs, name_indices
 from mindswap.report.policy_text import AlikeLayers, PartAction, StepKind, format_steps, group_layers
 from mindswap.report.problems import escape
 from mindswap.report.tables import format_table
-from mindswap.stage.applied import as_applied
-from mindswap.stage.expand import StageRecompute
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mindswap.config.device_memory import PATH
-from mindswap.plan.result import Compared, Plan
+from mindswap.planner.result import Compared, Plan
 from mindswap.policy.words import format_layers as _layers
 from mindswap.report.tables import format_table
 from mindswap.units import UNITS, format_bytes, format_count, format_time

@@ -7,7 +7,7 @@ from mindswap.graph.memory import LayerMemory, OperatorMemory
 from mindswap.report.figures import load_figure_class, save_figure
 from mindswap.report.memory import LayerMemoryReport, group_layers, rows_of
 from mindswap.report.simulation.style import MEMORY_STYLES
-from mindswap.simulate.program import MemoryKind
+from mindswap.simulator.program import MemoryKind
 from mindswap.units import format_bytes
 
 if TYPE_CHECKING:

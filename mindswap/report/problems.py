@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.document.problem import Level, Problem, sort_problems
+from mindswap.config.problem import Level, Problem, sort_problems
 from mindswap.units import format_count
 
 # Nobody reads more at once, and a file can have a hundred thousand.

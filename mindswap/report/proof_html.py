@@ -5,10 +5,10 @@ from html import escape
 from pathlib import Path
 from string import Template
 
-from mindswap.prove.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.report.device_figures import format_figure
 from mindswap.report.html_parts import card, colours, list_items, read_part, table
 from mindswap.report.proof_text import FIGURE_HEADER, count_verdicts, figure_rows, verdict_line
+from mindswap.training.proof.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_count, format_time
 from mindswap.version import __version__
 

@@ -4,8 +4,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from mindswap.prove.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.report.tables import format_table
+from mindswap.training.proof.model import Proof, Verdict, peak_bytes, typical_ns
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 

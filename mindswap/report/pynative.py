@@ -3,10 +3,10 @@
 from dataclasses import replace
 from typing import Any
 
-from mindswap.document.problem import Problem
-from mindswap.mindformers_2x.effect import LayerOutcome, SettingsEffect
-from mindswap.mindformers_2x.form import Form
-from mindswap.mindformers_2x.log_lines import log_lines
+from mindswap.config.problem import Problem
+from mindswap.policy.mindformers_2x.effect import LayerOutcome, SettingsEffect
+from mindswap.policy.mindformers_2x.form import Form
+from mindswap.policy.mindformers_2x.log_lines import log_lines
 from mindswap.policy.words import format_indices, name_indices
 from mindswap.report.problems import escape
 from mindswap.report.tables import group_equal

@@ -6,10 +6,10 @@ python -m tests.adapters.executions CONFIG... [--policy SECTION=YAML] for config
 import json
 import sys
 
+from mindswap.api.execute import execute_config
 from mindswap.check.check import load_policy
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.report.execution import execution_to_json, format_execution
-from mindswap.session.execute import execute_config
 
 
 def main():

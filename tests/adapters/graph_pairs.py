@@ -58,7 +58,7 @@ def run_job(config, how, device_target="Ascend", compiles=True):
 
 def set_as_in_training(network, config, policy, device_target, logger):
     from mindswap.adapters import plugin
-    from mindswap.document.source import load_document
+    from mindswap.config.source import load_document
 
     session = plugin.Session(load_document(config))
     session.policy, session.device_target = policy, device_target

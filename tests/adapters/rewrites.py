@@ -12,24 +12,24 @@ from functools import cache
 from pathlib import Path
 
 from mindswap.adapters.quiet import quiet
+from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
-from mindswap.cost.device_file import load_device
-from mindswap.cost.table import CostTable
-from mindswap.document.source import load_document
 from mindswap.graph.ops import is_kernel
-from mindswap.graph.predict.merge import merge_equal
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
-from mindswap.graph.predict.settle import settle_layers
+from mindswap.graph.rewrite.merge import merge_equal
+from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.graph.rewrite.settle import settle_layers
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.resolve import resolve_layer
-from mindswap.simulate.blocks import cut_blocks
-from mindswap.simulate.build import build_program
-from mindswap.simulate.captured import CapturedStep
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.memory import peak_memory
-from mindswap.simulate.program import MemoryKind
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.blocks import cut_blocks
+from mindswap.simulator.build import build_program
+from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.step_model import StepModel
 from tests.adapters import rewrite_policies
 
 

@@ -10,7 +10,7 @@ import sys
 from mindswap.adapters.quiet import quiet
 from mindswap.check.check import check_document
 from mindswap.config.rank import place_rank
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.graph.storage import classify_saved
 
 

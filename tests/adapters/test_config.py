@@ -15,7 +15,7 @@ import mindformers
 from mindformers.tools.register import MindFormerConfig
 from mindformers.tools.register.template import ConfigTemplate
 from mindswap.adapters.plugin import install
-from mindswap.document.parse import parse_document
+from mindswap.config.parse import parse_document
 
 
 def answer(function, config):

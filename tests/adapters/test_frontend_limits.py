@@ -18,7 +18,7 @@ from mindspore import nn
 from mindspore.common.initializer import Zero
 from mindswap.adapters.frontend_limits import use_broadcast_products
 from mindswap.adapters.mindspore import compile_training_graph, enable_lazy_inline, find_lazy_inline_cell
-from mindswap.graph.ranks.experts import restore_names
+from mindswap.graph.sharding.experts import restore_names
 
 class Layer(nn.Cell):
     def __init__(self):

@@ -16,13 +16,13 @@ SCRIPT = """
 import json, sys
 from mindswap.adapters.quiet import quiet
 from mindswap.config.rank import place_rank
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.graph.sample import LayerSample
 from mindswap.policy.model import Policy
 from mindswap.report.effect import recompute_effect_to_json
 from mindswap.report.memory import memory_to_json
-from mindswap.session import inspect, verify
-from mindswap.stage.expand import expand_stage_recompute
+from mindswap.api import inspect, verify
+from mindswap.policy.expand import expand_stage_recompute
 with quiet():
     from mindswap.adapters import mindformers
 path = sys.argv[1]

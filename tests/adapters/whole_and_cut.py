@@ -10,15 +10,15 @@ from collections import Counter
 from mindswap.adapters.mindformers import capture
 from mindswap.adapters.quiet import quiet
 from mindswap.adapters.step import capture_step
+from mindswap.config.source import load_document
 from mindswap.config.step import read_step_settings
-from mindswap.cost.device_file import load_device
-from mindswap.cost.table import CostTable
-from mindswap.document.source import load_document
 from mindswap.graph.sample import LayerSample
 from mindswap.graph.storage import classify_saved
 from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
-from mindswap.simulate.captured import CapturedStep
-from mindswap.simulate.step_model import StepModel
+from mindswap.simulator.captured import CapturedStep
+from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.step_model import StepModel
 
 PLAIN = Policy(is_swap_enabled=True)
 

@@ -13,9 +13,9 @@ from benchmarks.recompute_reality import (
     write_config,
 )
 from mindswap.check.check import check_document
-from mindswap.cost.device_file import load_device
-from mindswap.document.source import load_document
-from mindswap.stage.expand import expand_stage_recompute
+from mindswap.config.source import load_document
+from mindswap.policy.expand import expand_stage_recompute
+from mindswap.simulator.cost.device_file import load_device
 
 POOL = "Common mem pool info: Total allocated mem:1024M, peak used mem:{}M, in used mem:0M"
 

@@ -1,4 +1,4 @@
-"""`mindswap run --adaptive-memory-optimization` up to the start of the loop; the loop is in tests/adaptive."""
+"""`mindswap run --adaptive-memory-optimization` up to the start of the loop; the loop is in tests/training/adaptive."""
 
 import pytest
 

@@ -3,9 +3,10 @@
 import pytest
 
 from mindswap import cli
-from mindswap.cost.calibration_file import load_measured
-from mindswap.cost.device_file import load_device
-from tests.cost.profiles import (
+from mindswap.simulator.cost.calibration_file import load_measured
+from mindswap.simulator.cost.device_file import load_device
+from tests.schema import answer_of
+from tests.simulator.cost.profiles import (
     SUMMARY_COLUMNS,
     TORCH_COLUMNS,
     collective,
@@ -18,7 +19,6 @@ from tests.cost.profiles import (
     write_json,
     write_profile,
 )
-from tests.schema import answer_of
 
 KERNELS = [
     *[kernel("MatMulV2", "40", "FLOAT16 1000,1000; FLOAT16 1000,1000", "FLOAT16 1000,1000")] * 3,

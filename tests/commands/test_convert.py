@@ -4,13 +4,13 @@ import pytest
 import yaml
 
 from mindswap import cli
+from mindswap.api import trees
 from mindswap.check.check import check_document, load_policy
 from mindswap.commands.convert import EXAMPLES
-from mindswap.convert.compare import resolve_policy
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.errors import DataError
 from mindswap.files import write_new
-from mindswap.session import trees
+from mindswap.policy.convert.compare import resolve_policy
 from tests.schema import answer_of
 
 STAGE_TEXT = """\

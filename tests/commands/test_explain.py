@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from tests.stage.test_expand import SPECIFICATION, document, expand_stage_recompute
+from tests.policy.test_expand import SPECIFICATION, document, expand_stage_recompute
 
 ROOT = Path(__file__).resolve().parents[2]
 CASE_4 = str(ROOT / "configs" / "llama2_7b" / "case4_swap_and_recompute.yaml")

@@ -98,7 +98,7 @@ def test_a_few_compiled_layers_tell_the_same_as_all(tmp_path):
     script = f"""
 import json
 from mindswap.adapters.quiet import quiet
-from mindswap.session import inspect
+from mindswap.api import inspect
 from mindswap.graph.sample import LayerSample
 from mindswap.check.check import load_policy
 from mindswap.policy.model import Policy

@@ -1,4 +1,4 @@
-"""`mindswap plan`: exit codes, text, what it writes; plans themselves are in tests/plan/test_planner.py."""
+"""`mindswap plan`: exit codes, text, what it writes; plans themselves are in tests/planner/test_planner.py."""
 
 import re
 import shutil
@@ -180,7 +180,7 @@ def test_a_picture_of_no_known_kind_loses_no_plan(plan, tmp_path):
 @pytest.mark.mindspore
 def test_a_sweep_is_a_falling_curve(plan, tmp_path, monkeypatch):
     """Of four plans instead of twelve."""
-    monkeypatch.setattr("mindswap.plan.sweep.NUM_BUDGETS", 4)
+    monkeypatch.setattr("mindswap.planner.sweep.NUM_BUDGETS", 4)
     picture = tmp_path / "pareto.png"
     code, out, _ = plan(CONFIG, "--device", "cpu", "--allow", "recompute", "--sweep", "--json", "--plot", picture)
     curve = answer_of(out)["plans"]

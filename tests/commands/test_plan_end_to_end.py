@@ -5,9 +5,9 @@ import subprocess
 
 import pytest
 
+from mindswap.api.step import load_step
 from mindswap.graph.storage import Fate
-from mindswap.plan.explain import saved_by_label
-from mindswap.session.step import load_step
+from mindswap.planner.explain import saved_by_label
 from tests import forked
 from tests.adapters.conftest import data  # noqa: F401 a fixture
 from tests.adapters.training import SMALL, train, write_config

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.commands.proof_results import read_measured
-from mindswap.commands.proof_runs import calibrated
-from mindswap.commands.proving import Bench
-from mindswap.prove.derive import Wanted
-from mindswap.prove.model import Proof, Simulated, Variant
-from tests.commands.test_proof_results import write_run_with_profile
+from mindswap.training.proof.derive import Wanted
+from mindswap.training.proof.model import Proof, Simulated, Variant
+from mindswap.training.proof.proving import Bench
+from mindswap.training.proof.results import read_measured
+from mindswap.training.proof.runs import calibrated
+from tests.training.proof.test_results import write_run_with_profile
 
 ROOT = Path(__file__).resolve().parents[2]
 CONFIG = ROOT / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"

@@ -5,8 +5,8 @@ import pytest
 
 from mindswap import cli
 from mindswap.check.check import load_policy
-from mindswap.document.source import load_document
-from mindswap.mindformers_2x.check import check_pynative
+from mindswap.check.check_2x import check_pynative
+from mindswap.config.source import load_document
 from tests.schema import answer_of
 
 HEADER = """\

@@ -1,8 +1,8 @@
 import pytest
 
 from mindswap import cli
-from mindswap.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
-from mindswap.adaptive.state import StateFile
+from mindswap.training.adaptive.model import Attempt, Corrections, Outcome, Settings, State, TrainingPlan
+from mindswap.training.adaptive.state import StateFile
 from tests.schema import answer_of
 
 GIB = 1 << 30

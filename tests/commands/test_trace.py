@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
+from mindswap.api.recorded import capture_of, read_trace
+from mindswap.api.step import load_step
 from mindswap.errors import GraphError
 from mindswap.policy.model import Policy
-from mindswap.session.recorded import capture_of, read_trace
-from mindswap.session.step import load_step
 from tests import forked
 
 ROOT = Path(__file__).parents[2]

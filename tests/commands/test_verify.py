@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from mindswap import cli
-from mindswap.effect.swap import IdleReason
+from mindswap.graph.effect.swap import IdleReason
 from tests import forked
-from tests.logs.samples import STATISTICS
 from tests.schema import answer_of
+from tests.training.logs.samples import STATISTICS
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU_CASES = ROOT / "configs" / "llama2_7b" / "cpu"

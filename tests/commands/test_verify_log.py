@@ -5,10 +5,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from mindswap.api import verify
 from mindswap.cli import main
-from mindswap.session import verify
 from tests.builders import trees
-from tests.logs.samples import SET, log_text
+from tests.training.logs.samples import SET, log_text
 
 CONFIG = """\
 model:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from mindswap.api import verify
 from mindswap.cli import main
-from mindswap.session import verify
 from tests import forked
 from tests.schema import answer_of
 

@@ -4,7 +4,7 @@ import pytest
 
 from mindswap.config.pipeline import Pipeline
 from mindswap.config.rank import place_rank
-from mindswap.document.source import load_document
+from mindswap.config.source import load_document
 from mindswap.errors import GraphError
 
 CONFIG = """\

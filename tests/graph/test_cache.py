@@ -8,7 +8,7 @@ import pytest
 from mindswap.graph.cache import cached, make_key
 from mindswap.graph.codec import CodecError, from_plain, to_plain
 from mindswap.graph.model import Graph, Node, Saved, TensorType
-from mindswap.graph.ranks.collectives import Collective
+from mindswap.graph.sharding.collectives import Collective
 from tests.graph.builders import copy_in, copy_out, graph, node
 
 CLASSES = {cls.__name__: cls for cls in (Graph, Node, Saved, TensorType)}

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from mindswap.cost.device_file import load_device
 from mindswap.graph.ops import (
     COMM_PASSING_OPS,
     FIRST_INPUT_OPS,
@@ -24,7 +23,8 @@ from mindswap.graph.ops import (
     is_kernel,
     line_of,
 )
-from mindswap.graph.ranks.split_rules import RULES
+from mindswap.graph.sharding.split_rules import RULES
+from mindswap.simulator.cost.device_file import load_device
 
 NAMES = [name for line in TABLE for name in line.names]
 

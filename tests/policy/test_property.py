@@ -5,9 +5,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.check.check import check_before_network, check_document, check_shape
-from mindswap.document.parse import parse_document
-from mindswap.document.plain_data import document_from_data
-from mindswap.document.problem import Level
+from mindswap.config.parse import parse_document
+from mindswap.config.plain_data import document_from_data
+from mindswap.config.problem import Level
 from mindswap.report.policy_text import format_policy, group_layers
 from mindswap.report.problems import format_problems
 from tests.builders import LLAMA_USES, trees

@@ -12,15 +12,16 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mindswap.check.context import Context
-from mindswap.document.plain_data import document_from_data
-from mindswap.effect.recompute import COMM_ATTRIBUTE, compare_recompute
-from mindswap.effect.swap import IdleReason, compare_effect
+from mindswap.config.plain_data import document_from_data
+from mindswap.graph.effect.recompute import COMM_ATTRIBUTE, compare_recompute
+from mindswap.graph.effect.swap import IdleReason, compare_effect
 from mindswap.graph.memory import OperatorNames
 from mindswap.graph.model import Graph, Node, Saved, TensorType
 from mindswap.graph.places import decisions_by_place
-from mindswap.graph.predict.rewrite import rewrite_graph, settings_of_policy
-from mindswap.plan.coupling import without_idle_swaps
-from mindswap.plan.explain import _names
+from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.planner.coupling import without_idle_swaps
+from mindswap.planner.explain import _names
+from mindswap.policy.applied import recomputed_operators
 from mindswap.policy.cell_tree import CellNode, LayerTrees
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.log_lines import format_log_lines
@@ -30,7 +31,6 @@ from mindswap.policy.read import read_settings
 from mindswap.policy.resolve import Treatment, layer_key, resolve_layer
 from mindswap.pynative.decide import decide
 from mindswap.report.policy_text import StepKind, group_layers
-from mindswap.stage.applied import recomputed_operators
 from tests.pynative.builders import chain
 
 NUM_LAYERS = 3

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from mindswap.document.plain_data import document_from_data
+from mindswap.config.plain_data import document_from_data
+from mindswap.policy.applied import as_applied, recomputed_operators
 from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.expand import expand_stage_recompute
 from mindswap.policy.schema import RECOMPUTE_FLAGS
-from mindswap.stage.applied import as_applied, recomputed_operators
-from mindswap.stage.expand import expand_stage_recompute
 from tests.builders import layer
 from tests.strength import examples
 

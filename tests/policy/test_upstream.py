@@ -6,10 +6,10 @@ import pytest
 
 from mindswap.check.check import check_shape
 from mindswap.config.pipeline import Pipeline
-from mindswap.document.plain_data import document_from_data
+from mindswap.config.plain_data import document_from_data
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.counts import layers_of_stage_counts
 from mindswap.policy.resolve import resolve_layer
-from mindswap.stage.counts import layers_of_stage_counts
 from tests.builders import document
 
 pytestmark = pytest.mark.mindspore

@@ -6,10 +6,10 @@ copy, and makes M, 2 `feed_forward.w2.matmul` saves M. Q, its copy and M have 16
 
 from dataclasses import replace
 
-from mindswap.document.parse import parse_document
-from mindswap.mindformers_2x.check import check_pynative
-from mindswap.mindformers_2x.tables import Model, paths_from_outline
+from mindswap.check.check_2x import check_pynative
+from mindswap.config.parse import parse_document
 from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.mindformers_2x.tables import Model, paths_from_outline
 from mindswap.policy.model import ALL_LAYERS, OpRecompute, OpSwap, Policy
 from mindswap.policy.resolve import resolve_layer
 from mindswap.pynative.by_tensor import choose_1_9, choose_2x, differences, fate_in_1_9, fate_in_2x

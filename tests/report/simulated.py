@@ -12,14 +12,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from mindswap.cost.static_memory import StaticMemory
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.host import host_bytes_per_node
-from mindswap.simulate.program import MemoryKind, OpKind, Program
-from mindswap.simulate.summary import find_causes, measure_layers, measure_stages
-from mindswap.simulate.summary_model import DeviceFigure, SimulationReport
-from mindswap.simulate.timeline import StepTerm
-from tests.simulate.builders import Copy, Op, Span, program_of
+from mindswap.simulator.cost.static_memory import StaticMemory
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.host import host_bytes_per_node
+from mindswap.simulator.program import MemoryKind, OpKind, Program
+from mindswap.simulator.summary import find_causes, measure_layers, measure_stages
+from mindswap.simulator.summary_model import DeviceFigure, SimulationReport
+from mindswap.simulator.timeline import StepTerm
+from tests.simulator.builders import Copy, Op, Span, program_of
 
 MS = 10**6
 MIB, GIB = 2**20, 2**30

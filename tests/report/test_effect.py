@@ -3,8 +3,8 @@
 from dataclasses import replace
 
 from mindswap.report.effect import format_effect, format_recompute_effect, recompute_effect_to_json
-from tests.effect import test_recompute as recompute
-from tests.effect import test_swap as swap
+from tests.graph.effect import test_recompute as recompute
+from tests.graph.effect import test_swap as swap
 
 
 def test_swap_with_equal_layers_once():

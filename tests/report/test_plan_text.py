@@ -1,4 +1,4 @@
-from mindswap.plan.result import Plan
+from mindswap.planner.result import Plan
 from mindswap.policy.model import Policy
 from mindswap.report.plan_text import format_plan
 

@@ -6,7 +6,7 @@ from mindswap.graph.model import Node, TensorType
 from mindswap.report import plots
 from mindswap.report.memory import LayerMemoryReport
 from mindswap.report.simulation.style import MEMORY_STYLES
-from mindswap.simulate.program import MemoryKind
+from mindswap.simulator.program import MemoryKind
 
 pytest.importorskip("matplotlib")
 

@@ -1,4 +1,4 @@
-from mindswap.document.problem import Level, Location, Problem
+from mindswap.config.problem import Level, Location, Problem
 from mindswap.report.problems import escape, format_counts, format_problems, problems_to_data
 
 ERROR = Problem(Location("x.yaml", 41, 16), "unmatched-pattern", Level.ERROR, "a.b: 'c' is wrong", "this", "that")

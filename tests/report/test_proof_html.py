@@ -2,10 +2,10 @@
 
 from dataclasses import replace
 
-from mindswap.prove.checks import make_checks
-from mindswap.prove.model import Fit, Simulated
 from mindswap.report.proof_html import format_proof_html
-from tests.prove.builders import GIB, LOSSES, MS, measured, proof, with_yaml
+from mindswap.training.proof.checks import make_checks
+from mindswap.training.proof.model import Fit, Simulated
+from tests.training.proof.builders import GIB, LOSSES, MS, measured, proof, with_yaml
 
 
 def page(whole):

@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from mindswap.prove.checks import make_checks
 from mindswap.report.answer import answer_text
 from mindswap.report.proof_text import figure_rows, format_proof, proof_to_json
-from tests.prove.builders import GIB, LOSSES, measured, proof, with_yaml
+from mindswap.training.proof.checks import make_checks
 from tests.schema import answer_of
+from tests.training.proof.builders import GIB, LOSSES, measured, proof, with_yaml
 
 
 def checked(whole):

@@ -18,7 +18,7 @@ import numpy as np
 
 from mindswap.adapters.versions.executors import pynative_executor
 from mindswap.errors import ApplyError
-from mindswap.execute.memory import POISON
+from mindswap.graph.execute.memory import POISON
 
 
 @dataclass

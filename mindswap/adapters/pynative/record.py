@@ -211,7 +211,7 @@ class Recorder:
 def record(network: nn.Cell, layers: Sequence[nn.Cell], step: Callable[[], object], with_values: bool = False) -> Trace:
     """The trace of a step: `step` runs one forward and backward pass of `network`, which has these transformer layers.
 
-    `with_values` writes down what operators take and give; `graph.from_trace` needs it.
+    `with_values` writes down what operators take and give; `pynative.from_trace` needs it.
 
     Raises:
         ApplyError: if the step has no backward pass through the layers.

@@ -7,7 +7,7 @@ PASS and a FAIL example) its page of documentation. It yields findings, prints a
 
 from typing import Any
 
-from mindswap.document.rules import Rule, load_rules
+from mindswap.config.rules import Rule, load_rules
 
 
 def find_rules() -> dict[str, Rule[Any]]:

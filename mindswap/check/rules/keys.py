@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context
 from mindswap.config.ignored import misused_ignore
-from mindswap.document.nodes import MappingEntry, key_text, show
-from mindswap.document.problem import Level, Problem
-from mindswap.document.rules import Finding, rule
+from mindswap.config.nodes import MappingEntry, key_text, show
+from mindswap.config.problem import Level, Problem
+from mindswap.config.rules import Finding, rule
 from mindswap.policy.settings import PolicySettings
 from mindswap.policy.unread import MissingKey
 from mindswap.policy.words import closest_names

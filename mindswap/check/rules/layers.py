@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context, shared_layers
 from mindswap.check.nearby import FirstOfLayer
-from mindswap.document.problem import Level, Location
-from mindswap.document.rules import Finding, rule
+from mindswap.config.problem import Level, Location
+from mindswap.config.rules import Finding, rule
 from mindswap.policy.schema import MAX_NUM_LAYERS, Expect
 from mindswap.policy.words import format_indices, format_layers, name_indices
 

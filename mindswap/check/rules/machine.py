@@ -6,9 +6,9 @@ from mindswap.check.context import Context
 from mindswap.config.device_memory import ALLOWED, PATH, is_device_memory, read_device_memory
 from mindswap.config.mode import ASCEND, GRAPH, PYNATIVE, is_on_cpu, is_pynative
 from mindswap.config.mode import device_target as config_target
-from mindswap.document.nodes import DocumentNode, show
-from mindswap.document.problem import Level, Location
-from mindswap.document.rules import Finding, rule
+from mindswap.config.nodes import DocumentNode, show
+from mindswap.config.problem import Level, Location
+from mindswap.config.rules import Finding, rule
 from mindswap.units import format_bytes, parse_bytes
 
 LAZY_INLINE = "ENABLE_LAZY_INLINE_NO_PIPELINE"

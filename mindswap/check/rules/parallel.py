@@ -4,7 +4,10 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from mindswap.check.context import Context
+from mindswap.config.nodes import is_whole_number, show
 from mindswap.config.pipeline import SCHEDULER_PATH, SCHEDULERS
+from mindswap.config.problem import Level
+from mindswap.config.rules import Finding, rule
 from mindswap.config.sequences import find_sequence_faults
 from mindswap.config.weight_sharding import (
     OPTIMIZER_CONFIG,
@@ -12,9 +15,6 @@ from mindswap.config.weight_sharding import (
     num_sharing_ranks,
     read_weight_sharding,
 )
-from mindswap.document.nodes import is_whole_number, show
-from mindswap.document.problem import Level
-from mindswap.document.rules import Finding, rule
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.words import closest_names, format_names
 

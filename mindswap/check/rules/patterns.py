@@ -4,8 +4,8 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context, Meeting
-from mindswap.document.problem import Level
-from mindswap.document.rules import Finding, rule
+from mindswap.config.problem import Level
+from mindswap.config.rules import Finding, rule
 from mindswap.policy.cell_tree import CellNode
 from mindswap.policy.coverage import Coverage
 from mindswap.policy.match import MAX_PATTERN_CHARS, SEPARATOR, PatternError, match_pattern, split_pattern

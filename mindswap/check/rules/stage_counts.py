@@ -6,16 +6,16 @@ from typing import Any
 
 from mindswap.check.context import Context
 from mindswap.check.rules.patterns import bad_regex, plain_dot, unmatched_pattern
-from mindswap.document.nodes import DocumentNode, is_whole_number, key_text, show
-from mindswap.document.problem import Level, Problem
-from mindswap.document.rules import Finding, rule
+from mindswap.config.nodes import DocumentNode, is_whole_number, key_text, show
+from mindswap.config.problem import Level, Problem
+from mindswap.config.rules import Finding, rule
+from mindswap.policy.counts import layers_of_stage_counts
+from mindswap.policy.expand import expand_stage_recompute, find_layout_problem
 from mindswap.policy.match import match_pattern
 from mindswap.policy.model import Layers
 from mindswap.policy.schema import SELECT_OPTIONS
 from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_layers, last_key
-from mindswap.stage.counts import layers_of_stage_counts
-from mindswap.stage.expand import expand_stage_recompute, find_layout_problem
 
 
 @rule(Level.ERROR)

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 from mindswap.check.context import Context, Meeting, shared_layers
 from mindswap.check.nearby import FirstOfLayer
-from mindswap.document.problem import Level
-from mindswap.document.rules import Finding, rule
+from mindswap.config.problem import Level
+from mindswap.config.rules import Finding, rule
 from mindswap.policy.model import Layers
 from mindswap.policy.settings import Statement
 from mindswap.policy.words import format_layers, format_names

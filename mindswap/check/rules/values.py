@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterator
 
 from mindswap.check.context import Context
-from mindswap.document.nodes import DocumentNode, key_text, show
-from mindswap.document.problem import Level
-from mindswap.document.rules import Finding, rule
+from mindswap.config.nodes import DocumentNode, key_text, show
+from mindswap.config.problem import Level
+from mindswap.config.rules import Finding, rule
 from mindswap.policy.read import NUM_LAYERS_KEYS, find_num_layers
 from mindswap.policy.schema import MAX_NUM_LAYERS, PREFETCH_DEFAULT, Expect
 from mindswap.policy.unread import Misfit

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from mindswap.report.simulation.style import BarKind, Lane
-from mindswap.simulate.program import OpKind
-from mindswap.simulate.summary_model import SimulationReport
-from mindswap.simulate.timeline import StallCause, Timeline
-from mindswap.simulate.waits import find_waits
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.summary_model import SimulationReport
+from mindswap.simulator.timeline import StallCause, Timeline
+from mindswap.simulator.waits import find_waits
 
 Column = np.ndarray | int
 

@@ -6,7 +6,7 @@ import numpy as np
 
 from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.style import BarKind
-from mindswap.simulate.timeline import MemoryProfile, Timeline
+from mindswap.simulator.timeline import MemoryProfile, Timeline
 
 WAITS = tuple(kind for kind in BarKind if kind.is_wait)
 LEAST_WAIT = 8  # waits of a bar together are left out below one part in this many of the resolution

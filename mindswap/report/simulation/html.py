@@ -17,7 +17,7 @@ from mindswap.report.simulation.words import (
     format_share,
     headline,
 )
-from mindswap.simulate.summary_model import SimulationReport, StageReport
+from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes, format_time
 from mindswap.version import __version__
 

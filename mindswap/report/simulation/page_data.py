@@ -8,7 +8,7 @@ from mindswap.report.simulation.bars import Bars, find_kinds
 from mindswap.report.simulation.detail import fit_bars, sample_memory
 from mindswap.report.simulation.style import BAR_STYLES, MEMORY_STYLES, BarKind, Lane
 from mindswap.report.simulation.words import describe_moment
-from mindswap.simulate.summary_model import SimulationReport, StageReport
+from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import format_bytes
 
 MAX_BARS = 20_000  # all stages; about 40 bytes each

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import IntEnum
 
-from mindswap.simulate.program import MemoryKind
+from mindswap.simulator.program import MemoryKind
 
 
 class Lane(IntEnum):

@@ -7,8 +7,8 @@ from mindswap.policy.words import name_indices
 from mindswap.report.problems import escape
 from mindswap.report.simulation.words import describe_cause, describe_holder, format_share, headline
 from mindswap.report.tables import format_table
-from mindswap.simulate.summary import group_layer_rows
-from mindswap.simulate.summary_model import SimulationReport, StageReport
+from mindswap.simulator.summary import group_layer_rows
+from mindswap.simulator.summary_model import SimulationReport, StageReport
 from mindswap.units import common_unit, format_bytes, format_time
 
 NUM_CAUSES = 8

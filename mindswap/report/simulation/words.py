@@ -5,8 +5,8 @@ from enum import Enum
 
 from mindswap.policy.words import name_indices
 from mindswap.report.simulation.style import MEMORY_STYLES
-from mindswap.simulate.summary_model import Cause, Holder, Moment, SimulationReport
-from mindswap.simulate.timeline import StallCause
+from mindswap.simulator.summary_model import Cause, Holder, Moment, SimulationReport
+from mindswap.simulator.timeline import StallCause
 from mindswap.units import format_bytes, format_time
 
 MAX_PIECES = 4  # of a list of layers, in words

@@ -2,7 +2,7 @@ import pytest
 from other_systems.hyper_offload import DistanceOptions, hyper_offload
 
 from mindswap.policy.model import Layers, OpSwap
-from tests.plan.models import small_model
+from tests.planner.models import small_model
 
 MIB = 2**20
 # Operators between last use in forward and first in backward, layer 0: exp 2 -> 33, relu 4 -> 32, tanh 5 -> 31;

@@ -4,10 +4,10 @@ import pytest
 from other_systems.knapsack import fill_knapsack, knapsack
 from other_systems.layer_profile import LayerSetting, list_settings, lossless_modules
 
-from mindswap.cost.hardware import Link
 from mindswap.policy.model import NO_LAYERS, Layers, OpSwap
-from tests.cost.builders import GENERIC
-from tests.plan.models import MB, small_model
+from mindswap.simulator.cost.hardware import Link
+from tests.planner.models import MB, small_model
+from tests.simulator.cost.builders import GENERIC
 
 WHOLE = LayerSetting(1, 8, is_whole=True)
 NOTHING = LayerSetting(3)

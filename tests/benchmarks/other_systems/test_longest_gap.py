@@ -1,7 +1,7 @@
 from other_systems.longest_gap import longest_gap
 
 from mindswap.policy.model import Layers, OpSwap
-from tests.plan.models import MB, small_model
+from tests.planner.models import MB, small_model
 
 # Kept by all layers 12 MB; at the peak, the first operator of backward, also its input and its output.
 PEAK_BYTES = 14 * MB

@@ -1,7 +1,7 @@
 from other_systems.saved import SavedTensor, Turn, find_turns, saved_tensors, swap_policy
 
 from mindswap.policy.model import Layers, OpSwap, Policy
-from tests.plan.models import MB, small_model
+from tests.planner.models import MB, small_model
 
 
 def test_tensors_of_a_layer_with_their_uses():

@@ -5,10 +5,10 @@ from other_systems import STRATEGIES
 from other_systems.saved import saved_tensors, swap_policy
 
 from mindswap.check.check import check_shape
-from mindswap.document.plain_data import document_from_data
+from mindswap.config.plain_data import document_from_data
 from tests.adapters.graphs import ROOT
-from tests.plan.loading import capture_apart
-from tests.plan.models import MB, small_model
+from tests.planner.loading import capture_apart
+from tests.planner.models import MB, small_model
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

@@ -2,7 +2,7 @@
 
 from reference.program_bounds import compute_only_ns, link_bound_ns, lower_bound_ns
 
-from tests.simulate.builders import Copy, program_of
+from tests.simulator.builders import Copy, program_of
 
 
 def copies(*times):

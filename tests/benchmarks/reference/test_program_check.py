@@ -7,9 +7,9 @@ import pytest
 
 from benchmarks.reference.program_check import check_program
 from mindswap.errors import SimulationError
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.program import OpKind
-from tests.simulate.builders import Copy, Span, program_of
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.program import OpKind
+from tests.simulator.builders import Copy, Span, program_of
 
 GOOD = Copy(producer=0, release=1, prefetch=1, user=2)
 STAGES = ("F10 F10 B10", "F10 B10")  # operators 0 to 2 and 3 to 4

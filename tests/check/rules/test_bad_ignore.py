@@ -1,5 +1,5 @@
-from mindswap.document.problem import Level
-from mindswap.mindformers_2x.check import check_pynative
+from mindswap.check.check_2x import check_pynative
+from mindswap.config.problem import Level
 from tests.builders import check, document, found
 
 WARNS = "{swap_config: {swap: True, default_prefetch: 5, layer_swap: [{layers: [0], backward_prefetch: 1}]}%s}"

@@ -1,4 +1,4 @@
-from mindswap.document.problem import Level
+from mindswap.config.problem import Level
 from tests.builders import check, found
 
 TEXT = "{model: {model_config: {num_layers: %s}}, swap_config: {swap: True}}"

@@ -1,6 +1,6 @@
 import pytest
 
-from mindswap.document.problem import Level
+from mindswap.config.problem import Level
 from tests.builders import check, found
 
 SETTINGS = """

@@ -4,11 +4,11 @@ import pytest
 from mindswap.report.simulation.bars import Bars, list_bars
 from mindswap.report.simulation.detail import fit_bars, join_bars, sample_memory
 from mindswap.report.simulation.style import BarKind, Lane
-from mindswap.simulate.engine import simulate
-from mindswap.simulate.memory import profile_memory
-from mindswap.simulate.program import MemoryKind
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.program import MemoryKind
 from tests.report.simulated import MS, large_program, pipeline_report, small_report
-from tests.simulate.builders import program_of
+from tests.simulator.builders import program_of
 
 F, B, WAIT, BUBBLE = BarKind.FORWARD, BarKind.BACKWARD, BarKind.WAIT_COPY_OUT, BarKind.BUBBLE
 

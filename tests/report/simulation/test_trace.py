@@ -11,7 +11,7 @@ import pytest
 from mindswap.errors import DataError
 from mindswap.report.simulation.trace import trace_events, write_trace
 from tests.report.simulated import GIB, MIB, large_program, pipeline_report, report_of, small_report
-from tests.simulate.builders import program_of
+from tests.simulator.builders import program_of
 
 KEYS = {
     "M": {"ph", "name", "pid", "tid", "args"},

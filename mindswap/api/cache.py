@@ -1,0 +1,89 @@
+"""Results that take a compile, kept on disk under everything that decides them."""
+
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from mindswap.adapters.installed import installed_code
+from mindswap.config.nodes import Document
+from mindswap.graph.cache import cache_folder, cached, make_key
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.sample import LayerSample
+from mindswap.graph.sharding.collectives import Collective
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import Policy
+
+T = TypeVar("T")
+# What a compiled network is made of.
+GRAPH_CLASSES = (LayerSample, CellNode, Graph, Node, Saved, TensorType, Collective)
+# Sections that do not change the step without swap and recompute, but for `mindswap: cpu_stand_ins`.
+POLICY_SECTIONS = ("swap_config", "recompute_config", "mindswap")
+# Rooms that read, write or show what was found, and the planner: none of them decides a captured step or a verdict.
+WITHOUT_A_SAY = ("commands", "planner", "training", "policy/convert", "policy/megatron", "check/doctor")
+# Variables with which the same compiles otherwise, by how they begin; those that a compile sets itself do not count.
+_COMPILE_VARIABLES = ("ENABLE_LAZY_INLINE", "MS_DEV_")
+_SET_BY_COMPILES = (
+    "MS_DEV_JIT_SYNTAX_LEVEL",
+    "MS_DEV_PRECOMPILE_ONLY",
+    "MS_DEV_SAVE_GRAPHS",
+    "MS_DEV_SAVE_GRAPHS_PATH",
+)
+
+
+def cached_result(
+    document: Document,
+    policy: Policy,
+    classes: Iterable[type],
+    make: Callable[[], T],
+    use_cache: bool,
+    without: Collection[str] = (),
+    **question: Any,
+) -> T:
+    """The answer to a question about a configuration.
+
+    Args:
+        document, policy: the configuration and what it asks for; every value counts, but top-level keys in `without`.
+        classes: dataclasses that the answer is made of.
+        make: finds the answer.
+        use_cache: False asks anew and keeps nothing.
+        question: what is asked, JSON values.
+    """
+    data = document.data()
+    if not use_cache or _has_own_code(data):
+        return make()
+    counting = {name: value for name, value in data.items() if name not in without}
+    asked = {"config": repr(counting), "policy": policy.to_config(), "question": question}
+    key = make_key(**asked, versions=_versions(), environ=_compile_variables(os.environ))
+    return cached(cache_folder(), key, {cls.__name__: cls for cls in classes}, make)
+
+
+def asks_for_stand_ins(document: Document) -> bool:
+    """Whether the network is one that MindSpore's CPU backend can train."""
+    return document.value("mindswap", "cpu_stand_ins") is True
+
+
+def _has_own_code(data: Any) -> bool:
+    """Whether the network comes from code of the user's, which may change without the YAML."""
+    if isinstance(data, dict):
+        return "auto_register" in data or any(_has_own_code(value) for value in data.values())
+    return isinstance(data, (list, tuple)) and any(_has_own_code(value) for value in data)
+
+
+def _compile_variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """What of the environment changes a compile."""
+    names = [name for name in environ if name.startswith(_COMPILE_VARIABLES) and name not in _SET_BY_COMPILES]
+    return {name: environ[name] for name in names}
+
+
+def _has_a_say(path: Path) -> bool:
+    return not any(path.is_relative_to(room) for room in WITHOUT_A_SAY)
+
+
+def _versions() -> dict[str, str]:
+    """What compiles and what reads the result; mindswap by the text of its files, so other checkouts share it."""
+    found = {name: installed_code(name) or "none" for name in ("mindspore", "mindformers")}
+    package = Path(__file__).parents[1]
+    files = [path.relative_to(package) for path in sorted(package.rglob("*.py"))]
+    texts = [[path.as_posix(), (package / path).read_text("utf-8")] for path in files if _has_a_say(path)]
+    return {**found, "mindswap": make_key(files=texts)}

@@ -1,0 +1,107 @@
+"""Both halves of a comparison: a network under a policy, and without what is judged; with the parallel optimizer."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from mindswap.adapters.installed import require_mindformers
+from mindswap.adapters.quiet import quiet
+from mindswap.api.cache import GRAPH_CLASSES, POLICY_SECTIONS, asks_for_stand_ins, cached_result
+from mindswap.config.rank import RankPlacement
+from mindswap.config.source import load_document
+from mindswap.config.weight_sharding import WeightSharding, read_weight_sharding
+from mindswap.graph.sample import LayerSample
+from mindswap.graph.sharding.gather import gather_weights
+from mindswap.policy.model import Policy
+from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from mindswap.adapters.mindformers import Capture
+
+
+def compile_pair(
+    config_path: str,
+    judged: Policy,
+    other: Policy,
+    placement: RankPlacement | None,
+    use_cache: bool,
+    with_tags: bool = False,
+) -> tuple["Capture", "Capture", Mapping[int, int]]:
+    """A network twice, each of the layers that tell all others, and which of the second is like each of the first.
+
+    Without swap fewer layers differ. Only the other half is kept, for all policies: what a verdict is about is compiled
+    anew for every answer.
+
+    Args:
+        config_path: MindFormers YAML.
+        judged: the policy that is judged.
+        other: what is the same on both sides, without swap.
+        placement: as this rank has it; None for one rank that has the whole model.
+        use_cache: False compiles the other half again and keeps nothing.
+        with_tags: of the other half, as of `adapters.mindformers.capture`.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    require_mindformers()
+    document = load_document(config_path)
+    with quiet():
+        from mindswap.adapters.mindformers import Capture, capture
+
+        compiled = capture(config_path, judged, placement=placement)
+
+        def compiled_other(sample: LayerSample | None) -> Capture:
+            return cached_result(
+                document,
+                other,
+                (Capture, *GRAPH_CLASSES),
+                lambda: capture(config_path, other, sample, with_tags, placement),
+                use_cache,
+                without=POLICY_SECTIONS,
+                ask="plain",
+                indices=sample and sample.indices,
+                with_tags=with_tags,
+                placement=repr(placement),
+                stand_ins=asks_for_stand_ins(document),
+            )
+
+        plain = compiled_other(None)
+        like = find_like(compiled, plain, layer_indices(compiled, placement))
+        if like is None:
+            plain, like = compiled_other(compiled.sample), {}
+    sharding = read_weight_sharding(document)
+    return _gathered(compiled, sharding), _gathered(plain, sharding), like
+
+
+def find_like(compiled: "Capture", other: "Capture", indices: Sequence[int]) -> Mapping[int, int] | None:
+    """For each compiled layer its like in another compiled network of these layers of the model.
+
+    None where they are no likes: the kind of a layer may depend on its number, which is another one where fewer are
+    built (`first_k_dense_replace`).
+    """
+    stands = dict(zip(indices, other.sample.layer_map, strict=True))
+    like = {position: stands[index] for position, index in enumerate(compiled.sample.indices)}
+    is_alike = all(compiled.layers[position] == other.layers[found] for position, found in like.items())
+    return like if is_alike else None
+
+
+def layer_indices(compiled: "Capture", placement: RankPlacement | None) -> Sequence[int]:
+    """Layers of the model that a compiled network stands for."""
+    return placement.layers if placement is not None else range(len(compiled.sample.layer_map))
+
+
+def _gathered(compiled: "Capture", sharding: WeightSharding) -> "Capture":
+    """A compiled network with the AllGathers of weights, which the frontend inserts for Ascend only."""
+    if not compiled.graph.has_lazy_inline:
+        return compiled
+    gathered = gather_weights(compiled.graph, sharding)
+    if not gathered.collectives:
+        return compiled
+    until = "is gathered again for backward" if sharding.is_released else "stays until backward has read it"
+    sizes = {entry.size_bytes for entries in gathered.collectives.values() for entry in entries}
+    note = (
+        f"the parallel optimizer cuts weights over {sharding.num_ranks} ranks: the output of each AllGather, up to "
+        f"{format_bytes(max(sizes))}, {until}; added by the rules of MindSpore's step_parallel.cc, which does not run "
+        "for the CPU"
+    )
+    return replace(compiled, graph=gathered.graph, notes=(*compiled.notes, note))

@@ -1,0 +1,114 @@
+"""Which operators of a configuration hold the activation memory."""
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.api.cache import cached_result
+from mindswap.api.compilable import require_compilable
+from mindswap.api.compiled import compile_pair, layer_indices
+from mindswap.api.recorded import capture_of, is_trace_path, read_trace
+from mindswap.check.check import check_document, require_num_layers
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.config.source import load_document
+from mindswap.files import file_name
+from mindswap.graph.lifetime import Peak, find_peak
+from mindswap.graph.memory import LayerMemory, OperatorMemory, OperatorNames, measure_layers
+from mindswap.graph.model import Node, TensorType
+from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.report.memory import LayerMemoryReport, one_way_notes
+
+# What a report is made of, for the cache.
+REPORT_CLASSES = (LayerMemoryReport, LayerMemory, OperatorMemory, Peak, Node, TensorType)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What holds the memory.
+
+    Attributes:
+        title: of the configuration, and of the rank.
+        report: layer by layer, operator by operator.
+    """
+
+    title: str
+    report: LayerMemoryReport
+
+
+def inspect_memory(path: str | os.PathLike[str], rank: int | None = None, use_cache: bool = True) -> Inspection:
+    """Measure what a configuration keeps, swaps and recomputes, from the compiled graph.
+
+    Args:
+        path: MindFormers YAML, or a step that `mindswap trace` recorded.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+    """
+    if is_trace_path(file_name(path)):
+        return _inspect_trace(file_name(path))
+    document = load_document(path)
+    checked = check_document(document, environ=dict(os.environ))
+    policy = checked.require_policy()
+    require_compilable(document)
+    config_path = str(Path(path).resolve())
+    placement = None
+    if rank is not None:
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    report = cached_result(
+        document,
+        policy,
+        REPORT_CLASSES,
+        lambda: inspect_config(config_path, policy, placement, use_cache),
+        use_cache,
+        ask="inspect",
+        rank=rank,
+    )
+    title = Path(path).stem
+    return Inspection(f"{title}, {placement.describe()}" if placement else title, report)
+
+
+def _inspect_trace(path: str) -> Inspection:
+    """The same of a recorded step, with what its policy makes of it worked out by the rules of the compiler."""
+    step, document = read_trace(path)
+    policy = replace(check_document(document).require_policy(), is_swap_enabled=True)
+    captured = capture_of(step)
+    names = captured.names()
+    decisions = tuple(resolve_layer(policy, index, tree) for index, tree in enumerate(captured.trees))
+    graph = rewrite_graph(captured.graph, settings_of_policy(captured.graph, names, decisions))
+    layers = measure_layers(graph, captured.graph, names, captured.sample)
+    notes = (*captured.notes, *one_way_notes(graph, names, dict(enumerate(captured.sample.layer_map))))
+    return Inspection(Path(path).stem, LayerMemoryReport(layers, find_peak(graph, captured.sample), notes))
+
+
+def inspect_config(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> LayerMemoryReport:
+    """Compile with and without the policy, and measure what is kept.
+
+    Args:
+        config_path: MindFormers YAML.
+        policy: what it asks for.
+        placement: measure as this rank has it; default is one rank that has the whole model.
+        use_cache: False compiles without the policy again and keeps nothing.
+
+    Raises:
+        GraphError: if the network cannot be built or compiled.
+    """
+    plain_policy = Policy(is_swap_enabled=True)
+    compiled, plain, like = compile_pair(config_path, policy, plain_policy, placement, use_cache, with_tags=True)
+    names = OperatorNames(plain.layers, plain.graph)
+    layers = measure_layers(compiled.graph, plain.graph, names, compiled.sample, like)
+    layer_map = dict(zip(layer_indices(compiled, placement), compiled.sample.layer_map, strict=True))
+    notes = (*compiled.notes, *one_way_notes(compiled.graph, names.of_layers_like(like), layer_map))
+    if placement is not None:
+        layers = tuple(
+            layer if layer.layer_index is None else replace(layer, layer_index=placement.layers[layer.layer_index])
+            for layer in layers
+        )
+        notes = (placement.describe(), *notes)
+    return LayerMemoryReport(layers, find_peak(compiled.graph, compiled.sample), notes)

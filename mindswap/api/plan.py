@@ -1,0 +1,224 @@
+"""Plans for a step: asked for, printed, written into the configuration and read back."""
+
+import os
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mindswap.api.plan_2x import is_2x, planned_text_2x, sections_2x
+from mindswap.api.run import Run
+from mindswap.api.step import Step
+from mindswap.check.check import check_document
+from mindswap.config.device_memory import read_device_memory
+from mindswap.config.nodes import Document
+from mindswap.config.parse import parse_document
+from mindswap.errors import PlanError, PolicyError, require
+from mindswap.files import write_new
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.layer_plan import plan_layers
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
+from mindswap.planner.result import Plan
+from mindswap.planner.solvers.search import Progress
+from mindswap.planner.write import compact_policy, write_plan
+from mindswap.policy.convert.swap_on import rewrite_for_swap, with_swap_enabled
+from mindswap.policy.model import Policy
+from mindswap.report.plan_text import format_plan
+from mindswap.report.problems import format_problems
+from mindswap.simulator.cost.hardware import SET_BY_USER
+from mindswap.simulator.layer_swaps import LayerSwapModel
+from mindswap.units import format_bytes, parse_bytes
+
+
+@dataclass(frozen=True, eq=False)
+class StepPlan:
+    """A plan for a step; all figures are simulated. `print` shows it.
+
+    Attributes:
+        step: what it is for.
+        problem: what was asked.
+        plan: the answer.
+        budget_source: where the budget is from, in words; "" where the user named it.
+    """
+
+    step: Step
+    problem: PlanProblem
+    plan: Plan
+    budget_source: str = ""
+
+    @property
+    def fits(self) -> bool:
+        """Whether any policy was found that fits; if not, the plan is the one that comes nearest."""
+        return self.plan.fits
+
+    @property
+    def policy(self) -> Policy:
+        """In layer indices."""
+        return self.plan.policy
+
+    @property
+    def sections(self) -> dict[str, Any]:
+        """The policy as sections of the configuration."""
+        if is_2x(self.step.document):
+            return sections_2x(self.policy, len(self.step.model.captured.sample.layer_map))
+        return self.policy.to_config()
+
+    @property
+    def step_time_ns(self) -> int:
+        """One step under the plan."""
+        return self.plan.step_time_ns
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any pipeline stage."""
+        return self.plan.peak_bytes
+
+    def run(self) -> Run:
+        """The step under the plan."""
+        simulated = evaluate(self.problem, self.policy).step
+        return Run(self.step.model, self.policy, simulated, f"{self.step.title}, planned")
+
+    def save(self, path: str | os.PathLike[str], overwrite: bool = False) -> None:
+        """Write the configuration with the plan, comments and all else as they were; it is read back before.
+
+        Args:
+            path: where; may be the configuration itself, with `overwrite`.
+            overwrite: replace a file that is there.
+
+        Raises:
+            PlanError: nothing fits, or what is read back is another policy.
+            DataError: it cannot be written, or is there already.
+        """
+        if not self.fits:
+            raise PlanError(f"nothing fits, so there is no plan to write to {path}\n    fix:     more memory")
+        write_new(path, planned_text(self.step, self.plan, str(path)), overwrite=overwrite)
+
+    def __str__(self) -> str:
+        settings = self.step.model.settings
+        title = self.step.device.title
+        return format_plan(self.plan, title, settings.num_tokens / settings.num_cards, self.budget_source)
+
+
+def make_plan(
+    step: Step,
+    memory: str | int | None = None,
+    allow: Allow = DEFAULT_ALLOW,
+    objective: Objective = Objective.TIME,
+    solver: str = "fast",
+    progress: Progress = lambda: None,
+) -> StepPlan:
+    """The plan for one budget.
+
+    Args:
+        step: what to plan for.
+        memory: of each card, `"40GiB"` or bytes; default is what may be used of the device.
+        allow: what the plan may do.
+        objective: what shall be least.
+        solver: one of `SOLVERS`.
+        progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+
+    Raises:
+        PlanError: if the memory cannot be read.
+    """
+    problem = replace(problem_of(step, memory, allow, objective), solver=solver)
+    if isinstance(step.model, LayerSwapModel):
+        plan = plan_layers(problem, progress)
+    else:
+        plan = compact(step, Planner(step.model, allow, step.known_layers).plan(problem, progress))
+    return StepPlan(step, problem, plan, budget_of(step, memory)[1])
+
+
+def problem_of(
+    step: Step, memory: str | int | None = None, allow: Allow = DEFAULT_ALLOW, objective: Objective = Objective.TIME
+) -> PlanProblem:
+    """What a planner is asked; arguments as of `make_plan`."""
+    device = step.device
+    return PlanProblem(
+        step.model,
+        budget_of(step, memory)[0],
+        device.host_memory_bytes,
+        device.num_cards_per_node,
+        allow,
+        objective,
+        step.policy,
+    )
+
+
+def budget_of(step: Step, memory: str | int | None = None) -> tuple[int, str]:
+    """Memory of each card for a plan, and where the figure is from, in words; "" where the user named it.
+
+    A budget that is named is taken as it is. What the device or the configuration lets MindSpore take is not filled to
+    the last byte: a margin stays, for what is not simulated.
+
+    Raises:
+        PlanError: if the memory cannot be read.
+    """
+    device = step.device
+    try:
+        named_bytes = parse_bytes(memory) if isinstance(memory, str) else memory
+    except ValueError as error:
+        raise PlanError(f"memory: {error}") from None
+    if named_bytes is not None:
+        require("memory", named_bytes, int)
+        if named_bytes < 1:
+            raise PlanError(f"memory: {named_bytes} bytes\n    allowed: 1 or more")
+        return named_bytes, ""
+    usable_bytes = device.usable_memory_bytes
+    is_named = device.sources["usable_memory"] == SET_BY_USER
+    if is_named and device.sources["margin"] != SET_BY_USER:
+        return usable_bytes, ""
+    stated = read_device_memory(step.document)
+    source = "--memory" if is_named else f"device {device.name}"
+    if stated is not None and device.sources["usable_memory"] == stated.source:
+        source = stated.source
+    budget_bytes = usable_bytes * (1000 - device.margin_permille) // 1000
+    margin = f"less a margin of {device.margin_permille / 10:g} %; --margin 0 for none"
+    return budget_bytes, f"{format_bytes(usable_bytes)} ({source}), {margin if device.margin_permille else 'no margin'}"
+
+
+def budget_doubt(step: Step, budget_bytes: int) -> str:
+    """Why a training under the plan would run out of memory although it fits; "" if nothing is known."""
+    limit = read_device_memory(step.document)
+    if limit is None or limit.size_bytes >= budget_bytes:
+        return ""
+    return f"{limit.source}, is {format_bytes(limit.size_bytes)}, less than the budget: raise it, or plan for less"
+
+
+def refuse_unwritable(document: Document) -> None:
+    """Refuse a configuration that would have errors with any plan in it, before the plan is made.
+
+    Raises:
+        PolicyError: with every error, at its place in the user's file.
+    """
+    if is_2x(document):
+        return  # was checked before its step was made
+    errors = check_document(document).errors or check_document(with_swap_enabled(document)).errors
+    if errors:
+        raise PolicyError(errors)
+
+
+def compact(step: Step, plan: Plan) -> Plan:
+    """The plan in as few entries as it takes."""
+    return replace(plan, policy=compact_policy(plan.policy, step.model.captured.trees))
+
+
+def planned_text(step: Step, plan: Plan, target: str) -> str:
+    """The configuration of a step with a plan that `compact` has seen, after it has been read back.
+
+    Without a file, the text is that of the policy alone; bytes that are no UTF-8 are surrogates. `target` is what
+    messages call it.
+
+    Raises:
+        PlanError: what is read back is another policy, or has errors.
+    """
+    if is_2x(step.document):
+        return planned_text_2x(step, plan, target)
+    text = step.config_text()
+    if plan.policy.is_swap_enabled:
+        own = parse_document(text.encode("utf-8", "surrogatepass"), step.document.file)
+        text = rewrite_for_swap(text, own, step.document)
+    text = write_plan(text, step.document, plan, step.model.captured.num_layers, step.device.title)
+    num_layers = step.model.captured.num_layers if step.path is None else None
+    checked = check_document(parse_document(text.encode("utf-8", "surrogatepass"), target), num_layers)
+    if checked.policy != plan.policy:  # None with errors
+        raise PlanError(f"the plan cannot be written to {target}\n{format_problems(checked.errors)}")
+    return text

@@ -1,0 +1,238 @@
+"""What is asked for against what the compiler does."""
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mindswap.api.cache import cached_result
+from mindswap.api.compilable import require_compilable
+from mindswap.api.compiled import compile_pair, layer_indices
+from mindswap.api.trees import read_real_trees
+from mindswap.check.check import CheckResult, check_document, require_num_layers
+from mindswap.config.nodes import Document
+from mindswap.config.rank import RankPlacement, place_rank
+from mindswap.config.source import load_document
+from mindswap.errors import MindswapError
+from mindswap.files import file_name
+from mindswap.graph.effect.recompute import RecomputeEffect, compare_recompute
+from mindswap.graph.effect.swap import LayerEffect, compare_effect
+from mindswap.policy.applied import as_applied
+from mindswap.policy.cell_tree import LayerTrees
+from mindswap.policy.expand import expand_stage_recompute
+from mindswap.policy.log_lines import format_log_lines
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import resolve_layer
+from mindswap.report.effect import effect_to_json, format_effect, format_recompute_effect, recompute_effect_to_json
+from mindswap.report.execution import execution_to_json, format_execution
+from mindswap.report.logs import format_logs, logs_to_json
+from mindswap.training.logs.compare import compare_logs
+from mindswap.training.logs.read import read_worker_logs
+from mindswap.units import format_bytes
+
+if TYPE_CHECKING:
+    from mindswap.adapters.mindformers import Capture
+
+NOTHING_ASKED = "swap is off: nothing to verify in the graph"
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What verifying one configuration gives, in the form that the cache keeps. `print` shows it.
+
+    Attributes:
+        is_as_asked: the graph does what is asked, no more and no less.
+        text: report for readers.
+        data: the same as plain data.
+        log_lines: what every worker should have logged, layer by layer of the model.
+    """
+
+    is_as_asked: bool
+    text: str
+    data: Mapping[str, Any]
+    log_lines: tuple[tuple[str, ...], ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def and_also(self, name: str, is_ok: bool, text: str, data: Any) -> "Verification":
+        """With the answer to another question, under its name."""
+        is_ok = self.is_as_asked and is_ok
+        return Verification(is_ok, f"{self.text}\n\n{text}", {**self.data, "ok": is_ok, name: data}, self.log_lines)
+
+
+def verify(
+    path: str | os.PathLike[str],
+    rank: int | None = None,
+    logs: str | os.PathLike[str] | None = None,
+    execute: bool = False,
+    use_cache: bool = True,
+) -> Verification:
+    """Whether the compiled graph of a configuration does what it asks; no device.
+
+    Args:
+        path: MindFormers YAML.
+        rank: sizes on this rank, layers of its pipeline stage; default is one rank that has the whole model.
+        logs: folder with the logs of a run, which count too.
+        execute: also run the compiled step, operator by operator.
+        use_cache: False compiles again and keeps nothing.
+
+    Raises:
+        PolicyError: if the configuration is wrong.
+        GraphError: if the network cannot be built or compiled.
+        LogError: if the logs cannot be read.
+    """
+    config = file_name(path)
+    document = load_document(config)
+    checked = check_document(document, environ=dict(os.environ))
+    asked = checked.require_policy()
+    workers = read_worker_logs(file_name(logs)) if logs is not None else None
+    policy = asked if checked.is_swap_enabled else _stage_policy(document, checked.num_layers)
+    found = _verify_graph(config, document, checked, policy, rank, use_cache)
+    if execute:
+        from mindswap.api.execute import execute_config  # brings the simulator along
+
+        result = execute_config(config, document, policy, use_cache)
+        found = found.and_also("execution", result.is_ok, format_execution(result), execution_to_json(result))
+    if workers is None:
+        return found
+    has_peaks = any(log.memory is not None and log.memory.used_peak_bytes is not None for log in workers)
+    predicted = _predict_peak(config, use_cache) if has_peaks else None
+    report = compare_logs(found.log_lines, workers, predicted_peak_bytes=predicted)
+    return found.and_also("logs", report.is_ok, format_logs(report), logs_to_json(report))
+
+
+def _predict_peak(config: str, use_cache: bool) -> int | None:
+    """Simulated highest use of device memory of any pipeline stage; None for what cannot be simulated."""
+    from mindswap.api.step import load_step  # brings the simulator along
+
+    try:
+        loaded = load_step(config, use_cache=use_cache)
+        return loaded.simulate().peak_bytes
+    except MindswapError:
+        return None
+
+
+def _verify_graph(
+    config: str, document: Document, checked: CheckResult, policy: Policy, rank: int | None, use_cache: bool
+) -> Verification:
+    """What the compiled graph says, or that there is nothing to ask it."""
+    if not checked.is_swap_enabled and policy == Policy():
+        return Verification(True, NOTHING_ASKED, {"ok": True, "layers": []})
+    config_path = str(Path(config).resolve())
+    require_compilable(document, takes_trace=False)
+    placement = None
+    if rank is not None:
+        placement = place_rank(document, rank, require_num_layers(document, checked.num_layers, "--rank: "))
+    if checked.is_swap_enabled:
+        make = partial(_answer_swap, config_path, policy, placement, use_cache, checked.num_layers)
+    else:
+        make = partial(_answer_recompute, config_path, policy, placement, use_cache)
+    return cached_result(document, policy, (Verification,), make, use_cache, ask="verify", rank=rank)
+
+
+def _stage_policy(document: Document, num_layers: int | None) -> Policy:
+    """What MindFormers recomputes with swap off, without the flags: an empty policy where that is nothing."""
+    if num_layers is None:
+        section = document.get("recompute_config")
+        if section is not None and section.entries:
+            require_num_layers(document, num_layers)
+        return Policy()
+    policy = expand_stage_recompute(document, num_layers).policy
+    if not (policy.layer_recompute or policy.select_recompute or policy.select_comm_recompute):
+        return Policy()
+    return policy
+
+
+def _answer_swap(
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool, num_layers: int | None
+) -> Verification:
+    effects, swapped = verify_policy(config_path, policy, placement, use_cache)
+    # Not so where only recompute is in layer indices, nor on a stage of which no entry names a layer.
+    named = [entry.layers for entry in policy.layer_swap] + [entry.layers for entry in policy.op_swap]
+    asks_for_swap = any(effect.layer_index in layers for layers in named for effect in effects)
+    # A layer of multi-token prediction has the number of the last layer, and is behind the layers.
+    behind = [pair for pair in swapped.graph.swap_pairs if pair.producer.layer_index is None]
+    has_pairs = bool(behind) or any(effect.pairs for effect in effects)
+    is_ok = all(effect.is_as_asked for effect in effects) and has_pairs == asks_for_swap
+    notes = _notes(swapped, placement)
+    if behind:
+        size = format_bytes(sum(pair.copy_out.size_bytes for pair in behind))
+        notes = (*notes, f"behind the layers, as in multi-token prediction: {len(behind)} MoveTo pairs, {size} swapped")
+    text, data = format_effect(effects, is_ok, notes), effect_to_json(effects, is_ok, notes)
+    is_whole = placement is None or placement.num_stages == 1
+    return Verification(is_ok, text, data, _expected_lines(config_path, policy, swapped, is_whole, num_layers))
+
+
+def _answer_recompute(
+    config_path: str, policy: Policy, placement: RankPlacement | None, use_cache: bool
+) -> Verification:
+    effects, compiled = verify_recompute(config_path, policy, placement, use_cache)
+    is_ok = all(effect.is_as_asked for effect in effects)
+    notes = _notes(compiled, placement)
+    text = format_recompute_effect(effects, is_ok, notes)
+    return Verification(is_ok, text, recompute_effect_to_json(effects, is_ok, notes))
+
+
+def _notes(compiled: "Capture", placement: RankPlacement | None) -> tuple[str, ...]:
+    return compiled.notes if placement is None else (placement.describe(), *compiled.notes)
+
+
+def _expected_lines(
+    config_path: str, policy: Policy, swapped: "Capture", is_whole: bool, num_layers: int | None
+) -> tuple[tuple[str, ...], ...]:
+    """What every worker should have logged, layer by layer of the model: each worker builds all layers."""
+    if is_whole or num_layers is None:
+        layers = tuple(swapped.layers[position] for position in swapped.sample.layer_map)
+    else:
+        layers = read_real_trees(config_path, num_layers).layers
+    return tuple(format_log_lines(resolve_layer(policy, index, layer)) for index, layer in enumerate(layers))
+
+
+def verify_policy(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> tuple[tuple[LayerEffect, ...], "Capture"]:
+    """Compile with and without swap, and compare with what the policy asks of each layer.
+
+    Gives one effect per layer of the model (of the rank's stage, with `placement`), and the network under the policy.
+    """
+    without_swap = dataclasses.replace(policy, default_prefetch=None, op_swap=(), layer_swap=())
+    swapped, baseline, like = compile_pair(config_path, policy, without_swap, placement, use_cache)
+    decided = [
+        dataclasses.replace(resolve_layer(policy, index, tree), layer_index=position)
+        for position, (index, tree) in enumerate(zip(swapped.sample.indices, swapped.layers, strict=True))
+    ]
+    compiled = compare_effect(decided, baseline.graph, swapped.graph, like)
+    effects = tuple(
+        dataclasses.replace(compiled[position], layer_index=index)
+        for index, position in zip(layer_indices(swapped, placement), swapped.sample.layer_map, strict=True)
+    )
+    return effects, swapped
+
+
+def verify_recompute(
+    config_path: str, policy: Policy, placement: RankPlacement | None = None, use_cache: bool = True
+) -> tuple[tuple[RecomputeEffect, ...], "Capture"]:
+    """Compile with MindFormers' own recompute and without, and compare with what is asked of each layer.
+
+    With swap off in the YAML, and `policy` from `policy.expand`. Gives one effect per layer of the model, and the
+    compiled network.
+    """
+    compiled, plain, like = compile_pair(config_path, Policy(), Policy(is_swap_enabled=True), placement, use_cache)
+    indices = layer_indices(compiled, placement)
+    built = dict(zip(indices, compiled.sample.layer_map, strict=True))
+    # Layers of other stages are not built; what the policy asks of them is not looked at.
+    of_model = tuple(compiled.layers[built.get(index, 0)] for index in range(max(indices) + 1))
+    acting = as_applied(policy, LayerTrees(of_model, {}, "the real network"))
+    # Each layer of the model against the compiled one that stands for it.
+    decided = [
+        dataclasses.replace(resolve_layer(acting, index, compiled.layers[position]), layer_index=position)
+        for index, position in built.items()
+    ]
+    effects = compare_recompute(decided, plain.graph, compiled.graph, like)
+    return tuple(
+        dataclasses.replace(effect, layer_index=i) for i, effect in zip(indices, effects, strict=True)
+    ), compiled

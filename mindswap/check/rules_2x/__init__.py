@@ -1,0 +1,14 @@
+"""The checks of 2.x files, by subject, as in `mindswap/check/rules/`; ids begin with `pynative-`.
+
+Levels: an error is what upstream refuses, and what is written and has no effect at all; what acts in another way than
+it reads is a warning.
+"""
+
+from typing import Any
+
+from mindswap.config.rules import Rule, load_rules
+
+
+def find_rules() -> dict[str, Rule[Any]]:
+    """Every rule by its id, in alphabetical order."""
+    return load_rules(__name__)

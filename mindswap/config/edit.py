@@ -1,0 +1,221 @@
+"""Edits of one YAML text: a section set to a value, or a comment put above it."""
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from mindswap.config.lines import after_line, line_above, line_end, line_start, newline_at
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.config.render import block_lines, inline_text, is_inline, key_text
+from mindswap.config.spans import Span
+from mindswap.errors import PolicyError
+
+# Begins every comment line that mindswap writes; such lines are replaced the next time.
+COMMENT_MARK = "# mindswap:"
+DEFAULT_STEP = 2
+
+_COLON = re.compile(r"[ \t]*:")
+_DOCUMENT_MARK = re.compile(r"(?:^|\r)(\.\.\.|---)", re.MULTILINE)
+
+
+class Editor:
+    """Collects edits of one text (without byte order mark) that was read without a problem; see `apply_edits`."""
+
+    def __init__(self, text: str, document: Document):
+        self.text = text
+        self.file = document.file
+        self.document = document
+        self.root = document.span
+        self.edits: list[tuple[int, int, str]] = []
+
+    def with_section(self, section: str, value: Mapping[Any, Any]) -> str:
+        """The text with the value in place."""
+        found = self._find(section)
+        if found is None:
+            self._append_section(section, value)
+        else:
+            key, span = found
+            self._refuse_shared_anchor(key, {id(span)})
+            if not self._update_keys(key, span, value):
+                assert self.root is not None
+                self._replace_value(self.root, key, span, value)
+        return apply_edits(self.text, self.edits)
+
+    def with_comment(self, section: str, comment: str) -> str:
+        """The text with the comment right above the section, and without what stood there with our mark."""
+        found = self._find(section)
+        assert found is not None
+        assert self.root is not None
+        # In a file of one pair of braces the line above a key may be the middle of a text.
+        below = self.root if self.root.is_flow else found[0]
+        start = line_start(self.text, below.start)
+        first = above_own_comment(self.text, start, below.column)
+        margin = " " * below.column
+        newline = newline_at(self.text, start)
+        lines = [f"{margin}{COMMENT_MARK} {line}".rstrip() + newline for line in comment.splitlines()]
+        self.edits.append((first, start, "".join(lines)))
+        return apply_edits(self.text, self.edits)
+
+    def _find(self, section: str) -> tuple[Span, Span] | None:
+        entries = self.root.entries if self.root is not None else ()
+        return next(((key, span) for key, span in entries if key.text == section), None)
+
+    def _append_section(self, section: str, value: Mapping[Any, Any]) -> None:
+        if self.root is not None and self.root.is_flow:
+            self._add_entries(self.root, {section: value})
+            return
+        lines = block_lines({section: value}, self.root.column if self.root is not None else 0, self._step())
+        if self.root is not None and _DOCUMENT_MARK.search(self.text, self.root.end):
+            self._insert_lines(self.root.end, lines)
+            return
+        end = len(self.text)
+        newline = newline_at(self.text, end)
+        gap = "" if not self.text or self.text.endswith(("\n", "\r")) else newline
+        self.edits.append((end, end, gap + "".join(line + newline for line in lines)))
+
+    # a mapping
+
+    def _update_keys(self, key: Span, span: Span, value: Mapping[Any, Any]) -> bool:
+        """Change only the keys that differ; False where no key can stay, or the keys are not all written here."""
+        node = self.document.get(key.text)
+        entries = node.unique_entries() if node is not None else ()
+        written = span.entries
+        if any(part.text == "<<" for part, _ in written) or len(entries) != len(written):
+            return False
+        rows = [(*spans, entry.key, to_data(entry.value)) for spans, entry in zip(written, entries, strict=True)]
+        kept = [(key_span, old) for key_span, old, name, _ in rows if name in value]
+        if not kept:
+            return False
+        ends = [0]
+        for position, (key_span, old, name, data) in enumerate(rows):
+            if name not in value:
+                next_start = rows[position + 1][0].start if position + 1 < len(rows) else old.end
+                is_behind_kept = key_span.start > kept[0][0].start
+                self._remove_entry(span, key_span, old, ends[-1] if is_behind_kept else None, next_start)
+            elif not is_same(data, value[name]):
+                self._replace_value(span, key_span, old, value[name])
+            ends.append(max(key_span.end, old.end))
+        known = {name for *_, name, _ in rows}
+        self._add_entries(span, {name: new for name, new in value.items() if name not in known}, kept[-1])
+        return True
+
+    def _replace_value(self, parent: Span, key: Span, old: Span, new: object) -> None:
+        self._refuse_shared_anchor(key, {id(part) for part in old.walk()})
+        is_on_key_line = line_start(self.text, old.start) <= key.end
+        colon = _COLON.match(self.text, key.end)
+        if colon is None and not parent.is_flow:
+            message = f"'{key.text}' cannot be changed: it is written with `?`"
+            raise refusal(self._location(key.start), message, f"{key.text}: ...")
+        colon_end = colon.end() if colon is not None else key.end
+        if parent.is_flow or (is_inline(new) and is_on_key_line):
+            if old.end > old.start:
+                self.edits.append((old.start, old.end, inline_text(new)))
+            else:
+                self.edits.append((colon_end, colon_end, (": " if colon is None else " ") + inline_text(new)))
+            return
+        # The line of the key keeps its comment: what stands on it is one edit, the lines below are another.
+        inline_end = max(old.end, colon_end) if is_on_key_line else colon_end
+        block_start = line_end(self.text, inline_end)
+        block_end = max(old.end, block_start)
+        if is_inline(new):
+            self.edits += [(colon_end, inline_end, f" {inline_text(new)}"), (block_start, block_end, "")]
+            return
+        lines = block_lines(new, parent.column + self._step(), self._step())
+        below = "".join(newline_at(self.text, block_start) + line for line in lines)
+        self.edits += [(colon_end, inline_end, ""), (block_start, block_end, below)]
+
+    def _add_entries(self, parent: Span, entries: Mapping[Any, Any], last: tuple[Span, Span] | None = None) -> None:
+        if not entries:
+            return
+        if last is None and parent.entries:
+            last = parent.entries[-1]
+        end = max(last[0].end, last[1].end) if last is not None else parent.end - 1
+        if parent.is_flow:
+            added = ", ".join(f"{key_text(key)}: {inline_text(value)}" for key, value in entries.items())
+            self.edits.append((end, end, f", {added}" if last is not None else added))
+        else:
+            self._insert_lines(end, block_lines(entries, parent.column, self._step()))
+
+    def _remove_entry(self, parent: Span, key: Span, old: Span, end_before: int | None, next_start: int) -> None:
+        self._refuse_shared_anchor(key, {id(part) for part in old.walk()})
+        end = max(key.end, old.end)
+        if parent.is_flow:
+            self.edits.append((key.start, next_start, "") if end_before is None else (end_before, end, ""))
+            return
+        self.edits.append((line_start(self.text, key.start), after_line(self.text, end), ""))
+
+    def _refuse_shared_anchor(self, key: Span, changed: set[int]) -> None:
+        """Raise where an alias outside of what is changed stands for a part of it."""
+        assert self.root is not None
+        for part in self.root.walk():
+            if part.alias_of is not None and id(part) not in changed and id(part.alias_of) in changed:
+                name = part.alias_of.anchor
+                message = f"'{key.text}' cannot be changed: *{name} stands for it or a part of it"
+                raise refusal(self._location(part.start), message, f"write out what *{name} stands for")
+
+    # places in the text
+
+    def _insert_lines(self, index: int, lines: list[str]) -> None:
+        """Below the line of a place."""
+        place = line_end(self.text, index)
+        self.edits.append((place, place, "".join(newline_at(self.text, place) + line for line in lines)))
+
+    def _step(self) -> int:
+        """By how much the file indents."""
+        for _, span in self.root.entries if self.root is not None else ():
+            if span.entries and not span.is_flow and self.root is not None and span.column > self.root.column:
+                return span.entries[0][0].column - self.root.column
+        return DEFAULT_STEP
+
+    def _location(self, index: int) -> Location:
+        before = self.text[:index]
+        return Location(self.file, before.count("\n") + 1, index - line_start(self.text, index) + 1)
+
+
+def above_own_comment(text: str, start: int, column: int) -> int:
+    """Where the lines begin that mindswap wrote the last time, right above one that begins at `start`.
+
+    One that is further in than `column` belongs to what stands above.
+    """
+    while start > 0:
+        above = line_above(text, start)
+        line = text[above:start]
+        if not line.lstrip().startswith(COMMENT_MARK) or line.index(COMMENT_MARK) > column:
+            break
+        start = above
+    return start
+
+
+def apply_edits(text: str, edits: Iterable[tuple[int, int, str]]) -> str:
+    """The text with (start, end, replacement) done, none inside another."""
+    parts, done = [], 0
+    for start, end, replacement in sorted(edits, key=lambda edit: edit[:2]):
+        parts += [text[done:start], replacement]
+        done = end
+    return "".join(parts) + text[done:]
+
+
+def is_same(left: object, right: object) -> bool:
+    """Equal in type and value; NaN equals NaN, a tuple a list. Parts that are shared are compared once."""
+    seen: set[tuple[int, int]] = set()
+
+    def compare(a: object, b: object) -> bool:
+        if isinstance(a, Mapping) and isinstance(b, Mapping):
+            if (id(a), id(b)) in seen:
+                return True
+            seen.add((id(a), id(b)))
+            return list(a) == list(b) and all(compare(a[key], b[key]) for key in a)
+        if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+            if (id(a), id(b)) in seen:
+                return True
+            seen.add((id(a), id(b)))
+            return len(a) == len(b) and all(map(compare, a, b))
+        return type(a) is type(b) and (a == b or (a != a and b != b))  # noqa: PLR0124 NaN
+
+    return compare(left, right)
+
+
+def refusal(location: Location, message: str, fix: str) -> PolicyError:
+    """An error of the editor."""
+    return PolicyError([Problem(location, "rewrite", Level.ERROR, message, fix=fix)])

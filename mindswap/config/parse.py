@@ -1,0 +1,92 @@
+"""YAML text -> located nodes. Survives any file: what is wrong becomes a Problem with its place."""
+
+from dataclasses import replace
+
+import yaml
+
+from mindswap.config.builder import Builder, mark_location
+from mindswap.config.loadable import find_load_problem, loader_for
+from mindswap.config.nodes import Document
+from mindswap.config.problem import Level, Location, Problem
+from mindswap.files import is_recorded_step
+
+# A MindFormers configuration is a few hundred lines.
+MAX_FILE_BYTES = 32 * 1024 * 1024
+
+
+def parse_file(path: str) -> Document:
+    """Read one file; `base_config` is not followed (see `source`)."""
+    location = Location(path)
+    try:
+        with open(path, "rb") as stream:  # noqa: PTH123 a Path drops "./", which messages should keep
+            content = stream.read(MAX_FILE_BYTES + 1)
+    except IsADirectoryError:
+        return _unreadable(location, "yaml-file", "is a directory", fix="name a YAML file in it")
+    except FileNotFoundError:
+        fix = "check the path; it is relative to the working directory"
+        return _unreadable(location, "yaml-file", "does not exist", fix=fix)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        return _unreadable(location, "yaml-file", f"cannot be read: {reason}")
+    if is_recorded_step(content):
+        fix = "mindswap inspect, simulate, compare or plan, under a name that ends in .json"
+        return _unreadable(location, "yaml-file", "is a step that `mindswap trace` recorded", "a configuration", fix)
+    if len(content) > MAX_FILE_BYTES:
+        return _unreadable(location, "yaml-file", "is too large", f"at most {MAX_FILE_BYTES // 2**20} MiB")
+    return parse_document(content, path)
+
+
+def parse_document(content: bytes | str, file: str) -> Document:
+    """Parse the text of one file; bytes must be UTF-8 (MindFormers reads nothing else)."""
+    if isinstance(content, bytes):
+        if content[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            fix = f"iconv -f UTF-16 -t UTF-8 {file}"
+            return _unreadable(Location(file, 1, 1), "yaml-encoding", "is UTF-16", "UTF-8", fix)
+        try:
+            content = content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            location = _end_location(file, error.object[: error.start].decode("utf-8", "replace"))
+            message = f"is no UTF-8 text (byte 0x{error.object[error.start]:02x})"
+            fix = f"iconv -f GBK -t UTF-8 {file}, if it is GBK"
+            return _unreadable(location, "yaml-encoding", message, "UTF-8", fix)
+    builder = Builder(file, content)
+    try:
+        for event in yaml.parse(content, Loader=loader_for(content)):
+            builder.add_event(event)
+            if builder.is_stopped:
+                break
+    except yaml.MarkedYAMLError as error:
+        builder.report(mark_location(file, error.problem_mark), "yaml-syntax", *_syntax_message(error))
+    except yaml.reader.ReaderError as error:
+        code = error.character
+        character = f"U+{code:04X}" if isinstance(code, int) else repr(code)
+        message = f"the character {character} is not allowed in YAML"
+        builder.report(_reader_location(file, content), "yaml-syntax", message, fix="delete it")
+    document = builder.document()
+    problem = find_load_problem(content, file) if document.root is not None and not document.problems else None
+    return document if problem is None else replace(document, problems=(problem,))
+
+
+def _unreadable(location: Location, rule: str, message: str, allowed: str = "", fix: str = "") -> Document:
+    problem = Problem(location, rule, Level.ERROR, f"the file {message}", allowed, fix)
+    return Document(location.file, None, (problem,))
+
+
+def _syntax_message(error: yaml.MarkedYAMLError) -> tuple[str, str, str]:
+    message = ", ".join(part for part in (error.context, error.problem) if part) or "no valid YAML"
+    if "'\\t'" in message or "tab" in message:
+        return "a tab stands where YAML takes spaces only", "spaces", "replace the tab by spaces"
+    return message, "", ""
+
+
+def _reader_location(file: str, text: str) -> Location:
+    """Where the first character stands that YAML does not allow; the two readers count differently."""
+    bad = yaml.reader.Reader.NON_PRINTABLE.search(text)
+    if bad is None:
+        return Location(file)
+    return _end_location(file, text[: bad.start()])
+
+
+def _end_location(file: str, text: str) -> Location:
+    """The place right behind a text."""
+    return Location(file, text.count("\n") + 1, len(text) - text.rfind("\n"))

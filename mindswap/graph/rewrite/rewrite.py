@@ -1,0 +1,256 @@
+"""What recompute and swap would do to a compiled step, without compiling again. Pure.
+
+A planner asks about thousands of settings; the compiler takes seconds for one. Here the changes that
+the compiler makes for a setting are made on the graph of the step without any: recomputed operators run
+again in backward, from what they read (`recompute.cc`), and swapped values become pairs of `MoveTo`
+(`offload_activation.cc`). Tests hold the result against what the compiler makes of the same setting.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node, Saved
+from mindswap.graph.ops import BOOKKEEPING_OPS, COMM_PASSING_OPS, REDISTRIBUTION_OPS, TYING_OPS, WEIGHT_OPS
+from mindswap.graph.rewrite.settle import has_scope
+from mindswap.graph.sharding.gather import is_gathering, is_released
+from mindswap.graph.storage import StorageKind, resolve_storage
+from mindswap.graph.uses import merged_readers
+from mindswap.policy.resolve import Decision, LayerDecisions, Path
+
+
+@dataclass(frozen=True)
+class NodeSettings:
+    """What is set on forward operators."""
+
+    recomputed: Set[str] = frozenset()  # names of nodes that run again in backward if backward needs them
+    # for the nodes whose outputs are swapped, the prefetch distance in operators
+    prefetch: Mapping[str, int] = field(default_factory=dict)
+    # of these, the ones whose reader is recomputed though the graph does not have it
+    read_again: Set[str] = frozenset()
+
+    def of(self, node: Node) -> tuple[bool, int | None]:
+        return node.name in self.recomputed, self.prefetch.get(node.name)
+
+
+def settings_of_policy(graph: Graph, names: OperatorNames, layers: Sequence[LayerDecisions]) -> NodeSettings:
+    """What is decided for each compiled layer, on the operators of a step without swap and recompute.
+
+    Recompute of a cell covers every operator in its scope but the one whose output leaves it; recompute of a
+    primitive covers that operator. Offload covers the primitives that the model holds as attributes. Neither reaches
+    what makes a weight whole that the parallel optimizer cut (`graph.sharding.gather`).
+    """
+    readers = graph.index.forward_readers
+    place = _Placement(graph, names)
+    recomputed: set[str] = set()
+    prefetch: dict[str, int] = {}
+    read_again: set[str] = set()
+    for node in graph.forward:
+        owner = graph.owner(node)
+        if is_gathering(node):
+            recomputed.update([node.name] if is_released(node) else ())
+            continue
+        if owner.layer_index is None or place.is_of_compiler(owner):
+            continue
+        layer = layers[owner.layer_index]
+        paths = place.paths(node)
+        decision = layer.of(*paths)
+        is_sent_again = node.op in REDISTRIBUTION_OPS and place.is_communicated_again(node, layer)
+        if is_sent_again or place.runs_again(node, layer, decision):
+            recomputed.add(node.name)
+        if node is owner and decision.prefetch is not None and names.can_name(node):
+            prefetch[node.name] = decision.prefetch
+            seconds = merged_readers(node, paths, layer.layer)
+            if seconds and all(layer.of(tuple(path.split("."))).recomputed_by for path in seconds):
+                read_again.add(node.name)
+    for node in reversed(graph.forward):
+        users = [reader for reader in readers.get(node.name, ()) if reader.op not in BOOKKEEPING_OPS]
+        is_chosen = node.layer_index is not None and users and all(reader.name in recomputed for reader in users)
+        if is_chosen and not is_gathering(node) and node.op != "TupleGetItem" and place.is_of_compiler(node):
+            recomputed.add(node.name)
+    return NodeSettings(frozenset(recomputed), prefetch, frozenset(read_again))
+
+
+@dataclass(frozen=True, eq=False)
+class _Placement:
+    """Where in the model operators are, and who reads them there."""
+
+    graph: Graph
+    names: OperatorNames
+
+    def is_of_compiler(self, node: Node) -> bool:
+        """Whether the compiler put the operator there, for mixed precision say: it goes with the one that reads it."""
+        return not self.names.is_tagged(node) and not has_scope(node)
+
+    def paths(self, node: Node) -> list[Path]:
+        """The attribute paths that may name an operator; its cell with the type where no attribute does."""
+        return [tuple(path.split(".")) for path in self.names(self.graph.owner(node))]
+
+    def runs_again(self, node: Node, layer: LayerDecisions, decision: Decision) -> bool:
+        """Whether recompute is decided for an operator, and it is not the output of the cell for which it is.
+
+        MindSpore keeps such an output, and does not offload it.
+        """
+        return any(
+            claim.match.node.is_primitive
+            or (layer.is_output_recomputed and not claim.path)
+            or not self._is_read_outside(node, claim.path)
+            for claim in decision.recomputed_by
+        )
+
+    def _is_read_outside(self, node: Node, cell: Path) -> bool:
+        """Whether a value is read outside a cell; members of a tuple are values of their own."""
+        layer_index = self.graph.owner(node).layer_index
+        readers = self.graph.index.forward_readers
+        pending = [node.name]
+        while pending:
+            for reader in readers.get(pending.pop(), ()):
+                if reader.op in BOOKKEEPING_OPS or reader.op == "TupleGetItem":
+                    continue
+                if self.is_of_compiler(reader):
+                    pending.append(reader.name)
+                elif reader.layer_index != layer_index or all(path[: len(cell)] != cell for path in self.paths(reader)):
+                    return True
+        return False
+
+    def is_communicated_again(self, node: Node, layer: LayerDecisions) -> bool:
+        """Whether communication hands on the output of an operator with `recompute_comm_op`."""
+        while node.inputs and node.inputs[0] in self.graph.forward_nodes:
+            node = self.graph.forward_nodes[node.inputs[0]]
+            if node.layer_index is not None and layer.of(*self.paths(node)).communicated_again_by:
+                return True
+            if node.layer_index is None or node.op not in COMM_PASSING_OPS:
+                break
+        return False
+
+
+def rewrite_graph(graph: Graph, settings: NodeSettings) -> Graph:
+    """The step, compiled without swap and recompute, as the compiler would leave it under these settings.
+
+    Where both are set on an operator, recompute wins. A value that a recomputed operator reads is kept, or swapped if
+    its own operator is. Equal operators that a capture kept apart have to be merged before (`merge_equal`).
+    """
+    return _Rewriter(graph, settings).rewrite()
+
+
+class _Rewriter:
+    """Walks backward once, and puts duplicates and copies before what first reads them."""
+
+    def __init__(self, graph: Graph, settings: NodeSettings):
+        self.graph = graph
+        self.nodes = graph.forward_nodes
+        self.prefetch, self.read_again = settings.prefetch, settings.read_again
+        self.recomputed = {
+            name
+            for name in settings.recomputed
+            if name in self.nodes and self.nodes[name].op not in TYING_OPS and not self._is_weight(name)
+        }
+        # Some duplicates the compiler makes unasked (casts of what RmsNorm reads); they run once all the same.
+        self.own_duplicates = {node.origin: node for node in graph.backward if node.is_duplicate and node.origin}
+        self.gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
+        self.backward: list[Node] = []
+        self.saved: dict[str, Saved] = {}  # by name in forward
+        self.copies_out: dict[str, Node] = {}  # by name of the value
+        self.available: dict[tuple[str, bool], str] = {}  # forward value, is copied -> its name in backward
+
+    def rewrite(self) -> Graph:
+        forward_names = self.graph.index.forward_names
+        for node in self.graph.backward:
+            if node.is_duplicate and self.available.get((node.origin, False)) == node.name:
+                continue
+            if node.is_duplicate and node.origin in self.recomputed:
+                self.available[node.origin, False] = node.name
+            # Of what only ties values together the gradient of the others counts that read the value.
+            fetched = {
+                name: self._fetch(forward_names[name], node.origin or self.gradients.get(name, ""))
+                for name in node.inputs
+                if name in forward_names
+            }
+            self.backward.append(node.renamed(fetched))
+        forward: list[Node] = []
+        needed = {name for name, _ in self.available}
+        for node in self.graph.forward:
+            is_again = node.name in self.recomputed  # most nodes stay as they are, and a planner rewrites often
+            forward.append(node if node.is_recomputed == is_again else replace(node, is_recomputed=is_again))
+            if node.name not in self.copies_out and self._leaves_for_good(node, needed):
+                self._copy_out(node)
+            if node.name in self.copies_out:
+                forward.append(self.copies_out[node.name])
+        saved = tuple(self.saved.values())
+        return replace(self.graph, forward=tuple(forward), backward=tuple(self.backward), saved=saved)
+
+    def _fetch(self, name: str, gradient_of: str) -> str:
+        """The name of a value of forward in backward, for the gradient of an operator; made available if need be."""
+        is_again = name in self.recomputed
+        is_copied = not is_again and self._is_swapped(name, gradient_of)
+        known = self.available.get((name, is_copied))
+        if known is None:
+            if is_again:
+                known = self._run_again(self.nodes[name])
+            elif is_copied:
+                known = self._bring_back(self.nodes[name])
+            else:
+                known = self._hand_over(name)
+            self.available[name, is_copied] = known
+        return known
+
+    def _is_swapped(self, name: str, gradient_of: str) -> bool:
+        """Offload marks an operator. Members of its tuple are not marked, and only its own gradient reads the tuple."""
+        if name in self.prefetch:
+            return True
+        node = self.nodes.get(name)
+        owner = self.graph.owner(node) if node is not None else None
+        return owner is not None and owner.name in self.prefetch and owner.name == gradient_of
+
+    def _hand_over(self, name: str) -> str:
+        """The name in backward of what stays, or of a copy on the host."""
+        self.saved[name] = Saved(name, f"{name}@saved")
+        return self.saved[name].backward_name
+
+    def _leaves_for_good(self, node: Node, needed: Set[str]) -> bool:
+        """Whether a value is copied out though it is not among what backward needs; a reshape of a value is the value.
+
+        An operator marked `recompute` (the model itself marks reshapes) is a function that backward calls with all it
+        reads, so each of these gets a pair of `MoveTo`. Only then is the function inlined, and what nobody needs of it
+        goes with the copy in; the copy out stays, for a `Depend` ties it to the reader in forward
+        (offload_activation.cc, GetActivationOffloadInfo and AddDependForMoveOut; seen with 2.9.0).
+        """
+        if node.name not in self.prefetch or self._is_marked(node):
+            return False
+        readers = self.graph.index.forward_readers.get(node.name, ())
+        is_read_again = any(self._is_marked(reader) and reader.name not in needed for reader in readers)
+        return is_read_again or node.name in self.read_again
+
+    def _is_marked(self, node: Node) -> bool:
+        return node.name in self.recomputed or node.attributes.get("recompute") is True
+
+    def _copy_out(self, node: Node) -> Node:
+        """The value on the host."""
+        attributes = {"backward_prefetch": self.prefetch[self.graph.owner(node).name]}
+        made = replace(node, attributes=attributes, is_recomputed=False, paths=())
+        copy = replace(made, name=f"{node.name}@out", op="MoveTo", inputs=(node.name,))
+        self.copies_out[node.name] = copy
+        return copy
+
+    def _bring_back(self, node: Node) -> str:
+        """A pair of `MoveTo` around the value."""
+        copy = self._copy_out(node)
+        back = replace(copy, name=f"{node.name}@in", inputs=(self._hand_over(copy.name),))
+        self.backward.append(back)
+        return back.name
+
+    def _run_again(self, node: Node) -> str:
+        """A copy of a forward operator, after copies of what it reads."""
+        inputs = []
+        for name in node.inputs:
+            is_made = name in self.nodes and self.nodes[name].op != "UpdateState"
+            inputs.append(self._fetch(name, "") if is_made and not self._is_weight(name) else name)
+        own = self.own_duplicates.get(node.name)
+        name = own.name if own is not None else f"{node.name}@again"
+        copy = replace(node, name=name, inputs=tuple(inputs), is_recomputed=True, is_duplicate=True, origin=node.name)
+        self.backward.append(copy)
+        return copy.name
+
+    def _is_weight(self, name: str) -> bool:
+        node = self.nodes[name]
+        return node.op in WEIGHT_OPS and resolve_storage(self.graph, name).kind is StorageKind.WEIGHT

@@ -1,0 +1,116 @@
+"""Layers that compute in two halves, in the order that lets communication of one hide behind the other. Pure.
+
+MindSpore gives every pair of communications of the two halves an order (micro_interleaved_order_control.cc): one half
+computes until it communicates, then the other does the same meanwhile, and so on in turn. Operators that run again in
+backward are left out of it there (`kAttrDuplicated`), and here. What is here layer by layer goes on across two layers
+there: a half that ends a layer with communication waits for it at the border.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence, Set
+from dataclasses import replace
+from itertools import groupby
+
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.sharding.branches import Branches
+
+
+def order_halves(graph: Graph, communicating_first: Set[str], communicating_after: Set[str]) -> Graph:
+    """The step of one rank with the halves of each layer in turn; without halves it comes back as it is.
+
+    Operators communicate before they compute, or what they made.
+    """
+    branches = Branches(graph.forward, graph.index.forward_names, graph.constants)
+    if not branches.are_there:
+        return graph
+    origins = graph.forward_nodes
+    for node in graph.backward:
+        branches.add(node, [origins[node.origin]] if node.origin in origins else [])
+    passes = []
+    for nodes in (graph.forward, graph.backward):
+        ordered: list[Node] = []
+        for _, run in groupby(nodes, key=lambda node: node.layer_index):
+            part = list(run)
+            stops = set(_stops(part, branches, communicating_first, communicating_after))
+            ordered += _Turns(part, branches, stops).order() if stops else part
+        passes.append(tuple(ordered))
+    return replace(graph, forward=passes[0], backward=passes[1])
+
+
+def _stops(nodes: Sequence[Node], branches: Branches, first: Set[str], after: Set[str]) -> Iterator[str]:
+    """Operators of a half that wait for communication: of each communication the first that reads it."""
+    sent = {node.name for node in nodes if (node.origin if node.is_duplicate else node.name) in after}
+    for node in nodes:
+        if node.is_duplicate or branches[node.name] is None:
+            continue
+        waits = [name for name in node.inputs if name in sent]
+        sent.difference_update(waits)
+        if waits or node.name in first:
+            yield node.name
+
+
+class _Turns:
+    """Puts the operators of one layer and pass in order.
+
+    Operators of the whole run as late as a half needs them (casts of weights), and as soon as they can where they put
+    halves together (sums of gradients).
+    """
+
+    def __init__(self, nodes: Sequence[Node], branches: Branches, stops: Set[str]):
+        self.nodes = nodes
+        self.by_name = {node.name: node for node in nodes}
+        self.stops = stops
+        self.half = {node.name: None if node.is_duplicate else branches[node.name] for node in nodes}
+        self.queues = [[node for node in nodes if self.half[node.name] == half] for half in (0, 1)]
+        self.joins = [node for node in nodes if any(self.half.get(name) is not None for name in node.inputs)]
+        self.done: dict[str, Node] = {}
+
+    def order(self) -> list[Node]:
+        """All operators; as they were if there is no such order."""
+        may_pass = [False, False]
+        while len(self.done) < len(self.nodes):
+            before = len(self.done)
+            is_waiting = [self._run(half, may_pass) for half in (0, 1)]
+            if len(self.done) == before and not any(is_waiting) and not self._run_next_of_whole():
+                return list(self.nodes)
+        return list(self.done.values())
+
+    def _run(self, half: int, may_pass: list[bool]) -> bool:
+        """One half as far as it comes; whether it stopped for communication."""
+        queue = self.queues[half]
+        while queue:
+            if queue[0].name in self.stops and not may_pass[half]:
+                may_pass[half] = True
+                return True
+            needed = self._needed(queue[0])
+            if needed is None:
+                return False
+            may_pass[half] = False
+            self.done |= {node.name: node for node in (*needed, queue.pop(0))}
+            self.done |= {node.name: node for node in self._ready(self.joins)}
+        return False
+
+    def _needed(self, node: Node) -> list[Node] | None:
+        """Operators of the whole that have to run before a node; None if it has to wait for the other half."""
+        found: dict[str, Node] = {}
+
+        def visit(name: str) -> bool:
+            source = self.by_name.get(name)
+            if source is None or name in self.done or name in found:
+                return True
+            if self.half[name] is not None or not all(visit(other) for other in source.inputs):
+                return False
+            found[name] = source
+            return True
+
+        return list(found.values()) if all(visit(name) for name in node.inputs) else None
+
+    def _ready(self, nodes: Iterable[Node]) -> Iterator[Node]:
+        for node in nodes:
+            is_due = node.name not in self.done and self.half[node.name] is None
+            if is_due and all(name in self.done or name not in self.by_name for name in node.inputs):
+                yield node
+
+    def _run_next_of_whole(self) -> bool:
+        node = next(self._ready(self.nodes), None)
+        self.done |= {node.name: node} if node is not None else {}
+        return node is not None

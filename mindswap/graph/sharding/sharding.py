@@ -1,0 +1,106 @@
+"""From logical sizes to sizes per rank, by the strategies that the model records on its operators. Pure.
+
+The compiled graph has logical shapes; `in_strategy`, `out_strategy` or `in_layout` of a primitive say
+into how many parts each dimension of its operands is cut. Splits are followed forward through operators
+without a strategy of their own, as MindSpore's step_parallel.cc does, and backward along gradients. What
+cannot be followed counts as whole on every rank and is listed.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.ops import KEEPING_OPS, PRODUCT_OPS
+from mindswap.graph.sharding.arrivals import GatheredGradient, with_arrivals, with_gathered_gradients
+from mindswap.graph.sharding.experts import rank_name
+from mindswap.graph.sharding.split_backward import BackwardSplits
+from mindswap.graph.sharding.split_forward import ForwardSplits
+from mindswap.graph.sharding.split_table import PartialSum, Redistribution, SplitTable, Unresolved, cut_type
+from mindswap.graph.sharding.splits import num_parts
+from mindswap.graph.sharding.strategies import LOCAL_MARK, read_out_strategy, read_strategy
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """A graph with the sizes of one rank."""
+
+    # every node of forward and backward has the output types of one rank; parameters of the functions and constants
+    # (`types`) stay logical
+    graph: Graph
+    # operators whose split is not known; they count as whole on every rank unless the reason says otherwise
+    unresolved: tuple[Unresolved, ...]
+    # where tensors change their cut in forward. A `Reshape` that does so is memory of its own: in `graph` its operator
+    # is `AllGather`, `AllToAll` or `Slice`, unless the model has this communication run again in backward
+    # (`recompute_comm_op`)
+    redistributions: tuple[Redistribution, ...]
+    # operators of forward that leave each rank a part of a sum, by name
+    sums: Mapping[str, PartialSum] = field(default_factory=dict)
+
+
+def shard_graph(graph: Graph) -> Sharding:
+    """Sizes per rank of every tensor of a step with logical shapes; unchanged without any strategy that cuts."""
+    if not any(_is_cut(node) for node in graph.forward):
+        return Sharding(graph, (), ())
+    table = _trace(graph)
+    arrivals = [(moved.producer, moved.consumer) for moved in _kept_copies(table) if moved.consumer.op in PRODUCT_OPS]
+    if arrivals:
+        table = _trace(with_arrivals(graph, arrivals))
+    for moved in _kept_copies(table):
+        reason = f"kept as cut by its maker {moved.before}; {moved.consumer.op} reads it as {moved.after}"
+        table.note(table.nodes[moved.producer], reason)
+    sharded = with_gathered_gradients(_of_one_rank(table), dict(_gathered_gradients(table)))
+    return Sharding(sharded, tuple(table.unresolved), tuple(table.redistributions), table.sums)
+
+
+def _trace(graph: Graph) -> SplitTable:
+    """The splits of all values of a step."""
+    table = SplitTable(graph)
+    forward = ForwardSplits(table)
+    backward = BackwardSplits(table, forward)
+    for node in graph.forward:
+        table.add(node, forward.of(node))
+    for backward_name, forward_name in table.forward_names.items():
+        if forward_name in table.splits:
+            table.splits[backward_name] = table.splits[forward_name]
+            table.types[backward_name] = table.types[forward_name]
+    for node in graph.backward:
+        table.add(node, backward.of(node))
+    return table
+
+
+def _of_one_rank(table: SplitTable) -> Graph:
+    def own(node: Node) -> Node:
+        splits = table.splits[node.name]
+        outputs = tuple(cut_type(known, split) for known, split in zip(node.outputs, splits, strict=True))
+        op = table.communications.get(node.name, rank_name(node))
+        return node if (op, outputs) == (node.op, node.outputs) else replace(node, op=op, outputs=outputs)
+
+    graph = table.graph
+    return replace(graph, forward=tuple(map(own, graph.forward)), backward=tuple(map(own, graph.backward)))
+
+
+def _kept_copies(table: SplitTable) -> Iterator[Redistribution]:
+    """Where backward may hold the tensor as it arrived by communication, while the size is that of its maker."""
+    saved = set(table.forward_names.values())
+    for moved in table.redistributions:
+        is_keeping = moved.consumer.op in KEEPING_OPS or LOCAL_MARK in moved.consumer.attributes
+        if moved.producer in saved and is_keeping:
+            yield moved
+
+
+def _gathered_gradients(table: SplitTable) -> Iterator[tuple[str, GatheredGradient]]:
+    """Operators whose sum is scattered, each with the gradient of that sum as its own gradients read it."""
+    for node in table.graph.backward:
+        before = table.scattered.get(node.origin)
+        if before is None or node.is_duplicate:
+            continue
+        known, after = table.nodes[node.origin].outputs[0], table.splits[node.origin][0]
+        for operand in table.operands(node):
+            is_of_backward = operand.name not in table.forward_names
+            if is_of_backward and (operand.type.shape, operand.split) == (known.shape, after):
+                yield node.origin, GatheredGradient(operand.name, cut_type(operand.type, before))
+
+
+def _is_cut(node: Node) -> bool:
+    strategies = (*read_strategy(node.attributes), *read_out_strategy(node.attributes))
+    return any(num_parts(split) > 1 for split in strategies)

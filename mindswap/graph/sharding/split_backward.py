@@ -1,0 +1,156 @@
+"""Splits of the operators of backward: a gradient is cut as the tensor it is of. Pure."""
+
+import math
+from collections.abc import Iterator
+
+from mindswap.graph.model import Node
+from mindswap.graph.ops import PRODUCT_OPS, RESHAPING_OPS, SPLIT_PASSING_OPS, TUPLE_OPS, TYING_OPS
+from mindswap.graph.sharding.experts import FROM_LOCAL, TO_LOCAL
+from mindswap.graph.sharding.split_forward import ForwardSplits
+from mindswap.graph.sharding.split_table import NodeSplits, Operand, SplitTable
+from mindswap.graph.sharding.splits import Split, num_parts, reshape_split
+from mindswap.graph.sharding.strategies import read_strategy
+
+
+class BackwardSplits:
+    """Finds the splits of operators of backward when those of forward are known."""
+
+    def __init__(self, table: SplitTable, forward: ForwardSplits):
+        self.table = table
+        self.forward = forward
+
+    def of(self, node: Node) -> NodeSplits:
+        if self.table.local.add(node, self.table.forward_names):
+            return [(1,) * len(known.shape) for known in node.outputs]
+        if node.is_duplicate and node.origin in self.table.splits:  # cut as the first time
+            if node.origin in self.table.communications:
+                self.table.communications[node.name] = self.table.communications[node.origin]
+            return list(self.table.splits[node.origin])
+        if node.op == FROM_LOCAL:
+            return [self._whole_split(node)]
+        if node.op in TUPLE_OPS or node.op in TYING_OPS or read_strategy(node.attributes):
+            return self.forward.of(node)
+        operands = self.table.operands(node)
+        if not operands and node.outputs:
+            return None
+        if node.op in RESHAPING_OPS and len(node.outputs) == 1:
+            source = operands[0]
+            if source.split is None:
+                return [None]
+            carried = self._operand_split(node) or self._product_split(node)
+            carried = carried or reshape_split(source.type.shape, source.split, node.outputs[0].shape)
+            if carried is None:
+                reason = f"{source.split} of {source.type.shape} is no regular cut of {node.outputs[0].shape}"
+                self.table.note(node, reason)
+            return [carried]
+        if node.op in SPLIT_PASSING_OPS:
+            return [operands[0].split] * len(node.outputs)
+        if node.op == "AllGather":  # the gradient of a ReduceScatter: of what that reads
+            return [self._operand_split(node)]
+        gradient = self._gradient_split(node, operands)
+        if gradient is not None:
+            return [gradient]
+        if node.op not in PRODUCT_OPS:
+            return self.forward.by_operands(node, operands, has_note=False)
+        if all(operand.split is None or num_parts(operand.split) == 1 for operand in operands):
+            return [(1,) * len(known.shape) for known in node.outputs]
+        return [self._unknown(node)]
+
+    def _whole_split(self, node: Node) -> Split | None:
+        """The cut of what ToLocal takes, for its gradient."""
+        forward = self.table.nodes.get(node.origin)
+        operands = self.table.operands(forward) if forward is not None else []
+        if forward is not None and forward.op == TO_LOCAL and operands:
+            return operands[0].split or next(iter(read_strategy(forward.attributes)), None)
+        return self._unknown(node)
+
+    def _unknown(self, node: Node) -> Split | None:
+        self.table.note(node, "its forward operator is not found; counted as whole")
+        return None
+
+    def _operand_split(self, node: Node) -> Split | None:
+        """The cut of what the forward operator reads first, if `node` is its gradient."""
+        forward = self.table.nodes.get(node.origin)
+        if forward is None or node.is_duplicate:
+            return None
+        operand = next(iter(self.table.operands(forward)), None)
+        return operand.split if operand is not None and operand.type.shape == node.outputs[0].shape else None
+
+    def _product_split(self, node: Node) -> Split | None:
+        """The cut of the forward product or attention whose gradients read `node`: the gradient of what came out."""
+        for user in self.table.users.get(node.name, ()):
+            product = self.table.nodes.get(user.origin)
+            if product is None or product.op not in (*PRODUCT_OPS, "FlashAttentionScore"):
+                continue
+            if product.outputs[-1].shape == node.outputs[0].shape:  # of attention the last one, of a product the only
+                return self.table.splits[product.name][-1]
+        return None
+
+    def _gradient_split(self, node: Node, operands: list[Operand]) -> Split | None:
+        """The cut of the tensor that `node` is the gradient of, where its forward operator tells.
+
+        A gradient is cut as the forward operator asks of the operand with this shape. Where that is not
+        one: the gradient of one operand of a product reads the other one, so the forward operator is among
+        the readers of what is read here.
+        """
+        if len(node.outputs) != 1 or node.op not in (*PRODUCT_OPS, "UnsortedSegmentSum"):
+            return None
+        shape = node.outputs[0].shape
+        wanted = PRODUCT_OPS if node.op in PRODUCT_OPS else frozenset({"Gather"})
+        forward = self.table.nodes.get(node.origin)
+        if forward is not None and forward.op in wanted:
+            strategy = read_strategy(forward.attributes)
+            read = self.table.operands(forward)[: len(strategy)]
+            asked = {split for at, operand in enumerate(read) for split in _asked_of(operand, at, strategy, shape)}
+            if len(asked) == 1:
+                return asked.pop()
+        found: set[Split] = set()
+        for operand in operands:
+            for name in self._forward_origins(operand.name):
+                for known_as, reader in self._readers(name):
+                    strategy = read_strategy(reader.attributes)
+                    if reader.op not in wanted or len(strategy) < 2:
+                        continue
+                    read = self.table.operands(reader)
+                    for position, other in enumerate(read[:2]):
+                        if other.name != known_as:
+                            found.update(_asked_of(other, position, strategy, shape))
+        return found.pop() if len(found) == 1 else None
+
+    def _readers(self, name: str) -> Iterator[tuple[str, Node]]:
+        """Operators that read a value, each with the name under which it does.
+
+        What is copied to the host is read by its other users as `Depend(value, copy)`.
+        """
+        for reader in self.table.users.get(name, ()):
+            if reader.op == "Depend" and reader.inputs[0] == name:
+                yield from self._readers(reader.name)
+            else:
+                yield name, reader
+
+    def _forward_origins(self, name: str) -> Iterator[str]:
+        """Names under which the forward operators know what backward calls `name`."""
+        for _ in range(8):  # casts, copies and ties on the way
+            yield name
+            node = self.table.nodes.get(name)
+            if name in self.table.forward_names:
+                name = self.table.forward_names[name]
+            elif node is not None and node.is_duplicate and node.origin:
+                name = node.origin
+            elif node is not None and node.op in SPLIT_PASSING_OPS | RESHAPING_OPS:
+                name = node.inputs[0]
+            else:
+                return
+
+
+def _asked_of(operand: Operand, position: int, strategy: tuple[Split, ...], shape: tuple[int, ...]) -> list[Split]:
+    """The cut of the gradient of an operand, if a tensor of this shape can be one; else nothing.
+
+    An operand that all groups of the first one read has a gradient for each group, before their sum. One of which each
+    group looks up its own rows (Gather with `batch_dims`) has the rows of all groups in one dimension.
+    """
+    own, num_groups = operand.type.shape, len(shape) - len(operand.type.shape)
+    if num_groups >= 0 and shape[num_groups:] == own:
+        return [(*strategy[0][:num_groups], *strategy[position])]
+    joined = reshape_split(own, strategy[position], shape) if num_groups == -1 and own[-1] == shape[-1] else None
+    return [joined] if joined is not None and math.prod(own) == math.prod(shape) else []

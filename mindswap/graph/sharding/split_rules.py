@@ -1,0 +1,221 @@
+"""How each kind of operator splits its outputs, given how its operands are split. Pure.
+
+The rules are those of MindSpore's operator infos (mindspore/ccsrc/frontend/parallel/ops_info/); each names its file.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from mindswap.graph.ops import Cut, line_of
+from mindswap.graph.sharding.splits import Shape, Split, combine_splits, fits, num_parts, reshape_split
+
+
+@dataclass(frozen=True)
+class OperatorCall:
+    """One operator with the operands that are tensors."""
+
+    op: str
+    shapes: Sequence[Shape]  # of each operand, members of tuples one by one
+    splits: Sequence[Split]  # likewise
+    outputs: Sequence[Shape]  # shapes
+    integers: Sequence[int] = ()  # integer inputs in order: axis, transpose flags, layout
+    # inputs in order that are tuples of integers: axes, permutation, begin, end, strides
+    tuples: Sequence[tuple[int, ...]] = ()
+    attributes: Mapping[str, object] | None = None
+
+
+def output_splits(call: OperatorCall) -> list[Split] | None:
+    """Split of each output; None if no rule knows this operator, or the rule does not fit the call."""
+    kind = line_of(call.op).cut
+    is_matching = all(len(shape) == len(split) for shape, split in zip(call.shapes, call.splits, strict=True))
+    # The strategy of a OneHot is that of the output, so it does not fit the operands.
+    if kind is None or len(call.splits) < 1 + (kind in TWO_OPERANDS) or not (is_matching or kind is Cut.ONE_HOT):
+        return None
+    splits = RULES[kind](call) if isinstance(kind, Cut) else _like(call, kind)
+    if splits is None or len(splits) != len(call.outputs):
+        return None
+    return splits if all(map(fits, splits, call.outputs)) else None
+
+
+def summed_parts(call: OperatorCall) -> int:
+    """Ranks that each have a part of the sums that the operator makes: it sums (looks up, takes the largest) over a
+    dimension that is cut. 1 where every rank has the whole sum.
+    """
+    if not call.splits or any(len(shape) != len(split) for shape, split in zip(call.shapes, call.splits, strict=True)):
+        return 1
+    first, kind = call.splits[0], line_of(call.op).cut
+    if kind is Cut.PRODUCT and len(first) > 1:
+        return first[-2] if _transpose_flags(call)[0] else first[-1]
+    if kind is Cut.GATHER and len(call.splits) > 1:
+        return first[_look_up_axis(call)]
+    if kind is Cut.EMBEDDING and len(call.splits) > 1:
+        return call.splits[1][0]
+    if kind is Cut.REDUCTION:
+        splits = output_splits(call)
+        return num_parts(first) // num_parts(splits[0]) if splits else 1
+    return 1
+
+
+def _elementwise(call: OperatorCall) -> list[Split]:
+    """activation_info.cc, arithmetic_info.cc, comparison_function_info.cc."""
+    return [combine_splits(shape, call.shapes, call.splits) for shape in call.outputs]
+
+
+def _like_first(call: OperatorCall) -> list[Split]:
+    """Every output is cut as the first operand; a dimension that shrank to 1 is whole (layer_norm_info.cc)."""
+    return [
+        tuple(1 if size == 1 else parts for size, parts in zip(shape, call.splits[0], strict=False))
+        for shape in call.outputs
+    ]
+
+
+def _like(call: OperatorCall, operands: Sequence[int]) -> list[Split] | None:
+    """Output k is cut as operand `operands[k]`: the gradient of a tensor as the tensor."""
+    splits = []
+    for position, shape in enumerate(call.outputs):
+        source = operands[position] if position < len(operands) else len(call.splits)
+        is_known = source < len(call.splits) and len(call.shapes[source]) == len(shape)
+        if not is_known and math.prod(shape) > 1:
+            return None
+        splits.append(call.splits[source] if is_known else (1,) * len(shape))
+    return splits
+
+
+def _matmul(call: OperatorCall) -> list[Split] | None:
+    """matmul_info.cc: a dimension that is summed over leaves no cut, an AllReduce follows."""
+    if min(map(len, call.shapes[:2])) < 2:
+        return None
+    flags = _transpose_flags(call)
+    left, right = call.splits[:2]
+    rows = left[-1] if flags[0] else left[-2]
+    columns = right[-2] if flags[1] else right[-1]
+    batch = combine_splits(call.outputs[0][:-2], [call.shapes[0][:-2], call.shapes[1][:-2]], [left[:-2], right[:-2]])
+    return [(*batch, rows, columns)]
+
+
+def _transpose_flags(call: OperatorCall) -> list[bool]:
+    if len(call.integers) >= 2:
+        return [bool(flag) for flag in call.integers[:2]]
+    attributes = call.attributes or {}
+    return [bool(attributes.get(name, False)) for name in ("transpose_a", "transpose_b")]
+
+
+def _reduce(call: OperatorCall) -> list[Split] | None:
+    """reduce_method_info.cc: reduced dimensions are whole afterwards."""
+    shape, split = call.shapes[0], call.splits[0]
+    axes = call.tuples[0] if call.tuples else tuple(call.integers[:1])
+    gone = {axis % len(shape) for axis in axes} if shape else set()
+    splits: list[Split] = []
+    for output in call.outputs:
+        if len(output) == len(shape):
+            splits.append(tuple(parts if a == b else 1 for a, b, parts in zip(shape, output, split, strict=True)))
+        elif not output:
+            splits.append(())
+        else:
+            splits.append(tuple(parts for axis, parts in enumerate(split) if axis not in gone))
+    return splits
+
+
+def _transpose(call: OperatorCall) -> list[Split] | None:
+    """transpose_info.cc."""
+    if not call.tuples or len(call.tuples[-1]) != len(call.splits[0]):
+        return None
+    return [tuple(call.splits[0][axis] for axis in call.tuples[-1])]
+
+
+def _gather(call: OperatorCall) -> list[Split]:
+    """gather_info.cc: a table cut along the looked-up axis leaves no cut, an AllReduce follows."""
+    axis = _look_up_axis(call)
+    num_batch = call.integers[1] if len(call.integers) > 1 else int(str((call.attributes or {}).get("batch_dims", 0)))
+    return [(*call.splits[0][:axis], *call.splits[1][num_batch:], *call.splits[0][axis + 1 :])]
+
+
+def _look_up_axis(call: OperatorCall) -> int:
+    return (call.integers[0] if call.integers else 0) % len(call.splits[0])
+
+
+def _one_hot(call: OperatorCall) -> list[Split]:
+    """onehot_info.cc: the strategy is that of the output."""
+    return [call.splits[0]]
+
+
+def _expand_dims(call: OperatorCall) -> list[Split] | None:
+    """expand_dims_info.cc."""
+    if not call.integers:
+        return None
+    axis = call.integers[0] % len(call.outputs[0])
+    return [(*call.splits[0][:axis], 1, *call.splits[0][axis:])]
+
+
+def _squeeze(call: OperatorCall) -> list[Split] | None:
+    """squeeze_info.cc."""
+    split = reshape_split(call.shapes[0], call.splits[0], call.outputs[0])
+    return None if split is None else [split]
+
+
+def _tile(call: OperatorCall) -> list[Split]:
+    """tile_info.cc: the strategy cuts the output, also along a dimension that is repeated."""
+    offset = len(call.outputs[0]) - len(call.splits[0])
+    return [(*(1,) * offset, *call.splits[0])]
+
+
+# FlashAttentionScore (flash_attention_score_info.cc): layout number -> places of batch, heads, sequence in the query.
+ATTENTION_LAYOUTS = {0: (0, 2, 1), 1: (0, 1, 2), 2: (1, 2, 0), 3: (0, 2, 1)}
+TND = 4
+LAYOUT_POSITION = 6  # among the integer inputs from the end: heads, pre, next, precision, layout, sparse mode
+
+
+def _flash_attention(call: OperatorCall) -> list[Split] | None:
+    """Outputs: softmax maximum and sum (batch, heads, seq, 8), an empty one, attention as the query."""
+    query = call.splits[0]
+    layout = call.integers[-2] if len(call.integers) >= LAYOUT_POSITION else None
+    if layout == TND and len(query) == 3:
+        statistics: Split = (query[0], query[1], 1)
+    elif layout in ATTENTION_LAYOUTS:
+        statistics = (*(query[position] for position in ATTENTION_LAYOUTS[layout]), 1)
+    else:
+        return None
+    whole = (1,) * len(call.outputs[2])
+    return [statistics, statistics, whole, query]
+
+
+def _dropout(call: OperatorCall) -> list[Split]:
+    """Output as the input; the mask is a flat list of bits."""
+    return [call.splits[0], (num_parts(call.splits[0]),)]
+
+
+def _embedding(call: OperatorCall) -> list[Split]:
+    """A look-up of rows."""
+    return [(*call.splits[0], call.splits[1][-1])]
+
+
+def _outer(call: OperatorCall) -> list[Split]:
+    """Every element of one vector times every element of the other."""
+    return [(*call.splits[0], *call.splits[1])]
+
+
+def _segment_sum(call: OperatorCall) -> list[Split]:
+    """Gradient of an embedding: rows are whole, the rest as the incoming gradient."""
+    return [(1, *call.splits[0][len(call.splits[1]) :])]
+
+
+# Rules that need a second operand.
+TWO_OPERANDS = (Cut.EMBEDDING, Cut.GATHER, Cut.OUTER, Cut.PRODUCT, Cut.SEGMENT_SUM)
+RULES: dict[Cut, Callable[[OperatorCall], list[Split] | None]] = {
+    Cut.ATTENTION: _flash_attention,
+    Cut.BROADCAST: _tile,
+    Cut.DROPOUT: _dropout,
+    Cut.ELEMENTWISE: _elementwise,
+    Cut.EMBEDDING: _embedding,
+    Cut.EXPAND_DIMS: _expand_dims,
+    Cut.GATHER: _gather,
+    Cut.LIKE_FIRST: _like_first,
+    Cut.ONE_HOT: _one_hot,
+    Cut.OUTER: _outer,
+    Cut.PRODUCT: _matmul,
+    Cut.REDUCTION: _reduce,
+    Cut.SEGMENT_SUM: _segment_sum,
+    Cut.SQUEEZE: _squeeze,
+    Cut.TRANSPOSE: _transpose,
+}

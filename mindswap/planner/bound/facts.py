@@ -1,0 +1,223 @@
+"""What the step without any policy says: how much there is at the fullest moment, until when, what there is to do."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.planner.bound.flow import Flow, flows_of
+from mindswap.planner.bound.moments import BusyMoment, Presence, alive_bytes, presence_of
+from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulator.build import build_program
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.placing import TransferCosts
+from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.step_model import SimulatedStep, StepModel
+from mindswap.simulator.timeline import StallCause, Timeline
+
+
+@dataclass(frozen=True)
+class StageLayers:
+    """Layers of a stage that are alike, at the fullest moment of the stage."""
+
+    kind: int  # compiled layer that stands for them
+    in_flight: int = 1  # micro-batches whose activations are there
+    num_begun: int = 0  # micro-batches whose backward has begun
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """One pipeline stage up to its fullest moment before the end of its first backward, if everything is kept."""
+
+    peak_bytes: int  # device memory at that moment
+    layers: Mapping[StageLayers, int]  # how many there are of each kind
+    window_ns: int  # time from the first operator of the micro-batches that are in flight to that moment
+    work_ns: int  # time of one micro-batch on the compute stream, with waits for its own communication
+    # time that the compute stream waits before the first backward for other stages and for weights made whole. No
+    # policy comes there sooner, but by what forward need not write: that shortens the longest way through operators and
+    # communication by no more than the operators on it.
+    idle_ns: int = 0
+    once_ns: int = 0  # time of what the compute stream does once for all micro-batches
+    backward_ns: int = 0  # compute of backward of one micro-batch; of pieces of sequences the least
+    num_chunks: int = 1  # virtual chunks
+    is_past_forward: bool = False  # forward of all layers has ended by that moment
+    floor_bytes: int = 0  # device memory at some moment that is there with every policy
+    moments: tuple[BusyMoment, ...] = ()  # others than the fullest one at which there may be too much
+
+
+@dataclass(frozen=True, eq=False)
+class Facts:
+    """The step that keeps everything."""
+
+    flows: tuple[Flow, ...]  # of the compiled layers
+    stages: tuple[Stage, ...]  # pipeline stages
+    transfers: TransferCosts  # what copies cost
+    num_micro_batches: int = 1  # of the step; pieces of sequences count each
+    terms_ns: int = 0  # what comes behind backward
+    gradients_ns: int = 0  # part of it that a longer backward would hide
+    num_exchanges: int = 1  # backward passes that would hide it
+
+
+def facts_of(model: StepModel, keep: SimulatedStep) -> Facts:
+    """What the bound needs to know of a model.
+
+    Args:
+        model: the step.
+        keep: the model without swap and recompute; a step of fewer micro-batches will do.
+    """
+    # Exposed communication of gradients gets less where backward takes longer.
+    exposed_ns = model.exposed_exchange_ns(keep.timeline)
+    fast = keep.timeline
+    has_floor = model.layers.gathers and not model.captured.collectives
+    if has_floor and model.settings.is_fused and not model.layers.reads_caches:
+        # Forward writes least, and so is fastest, where backward holds nothing of the layers.
+        fast = model.simulate(Policy(True, layer_recompute=ALL_LAYERS)).timeline
+    num_turns = 1 + int(keep.timeline.program.ops.micro_batch.max())
+    presence = presence_of(model, num_turns // model.layout.num_sequences)
+    stages = range(model.layout.num_stages)
+    return Facts(
+        flows=flows_of(model),
+        stages=tuple(_look_at_stage(model, keep.timeline, fast, presence, stage) for stage in stages),
+        transfers=model.transfers,
+        num_micro_batches=model.layout.num_turns,
+        terms_ns=sum(term.duration_ns for term in model.terms(keep.timeline)),
+        gradients_ns=max(exposed_ns - model.weights.least_exchange_ns, 0),
+        num_exchanges=model.settings.num_exchanges,
+    )
+
+
+def _look_at_stage(model: StepModel, timeline: Timeline, fast: Timeline, presence: Presence, stage: int) -> Stage:
+    program, ops = timeline.program, timeline.program.ops
+    begin, end = int(program.stage_starts[stage]), int(program.stage_starts[stage + 1])
+    positions = np.arange(begin, end)
+    kind, micro_batch, layer = ops.kind[begin:end], ops.micro_batch[begin:end], ops.layer[begin:end]
+    is_backward = kind == OpKind.BACKWARD
+    first_backward = int(positions[is_backward][0])
+    is_first_turn = is_backward & (micro_batch == ops.micro_batch[first_backward])
+    # With several chunks the first turn ends where forward of something goes on.
+    later_forward = positions[(kind == OpKind.FORWARD) & (positions > first_backward)]
+    last = int(positions[is_first_turn & (positions < min(later_forward, default=end))][-1])
+
+    held = program.intervals
+    of_stage = held.stage == stage
+    alive = alive_bytes(
+        held.begin[of_stage] - begin, held.end[of_stage] - begin, held.size_bytes[of_stage], end - begin
+    )
+    peak_op = begin + int(np.argmax(alive[: last + 1 - begin]))
+    pairs = _pairs_alive(timeline, stage, peak_op)
+    is_own = np.array([pair in pairs for pair in zip(layer.tolist(), micro_batch.tolist(), strict=True)])
+    first = int(positions[is_own][0]) if is_own.any() else begin
+    has_begun = {
+        (int(ops.layer[op]), int(ops.micro_batch[op]))
+        for op in positions[is_backward & (positions >= first) & (positions <= peak_op)]
+    }
+
+    is_compute = kind < OpKind.COLLECTIVE
+    before = is_compute & (positions < first_backward)
+    num_before = len(np.unique(micro_batch[before]))
+    alone = _run_alone(model, stage)
+    # What the first backward waits for its own communication is in its work.
+    own_stall_ns = num_before * alone.forward_stall_ns + alone.first_backward_stall_ns
+    busy_before_ns = int(ops.duration_ns[begin:end][before].sum())
+    in_flight, num_begun = (Counter(layer for layer, _ in found) for found in (pairs, has_begun))
+    layer_map, chunks = model.captured.sample.layer_map, model.layout.chunks[stage]
+    own = {
+        section - 1: StageLayers(layer_map[section - 1], in_flight[section - 1], num_begun[section - 1])
+        for chunk in chunks
+        for section in chunk
+        if 1 <= section <= len(layer_map)
+    }
+    static_bytes = model.static[stage].total_bytes
+    moments = presence.moments(stage, static_bytes, own)
+    # Communication of layers waits for them, and holds up the gathering of weights behind it.
+    ahead_bytes = 0 if model.captured.collectives else _gathered_ahead_bytes(timeline, fast, stage)
+    return Stage(
+        peak_bytes=int(alive[peak_op - begin]) + static_bytes,
+        layers=Counter(own.values()),
+        num_chunks=len(chunks),
+        window_ns=int(timeline.op_start_ns[peak_op] - timeline.op_start_ns[first]),
+        idle_ns=max(0, int(timeline.op_start_ns[first_backward]) - busy_before_ns - own_stall_ns),
+        work_ns=alone.work_ns,
+        once_ns=alone.once_ns,
+        backward_ns=alone.backward_ns,
+        is_past_forward=not ((kind == OpKind.FORWARD) & (layer >= 0) & (positions >= peak_op)).any(),
+        floor_bytes=max(ahead_bytes + static_bytes, *(moment.fixed_bytes for moment in moments)),
+        moments=moments,
+    )
+
+
+@dataclass(frozen=True)
+class _Alone:
+    """One micro-batch on a stage that waits for no other, nor for weights."""
+
+    work_ns: int
+    once_ns: int
+    backward_ns: int
+    forward_stall_ns: int
+    first_backward_stall_ns: int
+
+
+def _run_alone(model: StepModel, stage: int) -> _Alone:
+    layout = replace(model.layout, num_micro_batches=1)
+    num_turns = layout.num_turns
+    blocks = model.blocks_with_free_gathers()
+    timeline = simulate(build_program(blocks, model.transfers, layout, stage))
+    kind = timeline.program.ops.kind
+    stall_ns = np.where(_waits_for_communication(timeline), timeline.stall_ns, 0)
+    busy_ns = np.where(kind < OpKind.COLLECTIVE, timeline.program.ops.duration_ns, 0)
+    is_backward = kind == OpKind.BACKWARD
+    first_backward = int(np.flatnonzero(is_backward)[0])
+    once = [op for chunk in layout.chunks[stage] for section in chunk for op in blocks[section].once]
+    once_ns = sum(op.duration_ns for op in once if op.kind < OpKind.COLLECTIVE)
+    turn = timeline.program.ops.micro_batch
+    return _Alone(
+        work_ns=(int((busy_ns + stall_ns).sum()) - once_ns) // num_turns,
+        once_ns=once_ns,
+        backward_ns=int(np.bincount(turn[is_backward], busy_ns[is_backward], num_turns).min()),
+        forward_stall_ns=int(stall_ns[kind == OpKind.FORWARD].sum()),
+        first_backward_stall_ns=int(stall_ns[first_backward]),
+    )
+
+
+def _waits_for_communication(timeline: Timeline) -> np.ndarray:
+    """Operators of the compute stream that wait for communication: bool, shape (num_ops,)."""
+    on_compute = timeline.program.ops.kind < OpKind.COLLECTIVE
+    return on_compute & (timeline.stall_cause == StallCause.COMMUNICATION)
+
+
+def _gathered_ahead_bytes(timeline: Timeline, fast: Timeline, stage: int) -> int:
+    """Most that is gathered before its turn in forward, up to the first message to another stage.
+
+    No policy gathers it later, or has a turn come sooner than where forward is fastest.
+
+    Args:
+        timeline: without any policy.
+        fast: where forward is fastest; its operators of forward are the same.
+        stage: which one.
+    """
+    intervals, kind = timeline.program.intervals, timeline.program.ops.kind
+    begin, end = timeline.program.stage_starts[stage : stage + 2].tolist()
+    is_last = ~np.isin(kind[begin:end], (OpKind.FORWARD, OpKind.COLLECTIVE, OpKind.RECEIVE))
+    last = begin + int(np.argmax(is_last))
+    fast_begin = int(fast.program.stage_starts[stage])
+    start_ns, end_ns = (times[fast_begin:][: last - begin] for times in (fast.op_start_ns, fast.op_end_ns))
+    if not np.array_equal(fast.program.ops.kind[fast_begin:][: last - begin], kind[begin:last]):
+        return 0
+    is_ahead = (intervals.stage == stage) & (intervals.kind != MemoryKind.KEPT)
+    is_ahead &= (intervals.begin >= begin) & (intervals.end >= begin) & (intervals.end < last)
+    ahead = np.flatnonzero(is_ahead)
+    ahead = ahead[kind[intervals.begin[ahead]] == OpKind.COLLECTIVE]
+    size_bytes = intervals.size_bytes[ahead]
+    # Of equal moments what ends goes first.
+    moments_ns = np.concatenate([end_ns[intervals.end[ahead] - begin], start_ns[intervals.begin[ahead] - begin]])
+    change = np.concatenate([-size_bytes, size_bytes])[np.argsort(moments_ns, kind="stable")]
+    return int(np.cumsum(change).max(initial=0))
+
+
+def _pairs_alive(timeline: Timeline, stage: int, op: int) -> set[tuple[int, int]]:
+    """(layer, micro-batch) of what forward of the layers made and is there while an operator runs."""
+    intervals, ops = timeline.program.intervals, timeline.program.ops
+    own = (intervals.stage == stage) & (intervals.layer >= 0) & (intervals.begin <= op) & (intervals.end >= op)
+    own &= ops.kind[intervals.begin] == OpKind.FORWARD
+    return set(zip(intervals.layer[own].tolist(), ops.micro_batch[intervals.begin[own]].tolist(), strict=True))

@@ -1,0 +1,257 @@
+"""What a layer makes, who reads it, and what running it again takes at least: input of the lower bound. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.graph.model import Graph, Node, first_source
+from mindswap.graph.names import Label
+from mindswap.graph.ops import COMMUNICATION_OPS, FUSED_OPS, VALUE_PASSING_OPS, is_kernel
+from mindswap.graph.rewrite.fusion import fuse_forward, least_work_again, readers_of_saved
+from mindswap.graph.sharding.gather import is_gathering
+from mindswap.graph.storage import SavedStorage, StorageKind, classify_saved, resolve_storage
+from mindswap.graph.work import Work, measure_work
+from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulator.program import NO_OP
+from mindswap.simulator.step_model import StepModel
+
+
+@dataclass(frozen=True)
+class Window:
+    """Time in which the compute stream waits for communication, and operators that could run in it."""
+
+    idle_ns: int  # how long at most
+    ops: tuple[int, ...]  # operators whose copies may stand before the one that waits
+
+
+@dataclass(frozen=True, eq=False)
+class Flow:
+    """Tensors and operators of one layer."""
+
+    sizes_bytes: tuple[int, ...]  # of each tensor
+    makers: tuple[int, ...]  # operator that makes each tensor
+    saved: frozenset[int]  # tensors that backward reads
+    outputs: frozenset[int]  # tensors that other layers read; no policy makes them again
+    reads: tuple[tuple[int, int], ...]  # (operator, tensor) for each tensor that an operator of the layer reads
+    # least time on the compute stream of each operator that runs again; below 0 where forward saves more, as it need
+    # not write what nobody holds
+    again_ns: tuple[int, ...]
+    communication_ns: tuple[int, ...]  # time on the communication stream that goes with it
+    windows: tuple[Window, ...] = ()  # where copies of operators may cost nothing
+    # more time of each operator that runs again if one that reads what it makes does so, too: what has two readers is
+    # not handed on in registers. Empty where that is nothing for all.
+    apart_ns: tuple[int, ...] = ()
+    # tensors that are weights made whole for forward: no policy swaps them, and without any they are gone before
+    # backward
+    gathered: frozenset[int] = frozenset()
+    unwritten_ns: int = 0  # what forward saves at most, where nobody holds what it makes
+
+    @property
+    def saved_bytes(self) -> int:
+        """What forward leaves for backward if everything is kept."""
+        return sum(self.sizes_bytes[tensor] for tensor in self.saved)
+
+
+def flows_of(model: StepModel) -> tuple[Flow, ...]:
+    """The flow of each compiled layer."""
+    times_ns = _times_again_ns(model)
+    return tuple(_flow_of(model, position, *times_ns) for position in range(len(model.captured.trees)))
+
+
+def _times_again_ns(model: StepModel) -> tuple[Mapping[str, int], ...]:
+    """By name of an operator of forward, `Flow.again_ns`, `Flow.apart_ns` and `Flow.unwritten_ns`."""
+    graph = model.captured.graph
+    works = measure_work(graph)
+
+    def times_ns(of_forward: Iterable[Work]) -> np.ndarray:
+        """Time on the compute stream of each operator of forward."""
+        pairs = zip(graph.forward, of_forward, strict=True)
+        return np.array(
+            [0 if node.op in COMMUNICATION_OPS else model.costs.operator_ns(node, work) for node, work in pairs]
+        )
+
+    if model.settings.is_fused:
+        users = readers_of_saved(graph)
+        least_ns = times_ns(least_work_again(graph, works[0], users))
+        least_ns -= handed_ns(graph, works[1], users, model.costs.operator_ns)
+        more_ns = times_ns(least_work_again(graph, works[0], users, is_read_twice=True)) - least_ns
+        # What runs again need not be written in forward.
+        unwritten_ns = times_ns(fuse_forward(graph, works[0])) - times_ns(fuse_forward(graph, works[0], is_saved=False))
+        least_ns -= unwritten_ns
+    else:
+        least_ns, more_ns, unwritten_ns = times_ns(works[0]), *np.zeros((2, len(works[0])), np.int64)
+    names = [node.name for node in graph.forward]
+    return tuple(dict(zip(names, found.tolist(), strict=True)) for found in (least_ns, more_ns, unwritten_ns))
+
+
+def handed_ns(
+    graph: Graph,
+    works: Sequence[Work],
+    users: Mapping[str, Sequence[Node]],
+    operator_ns: Callable[[Node, Work], int],
+) -> np.ndarray:
+    """Time that backward saves at most, where a copy of each operator of forward hands on in registers what it makes.
+
+    Only what has one reader is handed on. What reads so little less that it fits into the cache saves much: so it
+    depends on what else the reader gets in registers.
+
+    Args:
+        graph: the step without recompute.
+        works: of backward, not fused.
+        users: from `readers_of_saved`.
+        operator_ns: duration of an operator.
+    """
+    index = graph.index
+    work_of = dict(zip((node.name for node in graph.backward), works, strict=True))
+
+    def handed_by(name: str) -> Node | None:
+        """The operator that could hand this value on."""
+        passed = first_source(name, VALUE_PASSING_OPS, index.nodes)
+        maker = first_source(index.forward_names.get(passed, passed), VALUE_PASSING_OPS, index.nodes)
+        return index.nodes[maker] if maker in index.nodes and index.nodes[maker].op in FUSED_OPS else None
+
+    def saved_ns(node: Node) -> int:
+        own = users.get(node.name, ())
+        if len(own) != 1 or node.op not in FUSED_OPS or own[0].op not in FUSED_OPS:
+            return 0
+        reader, work = own[0], work_of[own[0].name]
+        may_read = {work.read_bytes}
+        for other in filter(None, map(handed_by, reader.inputs)):
+            if other.name != node.name:
+                may_read |= {read - other.size_bytes for read in may_read}
+
+        def time_ns(read_bytes: int, is_fused: bool) -> int:
+            return operator_ns(reader, replace(work, read_bytes=max(read_bytes, 0), is_fused=is_fused))
+
+        return max(time_ns(read, False) - time_ns(read - node.size_bytes, True) for read in may_read)
+
+    return np.array([saved_ns(node) for node in graph.forward], np.int64)
+
+
+def _flow_of(
+    model: StepModel,
+    layer_index: int,
+    again_ns: Mapping[str, int],
+    apart_ns: Mapping[str, int],
+    unwritten_ns: Mapping[str, int],
+) -> Flow:
+    """The flow of a compiled layer.
+
+    Args:
+        model: the step.
+        layer_index: position of the layer among the compiled ones.
+        again_ns, apart_ns, unwritten_ns: from `_times_again_ns`.
+    """
+    graph = model.captured.graph
+    kernels = [node for node in graph.forward if is_kernel(node.op)]
+    held = _held_gathers(model, layer_index)
+    # What becomes of other gathered weights no policy changes: they are not in the programme.
+    own = [
+        node
+        for node in kernels
+        if node.layer_index == layer_index and (not is_gathering(node) or model.names(node) in held)
+    ]
+    ops = {node.name: position for position, node in enumerate(own)}
+    keys = [(node.name, index) for node in own for index, known in enumerate(node.outputs) if known.size_bytes]
+    tensors = {key: position for position, key in enumerate(keys)}
+    saved = {
+        tensors[entry.storage.name, entry.storage.output_index]: entry
+        for entry in classify_saved(graph)
+        if (entry.storage.name, entry.storage.output_index) in tensors
+    }
+
+    def read_by(node: Node) -> set[int]:
+        return {tensors[key] for key in _storages(graph, node.inputs) if key in tensors}
+
+    gathered = {tensors[name, index] for name, index in keys if is_gathering(graph.forward_nodes[name])}
+    outputs = {tensor for node in kernels if node.layer_index != layer_index for tensor in read_by(node)}
+    reads = tuple((ops[node.name], tensor) for node in own for tensor in sorted(read_by(node)))
+    makers = tuple(ops[name] for name, _ in keys)
+    unit = model.costs.device.pool_alignment_bytes
+    return Flow(
+        tuple(-(-graph.forward_nodes[name].outputs[index].size_bytes // unit) * unit for name, index in keys),
+        makers,
+        frozenset(saved),
+        frozenset(outputs | gathered),
+        reads,
+        tuple(again_ns[node.name] for node in own),
+        tuple(sum(map(model.collective_ns, model.captured.collectives.get(node.name, ()))) for node in own),
+        tuple(_windows(model, _places(saved, makers, reads))),
+        tuple(apart_ns[node.name] for node in own),
+        frozenset(gathered),
+        sum(unwritten_ns[node.name] for node in own),
+    )
+
+
+def _held_gathers(model: StepModel, layer_index: int) -> set[Label]:
+    """Gathered weights that backward holds only if what reads them runs again; later micro-batches need none."""
+    if model.layout.num_turns > 1 or model.layers.reads_caches:
+        return set()
+    index = model.captured.sample.layer_map.index(layer_index)
+    held, held_anyway = (
+        {
+            tensor.label
+            for tensor in model.layer_block(policy, index).tensors
+            if tensor.is_once and tensor.role is None and tensor.uses.first_backward != NO_OP
+        }
+        for policy in (Policy(True, layer_recompute=ALL_LAYERS), Policy())
+    )
+    return held - held_anyway
+
+
+def _storages(graph: Graph, names: Iterable[str]) -> Iterable[tuple[str, int]]:
+    """The pieces of memory behind values; members of tuples one by one."""
+    for name in names:
+        node = graph.forward_nodes.get(name)
+        if node is not None and node.op == "MakeTuple":
+            yield from _storages(graph, node.inputs)
+            continue
+        storage = resolve_storage(graph, name)
+        if storage.kind is StorageKind.ACTIVATION:
+            yield storage.name, storage.output_index
+
+
+def _places(
+    saved: Mapping[int, SavedStorage], makers: Sequence[int], reads: Iterable[tuple[int, int]]
+) -> dict[int, set[int]]:
+    """For each operator the positions in backward before which its copy may stand.
+
+    A copy stands before the first reader of what it makes, or of what is made from that.
+    """
+    inputs: dict[int, list[int]] = {}
+    for op, tensor in reads:
+        inputs.setdefault(op, []).append(makers[tensor])
+    places: dict[int, set[int]] = {}
+    for tensor, entry in saved.items():
+        pending, seen = [makers[tensor]], set()
+        while pending:
+            op = pending.pop()
+            if op not in seen:
+                seen.add(op)
+                places.setdefault(op, set()).add(entry.first_user)
+                pending += inputs.get(op, ())
+    return places
+
+
+def _windows(model: StepModel, places: Mapping[int, set[int]]) -> Iterable[Window]:
+    """Communication of backward after which the compute stream goes on, until an operator reads what it brings."""
+    graph = model.captured.graph
+    first_reader: dict[str, int] = {}
+    for position in range(len(graph.backward) - 1, -1, -1):
+        node = graph.backward[position]
+        if node.op not in VALUE_PASSING_OPS and not is_kernel(node.op):
+            continue
+        moment = first_reader.get(node.name, len(graph.backward)) if node.op in VALUE_PASSING_OPS else position
+        for name in node.inputs:
+            first_reader[name] = min(first_reader.get(name, moment), moment)
+    for position, node in enumerate(graph.backward):
+        name = node.origin if node.is_duplicate else node.name
+        behind = [
+            c for c in model.captured.collectives.get(name, ()) if not c.is_before or node.op in COMMUNICATION_OPS
+        ]
+        idle_ns = sum(map(model.collective_ns, behind))
+        last = first_reader.get(node.name, position)
+        ops = tuple(op for op, at in places.items() if any(position < place <= last for place in at))
+        if idle_ns and ops:
+            yield Window(idle_ns, ops)

@@ -1,0 +1,237 @@
+"""The least step time within a budget, if layers, tensors and copies could be divided at will. Pure.
+
+A linear programme that grants every policy what no simulation does: parts of tensors may be kept, swapped or made
+again; copies wait for nothing but the link; operators that run again need only what they read. What it still
+demands every policy must pay, so its optimum is a lower bound of the simulated step time:
+
+- at the fullest moment of each stage what has left the device covers what is over the budget;
+- so does what some operator holds with every policy (`moments`), or what forward gathers ahead, and what is kept
+  of the layers that wait then;
+- what has been copied out by then went over the link since forward of these micro-batches began;
+- what runs again reads tensors that are kept, brought back, or made again as well;
+- all copies of the step go over the link within the step;
+- the compute stream of each stage does its work and what runs again, and waits for what waits without any policy:
+  the first backward begins no sooner than without copies, however weights are gathered, less what forward saves.
+
+Source:
+    Relaxations of this kind bound rematerialization in Jain et al., "Checkmate" (MLSys 2020), and together with
+    paging in Patil et al., "POET" (ICML 2022). Here equal layers share their variables, which changes nothing:
+    where fractions of the layers solve the programme, their mean does, as each row counts equal layers alike.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from mindswap.planner.bound.facts import Facts
+from mindswap.planner.bound.flow import Flow
+from mindswap.planner.problem import Allow
+
+INFEASIBLE = 2  # status of `linprog`
+# One row of the programme: variable -> factor.
+Row = dict[int, float]
+
+
+def least_step_ns(facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow, keep_ns: int = 0) -> int | None:
+    """Step time that no policy can beat within the budgets.
+
+    Args:
+        facts: of the step that keeps everything.
+        budget_bytes: device memory, static memory included.
+        host_bytes: host memory of one card.
+        allow: what policies may do.
+        keep_ns: step time if everything is kept, or of what is faster still: no policy is taken to beat it.
+
+    Returns:
+        Simulated ns; None if no policy fits.
+    """
+    rows = _Rows()
+    step_ns, _ = _add_all(rows, facts, rows.variable(budget_bytes), host_bytes, allow)
+    found_ns = rows.least(step_ns)
+    return None if found_ns is None else max(found_ns, keep_ns)
+
+
+def least_budget_bytes(facts: Facts, host_bytes: int, allow: Allow, step_ns: float = math.inf) -> int:
+    """Device memory below which no policy fits, whatever time it takes, or within a step time.
+
+    Args:
+        facts, host_bytes, allow: as in `least_step_ns`.
+        step_ns: time that it may take, not below that of keeping everything.
+    """
+    rows = _Rows()
+    found_ns, budget_bytes = _add_all(rows, facts, rows.variable(), host_bytes, allow)
+    rows.upper[found_ns] = step_ns
+    found = rows.least(budget_bytes)
+    assert found is not None  # without a limit to the budget everything can be kept
+    return found
+
+
+class _Rows:
+    """A linear programme: variables from 0 to an upper bound, and sums of them that must not be above a limit."""
+
+    def __init__(self) -> None:
+        self.upper: list[float] = []
+        self.rows: list[Mapping[int, float]] = []
+        self.limits: list[float] = []
+
+    def variable(self, upper: float = np.inf) -> int:
+        self.upper.append(upper)
+        return len(self.upper) - 1
+
+    def limit(self, row: Mapping[int, float], limit: float = 0) -> None:
+        self.rows.append(row)
+        self.limits.append(limit)
+
+    def least(self, target: int) -> int | None:
+        """The least value of a variable; None if no values keep all limits."""
+        at = np.repeat(np.arange(len(self.rows)), [len(row) for row in self.rows])
+        variables = np.concatenate([np.fromiter(row, np.int64, len(row)) for row in self.rows])
+        factors = np.concatenate([np.fromiter(row.values(), np.float64, len(row)) for row in self.rows])
+        matrix = coo_array((factors, (at, variables)), shape=(len(self.rows), len(self.upper))).tocsr()
+        cost = np.zeros(len(self.upper))
+        cost[target] = 1
+        bounds = np.stack([np.zeros(len(self.upper)), self.upper], axis=1)
+        found = linprog(cost, A_ub=matrix, b_ub=self.limits, bounds=bounds, method="highs")
+        if found.status == INFEASIBLE:
+            return None
+        assert found.status == 0, found.message
+        return math.floor(round(found.fun, 3))  # to less than a ns
+
+
+def _add_all(rows: _Rows, facts: Facts, budget_bytes: int, host_bytes: int, allow: Allow) -> tuple[int, int]:
+    """The whole programme for a variable budget; the variables of the step time and of the budget."""
+    step_ns = rows.variable()
+    again_ns = [rows.variable() for _ in facts.stages]  # what one micro-batch runs again
+    for position in range(len(facts.stages)):
+        uses = _add_uses(rows, facts, position, allow)
+        rows.limit({**uses.kept_bytes, budget_bytes: -1}, uses.saved_bytes - facts.stages[position].peak_bytes)
+        for kept_bytes, moment in zip(uses.kept_then, facts.stages[position].moments, strict=True):
+            rows.limit({**kept_bytes, budget_bytes: -1}, -moment.fixed_bytes)
+        rows.limit({budget_bytes: -1}, -facts.stages[position].floor_bytes)
+        rows.limit(uses.host_bytes, host_bytes)
+        wait_ns = rows.variable()  # for copies, up to the fullest moment
+        rows.limit({**uses.out_by_then_ns, wait_ns: -1}, facts.stages[position].window_ns)
+        for link_ns in (uses.out_ns, uses.back_ns, uses.both_ns):
+            rows.limit({**link_ns, step_ns: -1})
+        rows.limit({**uses.again_ns, again_ns[position]: -1})
+        _add_time(rows, facts, position, step_ns, again_ns, wait_ns)
+    return step_ns, budget_bytes
+
+
+@dataclass
+class _Uses:
+    """Sums of variables: what a stage keeps, has on the host, copies and runs again."""
+
+    # kept_bytes, host_bytes: at the fullest moment
+    kept_bytes: Row = field(default_factory=dict)
+    host_bytes: Row = field(default_factory=dict)
+    out_by_then_ns: Row = field(default_factory=dict)  # time on the link by then, less what runs again by then
+    # out_ns, back_ns, both_ns: time on the link in the whole step: to the host, back, both together
+    out_ns: Row = field(default_factory=dict)
+    back_ns: Row = field(default_factory=dict)
+    both_ns: Row = field(default_factory=dict)
+    again_ns: Row = field(default_factory=dict)  # what one micro-batch runs again
+    saved_bytes: int = 0  # what is there at the fullest moment if everything is kept
+    kept_then: list[Row] = field(default_factory=list)  # what is kept all the time, of what waits at each other moment
+
+
+def _add_uses(rows: _Rows, facts: Facts, position: int, allow: Allow) -> _Uses:
+    """The layers of a stage."""
+    stage, transfers = facts.stages[position], facts.transfers
+    # Both directions together move at most twice the contended rate.
+    rate = max(1000, 2 * transfers.contended_permille) / 1000
+    uses = _Uses(kept_then=[{} for _ in stage.moments])
+    for layers, num_layers in stage.layers.items():
+        flow = facts.flows[layers.kind]
+        layer = _Layer(rows, flow, allow)
+        num_there = num_layers * layers.in_flight
+        num_copied = num_layers * facts.num_micro_batches
+        uses.saved_bytes += num_there * flow.saved_bytes
+        num_gathered = num_layers * (layers.in_flight - layers.num_begun) * stage.is_past_forward
+        for tensor, (size, is_kept, is_swapped, is_late) in enumerate(layer.tensors):
+            out_ns, back_ns = transfers.copy_out_ns(size), transfers.copy_in_ns(size)
+            is_gathered = tensor in flow.gathered
+            uses.kept_bytes[is_kept] = uses.kept_bytes[is_late] = (num_gathered if is_gathered else num_there) * size
+            uses.host_bytes[is_swapped] = num_there * size
+            uses.out_by_then_ns[is_swapped] = num_there * out_ns
+            for copied in (is_swapped, is_late):
+                uses.out_ns[copied] = num_copied * out_ns
+                uses.back_ns[copied] = num_copied * back_ns
+                uses.both_ns[copied] = num_copied * (out_ns + back_ns) / rate
+            for kept_bytes, moment in zip(uses.kept_then, stage.moments, strict=True):
+                if moment.is_past_forward or not is_gathered:
+                    kept_bytes[is_kept] = num_layers * moment.waiting.get(layers, 0) * size
+        uses.again_ns[layer.again_ns] = num_layers
+        uses.out_by_then_ns[layer.again_ns] = -layers.num_begun * num_layers
+    return uses
+
+
+def _add_time(rows: _Rows, facts: Facts, position: int, step_ns: int, again_ns: list[int], wait_ns: int) -> None:
+    """What a stage does one after another; behind it backward goes on through the stages before it."""
+    stage = facts.stages[position]
+    earlier = range(position)
+    hidden_ns = rows.variable(facts.gradients_ns)  # of gradients, behind what runs again
+    rows.limit({hidden_ns: 1, again_ns[position]: -facts.num_exchanges})
+    # A pipeline may wait in its first micro-batch alone; a stage that is alone does the same in each.
+    num_waits = facts.num_micro_batches if len(facts.stages) == 1 else 1
+    row: Row = {step_ns: -1, again_ns[position]: facts.num_micro_batches, wait_ns: num_waits, hidden_ns: -1}
+    # Forward of other stages, which this one waits for, may write less.
+    others = [
+        (layers, number) for other in facts.stages if other is not stage for layers, number in other.layers.items()
+    ]
+    sooner_ns = sum(facts.flows[like.kind].unwritten_ns * like.in_flight * number for like, number in others)
+    fixed_ns = (
+        max(0, stage.idle_ns - sooner_ns) + stage.once_ns + facts.num_micro_batches * stage.work_ns + facts.terms_ns
+    )
+    if stage.num_chunks == 1:
+        row |= {again_ns[other]: 1 for other in earlier}
+        fixed_ns += sum(facts.stages[other].backward_ns for other in earlier)
+    rows.limit(row, -fixed_ns)
+
+
+class _Layer:
+    """Variables of a layer: which part of each tensor is kept or swapped, and the time of what runs again.
+
+    What is swapped may be late: at the fullest moment it is on the device all the same.
+    """
+
+    def __init__(self, rows: _Rows, flow: Flow, allow: Allow):
+        self.tensors: list[tuple[int, int, int, int]] = []  # size, and what is kept, swapped in time, swapped late
+        for tensor, size in enumerate(flow.sizes_bytes):
+            can_swap = int(allow.swap and tensor not in flow.gathered)
+            self.tensors.append((size, rows.variable(1), rows.variable(can_swap), rows.variable(can_swap)))
+        self.again_ns = rows.variable()
+        runs_again = [rows.variable(1 if allow.recompute else 0) for _ in flow.again_ns]
+
+        def there(tensor: int) -> Row:
+            """Minus the part of a tensor that backward can read."""
+            row: Row = dict.fromkeys(self.tensors[tensor][1:], -1)
+            return row if tensor in flow.outputs else row | {runs_again[flow.makers[tensor]]: -1}
+
+        for tensor in flow.saved:
+            rows.limit(there(tensor), -1)
+        for op, tensor in flow.reads:
+            rows.limit({**there(tensor), runs_again[op]: 1})
+            if not allow.coupled:  # the swap of what recomputed operators read takes no effect
+                rows.limit(dict.fromkeys((runs_again[op], *self.tensors[tensor][2:]), 1), 1)
+        compute: Row = {runs_again[op]: ns for op, ns in enumerate(flow.again_ns) if ns}
+        apart = {op: rows.variable() for op, ns in enumerate(flow.apart_ns) if ns}
+        for op, tensor in flow.reads:
+            maker = flow.makers[tensor]
+            if maker in apart:
+                rows.limit({runs_again[maker]: 1, runs_again[op]: 1, apart[maker]: -1}, 1)
+        compute |= {variable: flow.apart_ns[op] for op, variable in apart.items()}
+        for window in flow.windows:
+            hidden = {op: rows.variable() for op in window.ops if flow.again_ns[op] > 0 or op in apart}
+            for op, hidden_ns in hidden.items():
+                row: Row = {hidden_ns: 1, runs_again[op]: -max(flow.again_ns[op], 0)}
+                rows.limit(row | ({apart[op]: -flow.apart_ns[op]} if op in apart else {}))
+            rows.limit(dict.fromkeys(hidden.values(), 1), window.idle_ns)
+            compute |= dict.fromkeys(hidden.values(), -1)
+        communication: Row = {runs_again[op]: ns for op, ns in enumerate(flow.communication_ns) if ns}
+        for stream in (compute, communication):
+            rows.limit({**stream, self.again_ns: -1})

@@ -1,0 +1,166 @@
+"""What can leave the device between forward and backward, and which operator names take it away. Pure.
+
+A piece of memory leaves only if every name under which backward holds it is swapped, or if every operator
+between it and what is kept anyway is recomputed. A name may stand for several operators: `add` names both
+additions of a layer. What is made under one name is one `Item`; a name that holds several items acts on all.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Names
+from mindswap.graph.ops import REDISTRIBUTION_OPS, TUPLE_OPS, TYING_OPS, VIEW_OPS, WEIGHT_OPS
+from mindswap.graph.sequences import cache_readers
+from mindswap.graph.sharding.gather import is_gathering
+from mindswap.graph.storage import SavedStorage, classify_saved
+from mindswap.graph.uses import find_handed_on
+
+# What a weight is read through is there in any case, and what only orders side effects makes nothing.
+IGNORED_OPS = WEIGHT_OPS | TYING_OPS
+
+
+@dataclass(frozen=True)
+class Item:
+    """Activations of a layer about which one decision is made."""
+
+    label: Names  # operator that makes the first of them
+    producers: tuple[Names, ...]  # labels of the tensors, as the simulator has them
+    sizes_bytes: tuple[int, ...]  # of the tensors
+    # operators that hold the tensors or make them, of which `op_swap` names those that do hold them; empty where one
+    # has no name
+    swap_names: tuple[str, ...]
+    # ways to make some or all of the tensors again; each is the operators that `select_recompute` must name, back to
+    # what is kept anyway. Empty where there is none.
+    recompute_names: tuple[tuple[str, ...], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """All of them together."""
+        return sum(self.sizes_bytes)
+
+
+def find_items(graph: Graph, names: OperatorNames, layer_index: int) -> tuple[Item, ...]:
+    """The items of one compiled layer, in order of production.
+
+    Args:
+        graph: the step without swap and recompute.
+        names: operator paths of its nodes.
+        layer_index: the layer, as `Node.layer_index` counts.
+    """
+    saved = [entry for entry in classify_saved(graph) if entry.storage.size_bytes]
+    walker = _Walker(graph, names, layer_index, saved)
+    own = [entry for entry in saved if entry.storage.layer_index == layer_index and _can_leave(entry)]
+    return tuple(walker.item(group) for group in _tied(own, walker))
+
+
+def _can_leave(entry: SavedStorage) -> bool:
+    """Whether a policy can change where it is: a gathered weight stays."""
+    return entry.storage.producer is None or not is_gathering(entry.storage.producer)
+
+
+def _tied(saved: Iterable[SavedStorage], walker: "_Walker") -> list[list[SavedStorage]]:
+    """Storages whose makers share an operator name in one group."""
+    groups: list[tuple[set[str], list[SavedStorage]]] = []
+    for entry in saved:
+        names = set(walker.label(entry))
+        members = [entry]
+        for group in [group for group in groups if group[0] & names]:
+            groups.remove(group)
+            names |= group[0]
+            members = group[1] + members
+        groups.append((names, members))
+    return [members for _, members in groups]
+
+
+class _Walker:
+    """Knows what is saved, and walks back from it."""
+
+    def __init__(self, graph: Graph, names: OperatorNames, layer_index: int, saved: Iterable[SavedStorage]):
+        self.graph = graph
+        self.names = names
+        self.layer_index = layer_index
+        self.kept = {node.name for entry in saved for node in entry.keepers}
+        # To make again what a layer hands on would take all of it, so no way may name it, in any layer; nor what reads
+        # keys and values of other pieces of the sequence.
+        handed_on = (graph.owner(graph.forward_nodes[name]) for name in find_handed_on(graph))
+        fixed = (*handed_on, *(graph.forward_nodes[name] for name in cache_readers(graph)))
+        self.output_names = frozenset(name for node in fixed for name in names(node))
+
+    def label(self, entry: SavedStorage) -> Names:
+        assert entry.storage.producer is not None
+        return self.names(entry.storage.producer)
+
+    def item(self, group: list[SavedStorage]) -> Item:
+        producers = tuple(dict.fromkeys(self.label(entry) for entry in group))
+        keepers = [self.graph.owner(node) for entry in group for node in entry.keepers]
+        makers = [entry.storage.producer for entry in group if entry.storage.producer is not None]
+        parts = [[entry] for entry in group] + [group]
+        ways = dict.fromkeys(self._way(list(self._made_again(part))) for part in parts)
+        return Item(
+            label=producers[0],
+            producers=producers,
+            sizes_bytes=tuple(entry.storage.size_bytes for entry in group),
+            swap_names=self._paths([*keepers, *makers]) if self._can_swap(keepers) else (),
+            recompute_names=tuple(way for way in ways if way and self.output_names.isdisjoint(way)),
+        )
+
+    def _can_swap(self, keepers: list[Node]) -> bool:
+        """Whether each has a name, in the cell where the compiler has it.
+
+        Of two reshapes in a row the compiler leaves one, with the name of the first and the place of the second.
+        `mindswap verify` finds it by the places that it may have; plans do without.
+        """
+        return bool(self._paths(keepers)) and all(
+            any(name.rpartition(".")[0] == node.cell_path for name in self.names(node)) for node in keepers
+        )
+
+    def _way(self, nodes: list[Node]) -> tuple[str, ...]:
+        """What to name so that these operators run again.
+
+        A tuple that an operator reads has no name of its own; it runs again with its cell. Recompute of a cell
+        leaves out what makes its output, which is named as well.
+        """
+        cells = tuple(dict.fromkeys(node.cell_path for node in nodes if node.op == "MakeTuple"))
+        if "" in cells:
+            return ()
+        inside = {node.name for node in nodes if any(_is_below(node, cell) for cell in cells)}
+        read_outside = {name for reader in self.graph.forward if reader.name not in inside for name in reader.inputs}
+        named = [node for node in nodes if node.op not in TUPLE_OPS]
+        names = self._paths(node for node in named if node.name not in inside or node.name in read_outside)
+        return (*cells, *names) if names else ()
+
+    def _paths(self, nodes: Iterable[Node]) -> tuple[str, ...]:
+        """Their operator paths; nothing if one of them has none."""
+        found: dict[str, None] = {}
+        for node in nodes:
+            if self.names.can_name(node):
+                found.update(dict.fromkeys(self.names(node)))
+            elif node.op not in VIEW_OPS and "-" in node.scope.rpartition("/")[0]:
+                return ()  # what the compiler put there goes with the operator that reads it
+        return tuple(found)
+
+    def _made_again(self, group: list[SavedStorage]) -> Iterator[Node]:
+        """The operators from the names that backward holds back to values that are kept anyway."""
+        own = {node.name for entry in group for node in entry.keepers}
+        stack = [node for entry in group for node in entry.keepers]
+        seen = set()
+        while stack:
+            node = stack.pop()
+            if node.name in seen or node.layer_index not in (self.layer_index, None):
+                continue
+            seen.add(node.name)
+            if node.op != "TupleGetItem":
+                yield node
+            for name in node.inputs:
+                source = self.graph.forward_nodes.get(name)
+                if source is None or source.op in IGNORED_OPS or source.op in REDISTRIBUTION_OPS:
+                    continue
+                is_kept = name in self.kept and name not in own
+                if not is_kept and (source.layer_index == self.layer_index or source.op in TUPLE_OPS):
+                    stack.append(source)
+
+
+def _is_below(node: Node, cell: str) -> bool:
+    return node.cell_path == cell or node.cell_path.startswith(f"{cell}.")

@@ -1,0 +1,177 @@
+"""The items of a captured model: what may be swapped or recomputed in each layer, and what each is worth."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from mindswap.graph.names import Names
+from mindswap.planner.candidates import Item, find_items
+from mindswap.planner.coupling import ALL_OPERATORS, Uses, find_merged_uses, find_uses, idle_swaps
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, OpRecompute, Policy
+from mindswap.simulator.block import Block
+from mindswap.simulator.compiled_layers import HELD
+from mindswap.simulator.program import NO_OP
+from mindswap.simulator.step_model import StepModel
+
+# The first item of every layer: all of it, which `recompute` names.
+WHOLE_LAYER = Item(Names(), (), (), (), ((),))
+# What a layer does not have.
+NO_ITEM = Item(Names(), (), (), (), ())
+# What is smaller than this part of a layer is not worth a decision.
+SMALL_PERMILLE = 2
+
+
+@dataclass(frozen=True, eq=False)
+class Catalog:
+    """Items of a model, and what each is worth. First axis is by compiled layer."""
+
+    kinds: tuple[int, ...]  # compiled layer that stands for each layer of the model
+    # shape (num_compiled, num_items): `WHOLE_LAYER` first, then those of all layers by label
+    items: tuple[tuple[Item, ...], ...]
+    # freed_bytes, recompute_ns, copy_ns, conflicts: as `Figures` has them; not writeable
+    freed_bytes: np.ndarray
+    recompute_ns: np.ndarray
+    copy_ns: np.ndarray
+    conflicts: np.ndarray
+    # for each compiled layer, which operators use whose output; after `coupled` only the `merged` ones
+    uses: tuple[Uses, ...]
+    merged: tuple[Uses, ...]  # of these, the uses that leave a copy for nothing on every version
+
+    def coupled(self) -> "Catalog":
+        """The same if swaps of what recomputed operators use are allowed."""
+        left = np.stack(
+            [_find_conflicts(*of_layer) for of_layer in zip(self.merged, self.items, self.freed_bytes, strict=True)]
+        )
+        left.flags.writeable = False
+        return replace(self, conflicts=left, uses=self.merged)
+
+    def item(self, layer_index: int, position: int) -> Item:
+        """An item of a layer of the model."""
+        return self.items[self.kinds[layer_index]][position]
+
+
+def collect_items(model: StepModel, allow: Allow = DEFAULT_ALLOW, known: Sequence[CellNode] | None = None) -> Catalog:
+    """The items of every compiled layer.
+
+    Args:
+        model: the step.
+        allow: what may be chosen.
+        known: trees of all layers in which names must be, where they are not those that were captured: the network
+            of a CPU has stand-ins with operators of their own.
+    """
+    captured = model.captured
+    by_layer = []
+    for position in range(len(captured.trees)):
+        every = find_items(captured.graph, model.names, position)
+        if known is not None:
+            layer = known[captured.sample.layer_map.index(position)]
+            every = tuple(_with_known_names(item, layer) for item in every)
+        least_bytes = sum(item.size_bytes for item in every) * SMALL_PERMILLE // 1000
+        by_layer.append({item.label: item for item in every if item.size_bytes >= least_bytes})
+    labels = list(dict.fromkeys(label for found in by_layer for label in found))
+    items = tuple((WHOLE_LAYER, *(found.get(label, NO_ITEM) for label in labels)) for found in by_layer)
+    num_ways = max(len(item.recompute_names) for row in items for item in row)
+    shape = (len(items), len(labels) + 1)
+    kinds, uses = captured.sample.layer_map, find_uses(model)
+    freed_bytes = np.zeros((*shape, 1 + num_ways), np.int64)
+    recompute_ns = np.zeros_like(freed_bytes)
+    copy_ns = np.zeros(shape, np.int64)
+    conflicts = np.zeros((*shape, 1 + num_ways, shape[1]), bool)
+    for position, row in enumerate(items):
+        layer_index = kinds.index(position)
+        if allow.recompute:
+            freed_bytes[position, :, 1:], recompute_ns[position, :, 1:] = _recompute_figures(
+                model, layer_index, row, num_ways
+            )
+        if allow.swap:
+            freed_bytes[position, :, 0], copy_ns[position] = _swap_figures(model, layer_index, row)
+        conflicts[position] = _find_conflicts(uses[position], row, freed_bytes[position])
+    for array in (freed_bytes, recompute_ns, copy_ns, conflicts):
+        array.flags.writeable = False
+    return Catalog(kinds, items, freed_bytes, recompute_ns, copy_ns, conflicts, uses, find_merged_uses(model))
+
+
+def _with_known_names(item: Item, layer: CellNode) -> Item:
+    """The item without the decisions that name what a layer does not have."""
+    paths = {".".join(path) for path, _ in layer.walk()}
+    ways = tuple(way for way in item.recompute_names if paths.issuperset(way))
+    return replace(item, swap_names=item.swap_names * paths.issuperset(item.swap_names), recompute_names=ways)
+
+
+def _recompute_figures(
+    model: StepModel, layer_index: int, row: Sequence[Item], num_ways: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """What each way of recompute of a layer frees, and the time that it takes: int64, shape (num_items, num_ways)."""
+    freed_bytes, recompute_ns = np.zeros((2, len(row), num_ways), np.int64)
+    plain = model.layer_block(Policy(), layer_index)
+    for i, item in enumerate(row):
+        if item is WHOLE_LAYER and model.layers.reads_caches:
+            continue
+        for way in range(len(item.recompute_names)):
+            again = model.layer_block(recompute_policy([(item, 1 + way)]), layer_index)
+            freed = kept_bytes(model, plain) - kept_bytes(model, again)
+            if freed > 0:
+                freed_bytes[i, way] = freed
+                recompute_ns[i, way] = max(0, backward_ns(again) - backward_ns(plain))
+    return freed_bytes, recompute_ns
+
+
+def _swap_figures(model: StepModel, layer_index: int, row: Sequence[Item]) -> tuple[np.ndarray, np.ndarray]:
+    """What each swap of a layer frees, and the time of its slower copy: int64, shape (num_items,)."""
+    freed_bytes, copy_ns = np.zeros((2, len(row)), np.int64)
+    held = {label for label, names in model.keepers(Policy(), layer_index).items() if HELD in names}
+    for i, item in enumerate(row):
+        if item.swap_names and held.isdisjoint(item.producers):
+            freed_bytes[i] = item.size_bytes
+            out_ns = sum(map(model.transfers.copy_out_ns, item.sizes_bytes))
+            in_ns = sum(map(model.transfers.copy_in_ns, item.sizes_bytes))
+            copy_ns[i] = max(out_ns, in_ns)
+    return freed_bytes, copy_ns
+
+
+def _find_conflicts(uses: Uses, row: Sequence[Item], freed_bytes: np.ndarray) -> np.ndarray:
+    """Which swaps take no effect beside which recompute, in one compiled layer.
+
+    Args:
+        uses: which operators of the layer use whose output.
+        row: its items.
+        freed_bytes: by each decision, shape (num_items, 1 + num_ways).
+
+    Returns:
+        bool, shape (num_items, 1 + num_ways, num_items): item and way of recompute, item that is swapped.
+    """
+    conflicts = np.zeros((*freed_bytes.shape, len(row)), bool)
+    for i, way in np.argwhere(freed_bytes[:, 1:] > 0).tolist():
+        recomputed = recomputed_names_of(row[i], 1 + way)
+        for j in np.flatnonzero(freed_bytes[:, 0] > 0).tolist():
+            idle = idle_swaps(uses, row[j].swap_names, recomputed)
+            conflicts[i, 1 + way, j] = i != j and bool(idle)
+    return conflicts
+
+
+def recomputed_names_of(item: Item, way: int) -> tuple[str, ...]:
+    """Cells and operators that a way of an item, from 1 on, recomputes."""
+    return (ALL_OPERATORS,) if item is WHOLE_LAYER else item.recompute_names[way - 1]
+
+
+def kept_bytes(model: StepModel, block: Block) -> int:
+    """What is there from forward to backward. What all micro-batches read is there in any case if there are more."""
+    of_block = (block.arrays.own, block.arrays.shared) if model.layout.num_turns == 1 else (block.arrays.own,)
+    return sum(int(t.size_bytes[t.is_forward & (t.first_backward != NO_OP)].sum()) for t in of_block)
+
+
+def backward_ns(block: Block) -> int:
+    """Compute of backward of a layer."""
+    return int(block.arrays.backward.duration_ns.sum())
+
+
+def recompute_policy(ways: Sequence[tuple[Item, int]]) -> Policy:
+    """Recompute of items in one layer; the policy names all layers."""
+    if any(item is WHOLE_LAYER for item, _ in ways):
+        return Policy(True, layer_recompute=ALL_LAYERS)
+    names = sorted({name for item, way in ways for name in item.recompute_names[way - 1]})
+    return Policy(True, select_recompute=tuple(OpRecompute(exact_pattern(name), ALL_LAYERS) for name in names))

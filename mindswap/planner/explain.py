@@ -1,0 +1,185 @@
+"""Why a plan treats each operator as it does, in words: bytes, copy time, slack, cost of running again."""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from mindswap.graph.names import Label
+from mindswap.graph.storage import Fate
+from mindswap.planner.evaluate import short_model
+from mindswap.planner.result import Plan
+from mindswap.policy.model import Layers, Policy
+from mindswap.policy.resolve import Treatment, resolve_layer
+from mindswap.policy.words import format_layers
+from mindswap.simulator.block import Block
+from mindswap.simulator.block_parts import BlockTensor
+from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.step_model import StepModel
+from mindswap.simulator.timeline import Timeline
+from mindswap.units import format_bytes, format_time
+
+NUM_KEPT = 5
+
+
+def explain_plan(model: StepModel, plan: Plan) -> list[str]:
+    """Sentences about a plan, what is swapped first, then what is recomputed, then what stays.
+
+    Args:
+        model: the step.
+        plan: for it.
+    """
+    plain, planned = model.blocks(Policy())[1:-1], model.blocks(plan.policy)[1:-1]
+    timeline = short_model(model)[0].simulate(plan.policy).timeline
+    swapped, wasted = _by_label(planned, Fate.SWAPPED), _by_label(planned, Fate.WASTED)
+    lines = [
+        _swap_line(timeline, label, found, _names(model, plan.policy, label, found.layers[0])[0])
+        for label, found in _in_order(swapped)
+    ]
+    lines += [
+        _wasted_line(label, found, *_names(model, plan.policy, label, found.layers[0]))
+        for label, found in _in_order(wasted)
+    ]
+    lines += _recompute_lines(plain, planned)
+    lines += _kept_lines(planned)
+    return lines or ["Everything fits: nothing is swapped and nothing is recomputed."]
+
+
+def saved_by_label(block: Block, fate: Fate) -> dict[Label, int]:
+    """Bytes that backward needs, by the operator that makes them.
+
+    Args:
+        block: a layer.
+        fate: only what fares so.
+    """
+    sizes: Counter[Label] = Counter()
+    for tensor in sorted(block.tensors, key=lambda tensor: tensor.is_once):  # what all micro-batches share comes last
+        is_saved = tensor.role is not None or tensor.uses.first_backward != NO_OP
+        is_made = tensor.is_forward or (tensor.is_once and tensor.role is None)
+        if is_saved and is_made and _fate(tensor) is fate:
+            sizes[tensor.label] += tensor.size_bytes
+    return sizes
+
+
+def _fate(tensor: BlockTensor) -> Fate:
+    if not tensor.num_copies:
+        return Fate.KEPT
+    return Fate.WASTED if tensor.is_held else Fate.SWAPPED
+
+
+@dataclass
+class _Found:
+    """Layers in which an operator makes something, and what it comes to in all of them together."""
+
+    layers: list[int] = field(default_factory=list)
+    size_bytes: int = 0
+
+
+def _in_order(found: dict[Label, _Found]) -> list[tuple[Label, _Found]]:
+    return sorted(found.items(), key=lambda entry: str(entry[0]))
+
+
+def _by_label(blocks: Sequence[Block], *fates: Fate) -> dict[Label, _Found]:
+    found: dict[Label, _Found] = {}
+    for layer, block in enumerate(blocks):
+        sizes = Counter[Label]()
+        for fate in fates:
+            sizes.update(saved_by_label(block, fate))
+        for label, size in sizes.items():
+            entry = found.setdefault(label, _Found())
+            entry.layers.append(layer)
+            entry.size_bytes += size
+    return found
+
+
+def _names(model: StepModel, policy: Policy, label: Label, layer: int) -> tuple[list[str], list[str]]:
+    """Names under which backward holds what an operator makes: those that are swapped, and the others."""
+    position = model.captured.sample.layer_map[layer]
+    decided = resolve_layer(policy, layer, model.captured.trees[position])
+    # Without the swaps of the policy operators may merge that are apart here: then there is no other name.
+    names = dict.fromkeys(name for group in model.keepers(policy, layer).get(label, ()) for name in group if name)
+    swapped = [name for name in names if decided.of(tuple(name.split("."))).treatment is Treatment.OFFLOAD]
+    return swapped, [name for name in names if name not in swapped]
+
+
+def _swap_line(timeline: Timeline, label: Label, found: _Found, names: list[str]) -> str:
+    program, copies = timeline.program, timeline.program.copies
+    own = np.array([program.labels[number] == label for number in copies.label]) & np.isin(copies.layer, found.layers)
+    away_ns = int(np.mean(timeline.in_start_ns[own] - timeline.release_ns[own]))
+    slack_ns = int(np.min(timeline.op_start_ns[copies.first_user_op[own]] - timeline.in_end_ns[own]))
+    waits = timeline.stall_ns[np.isin(timeline.stall_copy, np.flatnonzero(own))]
+    hidden = "no operator waits for it" if not waits.sum() else f"operators wait {format_time(int(waits.sum()))} for it"
+    num_micro_batches = len(np.unique(copies.micro_batch[own]))
+    copied_bytes = int(copies.size_bytes[own].sum()) // num_micro_batches // len(found.layers)
+    # What a pipeline stage sends away is not copied; what is swapped under two names is copied twice.
+    away_bytes = min(found.size_bytes // len(found.layers), copied_bytes)
+    more = "" if copied_bytes == away_bytes else f", {format_bytes(copied_bytes)} are copied"
+    name = "" if names in ([], [str(label)]) else f" (as {', '.join(names)})"
+    return (
+        f"swap {label}{name} in {_in_words(found.layers)}: {format_bytes(away_bytes)} of a layer are away for "
+        f"{format_time(away_ns)} on average{more}; a copy takes "
+        f"{format_time(int(np.max(copies.out_ns[own])))} out, {format_time(int(np.max(copies.in_ns[own])))} back and "
+        f"ends at least {format_time(slack_ns)} before its use; {hidden}"
+    )
+
+
+def _wasted_line(label: Label, found: _Found, swapped: list[str], others: list[str]) -> str:
+    stays = f" as {', '.join(others)}" if others else ""
+    return (
+        f"copy {label} in {_in_words(found.layers)} for nothing: "
+        f"{format_bytes(found.size_bytes // len(found.layers))} of a layer go with {', '.join(swapped) or str(label)}, "
+        f"which is swapped for something else, and stay{stays}"
+    )
+
+
+@dataclass
+class _Again:
+    layers: list[int]
+    freed_bytes: int
+    again_ns: int
+
+
+def _recompute_lines(plain: Sequence[Block], planned: Sequence[Block]) -> list[str]:
+    """What is no longer there between forward and backward, and what running it again costs; equal layers once."""
+    found: dict[Label, _Again] = {}
+    for layer, (before, after) in enumerate(zip(plain, planned, strict=True)):
+        there = set().union(*(saved_by_label(after, fate) for fate in Fate))
+        gone = {label: size for label, size in saved_by_label(before, Fate.KEPT).items() if label not in there}
+        cost = _recompute_ns(after)
+        cost.subtract(_recompute_ns(before))
+        for label in dict.fromkeys((*gone, *(label for label, ns in cost.items() if ns > 0))):
+            entry = found.setdefault(label, _Again([], 0, 0))
+            entry.layers.append(layer)
+            entry.freed_bytes += gone.get(label, 0)
+            entry.again_ns += max(0, cost.get(label, 0))
+    lines = []
+    for label, entry in found.items():
+        num = len(entry.layers)
+        frees = f"frees {format_bytes(entry.freed_bytes // num)} of a layer" if entry.freed_bytes else "is read again"
+        cost_text = f"takes {format_time(entry.again_ns // num)} of a layer" if entry.again_ns else "takes no time"
+        where = _in_words(entry.layers)
+        lines.append(f"recompute {label} in {where}: {frees}, {cost_text} in backward")
+    return lines
+
+
+def _recompute_ns(block: Block) -> Counter[Label]:
+    found: Counter[Label] = Counter()
+    for op in block.backward:
+        if op.kind is OpKind.RECOMPUTE:
+            found[op.label] += op.duration_ns
+    return found
+
+
+def _kept_lines(planned: Sequence[Block]) -> list[str]:
+    kept = _by_label(planned, Fate.KEPT, Fate.WASTED)
+    largest = sorted(kept.items(), key=lambda entry: -entry[1].size_bytes)[:NUM_KEPT]
+    return [
+        f"keep {label} in {_in_words(found.layers)}: {format_bytes(found.size_bytes // len(found.layers))} of a layer"
+        for label, found in largest
+        if found.size_bytes
+    ]
+
+
+def _in_words(layers: Sequence[int]) -> str:
+    return format_layers(Layers(tuple(layers)))

@@ -1,0 +1,156 @@
+"""Plans for MindFormers 2.x: which whole layers are swapped, which are recomputed, and one distance for all. Pure.
+
+Every candidate is simulated. For each distance, arrangement and number of swapped layers as few layers are recomputed
+as the budget allows.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from mindswap.planner.bound import facts_of, least_step_ns
+from mindswap.planner.evaluate import evaluate, evaluate_short, short_model
+from mindswap.planner.planner import plan_of
+from mindswap.planner.problem import PlanProblem
+from mindswap.planner.result import Compared, Plan
+from mindswap.planner.solvers.search import Interruptible, Progress, Stop
+from mindswap.policy.model import Layers, LayerSwap, Policy
+
+# More layers on the way at once take more memory, and each is waited for all the same.
+MAX_PREFETCH = 4
+
+
+def plan_layers(problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
+    """The best policy of whole layers that is found.
+
+    Args:
+        problem: of a `LayerSwapModel` with one pipeline stage.
+        progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+    """
+    asked = Interruptible(progress)
+    search = _Search(problem, len(problem.model.captured.sample.layer_map), asked)
+    keep_ns = evaluate(problem, Policy()).step_time_ns
+    facts = facts_of(problem.model, search.shorts[-1].simulate(Policy()))
+    search.run(least_step_ns(facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns))
+    ranked = sorted(search.known, key=search.rank)
+    # The whole step may come out a little otherwise than a short one.
+    fitting = [policy for policy in ranked if search.known[policy].fits]
+    whole = ((policy, evaluate(problem, policy)) for policy in fitting)
+    policy, judged = next((one for one in whole if one[1].fits), (ranked[0], evaluate(problem, ranked[0])))
+    return plan_of(
+        problem,
+        facts,
+        keep_ns,
+        policy,
+        judged,
+        compared=search.compared(),
+        num_evaluations=len(search.known),
+        is_interrupted=asked.is_stopped,
+    )
+
+
+def layer_policy(swapped: Sequence[int], again: Sequence[int], prefetch: int) -> Policy:
+    """A policy of whole layers; `prefetch` counts layers."""
+    swap = (LayerSwap(Layers(swapped), prefetch),) if swapped else ()
+    return Policy(is_swap_enabled=True, layer_swap=swap, layer_recompute=Layers(again))
+
+
+class _Search:
+    """Simulates policies, each once, in a step of few micro-batches.
+
+    Attributes:
+        known: what was simulated.
+        shorts: the short steps.
+    """
+
+    def __init__(self, problem: PlanProblem, num_layers: int, progress: Interruptible):
+        self.problem = problem
+        self.num_layers = num_layers
+        self.progress = progress
+        self.shorts = short_model(problem.model)
+        self.known: dict[Policy, Compared] = {}
+
+    def run(self, bound_ns: int | None) -> None:
+        """Fills `known` with the candidates, and with what everybody knows; ends where none can be faster."""
+        for policy in self._common().values():
+            self._judge(policy)
+        allow, count = self.problem.allow, self.num_layers
+        try:
+            for prefetch in range(1, min(MAX_PREFETCH, count - 1) + 1 if allow.swap else 2):
+                for arrange in ARRANGEMENTS:
+                    self._along(arrange, prefetch, max(count - prefetch, 0) if allow.swap else 0)
+                    if any(one.fits and one.step_time_ns == bound_ns for one in self.known.values()):
+                        return
+        except Stop:
+            return
+
+    def _along(self, arrange: "Arrangement", prefetch: int, most: int) -> None:
+        """More and more swapped layers; for each the fewest recomputed ones with which it fits."""
+        num_again = 0
+        for num_swapped in range(most + 1):
+            free = self.num_layers - num_swapped if self.problem.allow.recompute else 0
+            num_again = min(num_again, free)
+
+            def fits(number: int, num_swapped: int = num_swapped) -> bool:
+                policy = layer_policy(*arrange(self.num_layers, prefetch, num_swapped, number), prefetch)
+                judged = self._judge(policy)
+                self.progress()
+                return judged.fits
+
+            while not fits(num_again) and num_again < free:
+                num_again += 1
+            while num_again and fits(num_again - 1):
+                num_again -= 1
+            if not num_again and fits(0):
+                return  # more swap only takes more time
+
+    def _judge(self, policy: Policy) -> Compared:
+        if policy not in self.known:
+            judged = evaluate_short(self.problem, policy, self.shorts)
+            self.known[policy] = Compared("", judged.step_time_ns, judged.peak_bytes, judged.fits)
+        return self.known[policy]
+
+    def rank(self, policy: Policy) -> tuple[object, ...]:
+        """Least is best: what fits by time, then what does not by memory; of equals the one with fewer layers in it."""
+        judged = self.known[policy]
+        work = (len(policy.layer_recompute.indices or ()), sum(len(e.layers.indices or ()) for e in policy.layer_swap))
+        if judged.fits:
+            return (0, judged.step_time_ns, work, judged.peak_bytes)
+        return (1, judged.peak_bytes, work, judged.step_time_ns)
+
+    def _common(self) -> Mapping[str, Policy]:
+        """What everybody knows, as far as it is allowed as a plan; what is kept in any case."""
+        count, allow = self.num_layers, self.problem.allow
+        found = {"keep all": layer_policy((), (), 1)}
+        if allow.recompute:
+            found["full recompute"] = layer_policy((), range(count), 1)
+        if allow.swap and count > 1:
+            found["swap all but the last layer"] = layer_policy(range(count - 1), (), 1)
+        return found
+
+    def compared(self) -> tuple[Compared, ...]:
+        """The well-known policies."""
+        return tuple(replace(self.known[policy], name=name) for name, policy in self._common().items())
+
+
+# (layers, distance, swapped, recomputed) -> which are swapped, which are recomputed.
+Arrangement = Callable[[int, int, int, int], tuple[Sequence[int], Sequence[int]]]
+
+
+def _in_front(num_layers: int, prefetch: int, num_swapped: int, num_again: int) -> tuple[Sequence[int], Sequence[int]]:
+    """The first layers are swapped, those behind them recomputed."""
+    return range(num_swapped), range(num_swapped, num_swapped + num_again)
+
+
+def _spread(num_layers: int, prefetch: int, num_swapped: int, num_again: int) -> tuple[Sequence[int], Sequence[int]]:
+    """Swapped layers at even distances, so that copies have the time of the layers between them."""
+    swapped = _evenly(range(num_layers - prefetch), num_swapped)
+    others = [layer for layer in range(num_layers) if layer not in set(swapped)]
+    return swapped, _evenly(others, num_again)
+
+
+def _evenly(layers: Sequence[int], number: int) -> tuple[int, ...]:
+    """So many of the layers."""
+    return tuple(layers[position * len(layers) // number] for position in range(number))
+
+
+ARRANGEMENTS: tuple[Arrangement, ...] = (_in_front, _spread)

@@ -1,0 +1,210 @@
+"""From a problem to a plan: solve each pipeline stage, replay the whole, compare with what everybody knows."""
+
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.catalog import collect_items
+from mindswap.planner.coupling import without_idle_swaps
+from mindswap.planner.curve import Candidate, Curve
+from mindswap.planner.evaluate import Evaluation, evaluate, evaluate_short, short_model
+from mindswap.planner.problem import DEFAULT_ALLOW, Allow, Objective, PlanProblem
+from mindswap.planner.result import Compared, Plan
+from mindswap.planner.solvers.search import Interruptible, Progress
+from mindswap.policy.baselines import BASELINES, KEEP_ALL, baseline_policy
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.step_model import StepModel
+
+# With the objective "memory": step time that may be lost, in thousandths, and halvings of the budget.
+LOSS_PERMILLE = 10
+NUM_HALVINGS = 6
+# A common setting that is so much slower in a short step is not replayed: short and whole steps differ less.
+REPLAY_PERMILLE = 20
+
+
+class Planner:
+    """Makes plans for one model; what it learns of the model serves all of them.
+
+    Args:
+        model: the step.
+        allow: whether plans may swap and recompute.
+        known: trees of all layers in which operators must be; None takes those of the model.
+    """
+
+    def __init__(
+        self,
+        model: StepModel,
+        allow: Allow = DEFAULT_ALLOW,
+        known: Sequence[CellNode] | None = None,
+    ):
+        self.model = model
+        self.catalog = collect_items(model, allow, known)
+        self.shorts = short_model(model)
+        self.facts = facts_of(model, self.shorts[-1].simulate(Policy()))
+        self.curves: dict[Hashable, Curve] = {}
+
+    def plan(self, problem: PlanProblem, progress: Progress = lambda: None) -> Plan:
+        """The best policy that is found for a problem of this model.
+
+        Args:
+            problem: what to look for.
+            progress: called after each simulation; may raise `Stop`, and the best so far is the plan.
+        """
+        find = self._least_memory if problem.objective is Objective.MEMORY else self._fastest
+        return find(problem, Interruptible(progress))
+
+    def _fastest(self, problem: PlanProblem, progress: Interruptible) -> Plan:
+        policies = {
+            name: _with_settings(baseline_policy(name, self.model.captured.trees), problem.settings)
+            for name in BASELINES
+        }
+        if self.model.layers.reads_caches:  # no whole layer can run again
+            policies = {name: policy for name, policy in policies.items() if policy.layer_recompute == NO_LAYERS}
+        judged = {name: evaluate_short(problem, policy, self.shorts) for name, policy in policies.items()}
+        keep = evaluate(problem, policies[KEEP_ALL])
+        curve = self._curve(problem, keep, progress)
+        num_before = curve.num_evaluations
+        found = curve.best(problem.budget_bytes, [Candidate.of(problem, policies[KEEP_ALL], keep)])
+        limit_ns = found.step_time_ns * (1000 + REPLAY_PERMILLE) // 1000
+        others = [
+            Candidate.of(problem, policies[name], evaluate(problem, policies[name]))
+            for name, one in judged.items()
+            if one.fits
+            and (not found.fits(problem.budget_bytes) or one.step_time_ns < limit_ns)
+            and self._is_allowed(problem.allow, policies[name])
+        ]
+        fitting = [one for one in (found, *others) if one.fits(problem.budget_bytes)]
+        policy = min(fitting, key=lambda one: one.step_time_ns).policy if fitting else found.policy
+        return plan_of(
+            problem,
+            self.facts,
+            keep.step_time_ns,
+            policy,
+            evaluate(problem, policy),
+            compared=tuple(
+                Compared(BASELINES[name].title, one.step_time_ns, one.peak_bytes, one.fits, name)
+                for name, one in judged.items()
+            ),
+            num_evaluations=curve.num_evaluations - num_before,
+            uncoupled_peak_bytes=self._uncoupled_peak_bytes(problem, policy),
+            is_interrupted=progress.is_stopped,
+        )
+
+    def _curve(self, problem: PlanProblem, keep: Evaluation, progress: Interruptible) -> Curve:
+        """What was planned under the same rules before, to go on with."""
+        key = (problem.host_bytes, problem.num_cards_per_node, problem.allow, problem.settings, problem.solver)
+        if key not in self.curves:
+            self.curves[key] = Curve(
+                problem, self.shorts[0], self.facts, self.catalog, keep,
+                lambda policy: _with_settings(policy, problem.settings),
+            )  # fmt: skip
+        curve = self.curves[key]
+        curve.progress = progress
+        return curve
+
+    def bound_ns(self, problem: PlanProblem, keep_ns: int) -> int | None:
+        """Step time that no policy within the budget can beat; None if none can be within it.
+
+        Args:
+            problem: of this model.
+            keep_ns: step time if everything is kept.
+        """
+        return least_step_ns(self.facts, problem.budget_bytes, problem.host_bytes_per_card, problem.allow, keep_ns)
+
+    def _uncoupled_peak_bytes(self, problem: PlanProblem, policy: Policy) -> int | None:
+        """Device memory if coupling rule 2 held; None if it makes no difference."""
+        uncoupled = without_idle_swaps(self.model, self.catalog.uses, policy)
+        return None if uncoupled is None else evaluate_short(problem, uncoupled, self.shorts).peak_bytes
+
+    def _is_allowed(self, allow: Allow, policy: Policy) -> bool:
+        """Whether a plan may be the policy of a common setting, which follows coupling rule 2 in any case."""
+        swaps = bool(policy.op_swap or policy.layer_swap)
+        again = policy.layer_recompute != NO_LAYERS or bool(policy.select_recompute)
+        if (swaps and not allow.swap) or (again and not allow.recompute):
+            return False
+        return without_idle_swaps(self.model, self.catalog.uses, policy) is None
+
+    def _least_memory(self, problem: PlanProblem, progress: Interruptible) -> Plan:
+        """Halves the way between what a plan needs and what no policy can move, as long as it costs next to nothing."""
+        best = self._fastest(problem, progress)
+        limit_ns = best.unconstrained_ns * (1000 + LOSS_PERMILLE) // 1000
+        low, high = max(best.stage_static_bytes), min(best.peak_bytes, problem.budget_bytes)
+        if not best.fits or best.step_time_ns > limit_ns:
+            return best
+        for _ in range(NUM_HALVINGS):
+            if progress.is_stopped:
+                break
+            middle = (low + high) // 2
+            plan = self._fastest(replace(problem, budget_bytes=middle), progress)
+            if plan.fits and plan.step_time_ns <= limit_ns:
+                best = replace(
+                    plan,
+                    budget_bytes=problem.budget_bytes,
+                    lower_bound_ns=best.lower_bound_ns,
+                    compared=best.compared,
+                )
+                high = plan.peak_bytes
+            else:
+                low = middle
+        return replace(best, is_interrupted=progress.is_stopped)
+
+
+def plan_of(
+    problem: PlanProblem, facts: Facts, keep_ns: int, policy: Policy, judged: Evaluation, **search: Any
+) -> Plan:
+    """A policy with what it comes to.
+
+    Args:
+        problem: what was asked.
+        facts: of the model, for the bound.
+        keep_ns: step time if everything is kept.
+        policy: the best that was found.
+        judged: the same on the whole step.
+        search: what else `Plan` says of how it was found.
+    """
+    host_bytes, allow = problem.host_bytes_per_card, problem.allow
+    # Where operators come at other times a policy can be a little faster than keeping everything, which is no floor.
+    least_ns = min(keep_ns, judged.step_time_ns)
+    return Plan(
+        fits=judged.fits,
+        policy=policy,
+        step_time_ns=judged.step_time_ns,
+        stage_peak_bytes=judged.stage_peak_bytes,
+        stage_static_bytes=tuple(static.total_bytes for static in problem.model.static),
+        host_bytes=judged.host_bytes,
+        budget_bytes=problem.budget_bytes,
+        unconstrained_ns=keep_ns,
+        lower_bound_ns=least_step_ns(facts, problem.budget_bytes, host_bytes, allow, least_ns),
+        smallest_budget_bytes=min(problem.budget_bytes, judged.peak_bytes) if judged.fits else judged.peak_bytes,
+        least_budget_bytes=least_budget_bytes(facts, host_bytes, allow),
+        host_budget_bytes=problem.host_bytes,
+        holders=_holders_of(judged),
+        **search,
+    )
+
+
+def _with_settings(policy: Policy, settings: Policy) -> Policy:
+    """The policy with the switches of the configuration."""
+    return replace(
+        policy,
+        is_swap_enabled=True,
+        recompute_slice_activation=settings.recompute_slice_activation,
+        mp_comm_recompute=settings.mp_comm_recompute,
+        parallel_optimizer_comm_recompute=settings.parallel_optimizer_comm_recompute,
+    )
+
+
+def _holders_of(judged: Evaluation) -> tuple[tuple[str, int], ...]:
+    """What fills the memory of the fullest stage at its peak, by operator; static memory as one."""
+    stage = max(range(len(judged.stage_peak_bytes)), key=lambda s: judged.stage_peak_bytes[s])
+    timeline = judged.step.timeline
+    profile = profile_memory(timeline, stage)
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    sizes: dict[str, int] = {"parameters, optimizer, sums of gradients": judged.step.static[stage].total_bytes}
+    for position in profile.holders:
+        label = str(labels[intervals.label[position]])
+        sizes[label] = sizes.get(label, 0) + int(intervals.size_bytes[position])
+    return tuple(sorted(sizes.items(), key=lambda entry: -entry[1]))

@@ -1,0 +1,158 @@
+"""What a row of a choice means for its layer: names, a block, what it comes to; and the policy of all rows."""
+
+from collections.abc import Container, Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.graph.names import Label
+from mindswap.planner.catalog import Catalog, backward_ns, kept_bytes, recompute_policy, recomputed_names_of
+from mindswap.planner.coupling import idle_swaps
+from mindswap.planner.space import KEEP, Worth
+from mindswap.policy.match import exact_pattern
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+from mindswap.simulator.block import Block
+from mindswap.simulator.program import NO_OP
+from mindswap.simulator.step_model import StepModel
+
+
+class Rows:
+    """What a row of a choice means for its layer: operator names, and the block that comes of it."""
+
+    def __init__(self, model: StepModel, catalog: Catalog):
+        self.model = model
+        self.catalog = catalog
+        self._keepers: dict[tuple[object, ...], Mapping[Label, tuple[tuple[str, ...], ...]]] = {}
+        self._blocks: dict[tuple[int, bytes], Block] = {}
+        self._worth: dict[tuple[int, bytes], Worth] = {}
+
+    def recompute(self, layer_index: int, row: np.ndarray) -> Policy:
+        """What is recomputed."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        return recompute_policy([(self.catalog.item(layer_index, i), -int(row[i])) for i in found])
+
+    def recomputed_names(self, layer_index: int, row: np.ndarray) -> tuple[str, ...]:
+        """Cells and operators that are recomputed; `ALL_OPERATORS` for the whole layer."""
+        found = np.flatnonzero(row < KEEP).tolist()
+        named = [recomputed_names_of(self.catalog.item(layer_index, i), -int(row[i])) for i in found]
+        return tuple(dict.fromkeys(name for names in named for name in names))
+
+    def swaps(self, layer_index: int, row: np.ndarray) -> dict[str, int]:
+        """Names to swap that hold something -> distance; without items that recomputed operators use."""
+        named: dict[str, int] = {}
+        for i, names, is_idle in self._swapped(layer_index, row):
+            if not is_idle:
+                named |= {name: max(named.get(name, 0), int(row[i])) for name in names}
+        return named
+
+    def _swapped(self, layer_index: int, row: np.ndarray) -> Iterator[tuple[int, set[str], bool]]:
+        """Each swapped item: its names under which backward holds something, and whether it is swapped for nothing."""
+        swapped = np.flatnonzero(row > KEEP).tolist()
+        if not swapped:
+            return
+        uses, recomputed = self.catalog.uses[self.catalog.kinds[layer_index]], self.recomputed_names(layer_index, row)
+        holding = {name for keepers in self.keepers(layer_index, row).values() for names in keepers for name in names}
+        for i in swapped:
+            names = holding.intersection(self.catalog.item(layer_index, i).swap_names)
+            yield i, names, bool(idle_swaps(uses, names, recomputed))
+
+    def policy(self, choice: np.ndarray) -> Policy:
+        """The policy of a choice for all layers of the model."""
+        whole: list[int] = []
+        swaps: dict[tuple[str, int], list[int]] = {}
+        again: dict[str, list[int]] = {}
+        for layer, row in enumerate(choice):
+            if row[0] < KEEP:
+                whole.append(layer)
+                continue
+            for entry in self.recompute(layer, row).select_recompute:
+                again.setdefault(entry.pattern, []).append(layer)
+            for name, distance in self.swaps(layer, row).items():
+                swaps.setdefault((exact_pattern(name), distance), []).append(layer)
+
+        def layers_of(indices: list[int]) -> Layers:
+            return ALL_LAYERS if len(indices) == len(choice) else Layers(tuple(indices))
+
+        return Policy(
+            True,
+            op_swap=tuple(OpSwap(pattern, layers_of(where), p) for (pattern, p), where in sorted(swaps.items())),
+            layer_recompute=layers_of(whole),
+            select_recompute=tuple(OpRecompute(pattern, layers_of(where)) for pattern, where in sorted(again.items())),
+        )
+
+    def effective(self, choice: np.ndarray) -> np.ndarray:
+        """A choice for all layers without the items that it would swap for nothing."""
+        found = choice.copy()
+        for layer, row in enumerate(choice):
+            for i, _, is_idle in self._swapped(layer, row):
+                if is_idle:
+                    found[layer, i] = KEEP
+        return found
+
+    def keepers(self, layer_index: int, row: np.ndarray) -> Mapping[Label, tuple[tuple[str, ...], ...]]:
+        """By label of a tensor, the names under which it is held beside what the row recomputes."""
+        key = (self.catalog.kinds[layer_index], np.minimum(row, KEEP).tobytes())
+        if key not in self._keepers:
+            self._keepers[key] = self.model.keepers(self.recompute(layer_index, row), layer_index)
+        return self._keepers[key]
+
+    def block(self, layer_index: int, row: np.ndarray) -> Block:
+        """The layer with what the row recomputes and swaps."""
+        key = (self.catalog.kinds[layer_index], row.tobytes())
+        if key not in self._blocks:
+            self._blocks[key] = self._make_block(layer_index, row)
+        return self._blocks[key]
+
+    def worth(self, layer_index: int, row: np.ndarray) -> Worth:
+        """What a row comes to, from its block."""
+        near = np.minimum(row, 1)
+        key = (self.catalog.kinds[layer_index], near.tobytes())
+        if key not in self._worth:
+            plain = self.block(layer_index, np.zeros_like(row))
+            self._worth[key] = _worth(self.model, plain, self.block(layer_index, near))
+        return self._worth[key]
+
+    def _make_block(self, layer_index: int, row: np.ndarray) -> Block:
+        recompute = self.recompute(layer_index, row)
+        block = self.model.layer_block(recompute, layer_index)
+        if not (row > KEEP).any():
+            return block
+        named = self.swaps(layer_index, row)
+        copies: dict[Label, tuple[int, int, bool]] = {}
+        for label, keepers in self.keepers(layer_index, row).items():
+            distances = [[named.get(name) for name in names] for names in keepers]
+            if not self.model.captured.has_all_tags:
+                distances = [[max((d for d in group if d is not None), default=None)] for group in distances]
+            # Equal operators under one setting are one, and so is their copy.
+            moved = [distance for group in distances for distance in dict.fromkeys(group) if distance is not None]
+            if moved:
+                copies[label] = (max(moved), len(moved), any(None in group for group in distances))
+        if _is_plain(block, copies):
+            return block.with_copies(copies)
+        # Which of the tensors of one name move, and which never come back, the compiler decides.
+        entries = tuple(OpSwap(exact_pattern(name), ALL_LAYERS, 1) for name in sorted(named))
+        compiled = self.model.layer_block(replace(recompute, op_swap=entries), layer_index)
+        return compiled.with_distances({label: distance for label, (distance, *_) in copies.items()})
+
+
+def _is_plain(block: Block, labels: Container[Label]) -> bool:
+    """Whether each of the labels is that of a single tensor of forward, which backward reads."""
+    named = [tensor for tensor in block.tensors if tensor.is_forward and tensor.label in labels]
+    is_saved = all(tensor.role is not None or tensor.uses.first_backward != NO_OP for tensor in named)
+    return is_saved and len(named) == len({tensor.label for tensor in named})
+
+
+def _worth(model: StepModel, plain: Block, block: Block) -> Worth:
+    """What a block comes to beside that of the same layer without any policy."""
+    moved = [
+        tensor
+        for tensor in block.tensors
+        if tensor.num_copies > 0 and tensor.is_forward and (tensor.role or tensor.uses.first_backward != NO_OP)
+    ]
+    copies = (model.transfers.copy_out_ns, model.transfers.copy_in_ns)
+    return Worth(
+        kept_bytes(model, plain) - kept_bytes(model, block) + sum(t.size_bytes for t in moved if not t.is_held),
+        max(0, backward_ns(block) - backward_ns(plain)),
+        max(sum(t.num_copies * copy_ns(t.size_bytes) for t in moved) for copy_ns in copies),
+        sum(t.num_copies * t.size_bytes for t in moved),
+    )

@@ -1,0 +1,254 @@
+"""The default solver: so much of the link for swap, the least recompute beside it, then improvement. Pure.
+
+Layers are alike, so a good choice has few different rows (`mixture`). For each amount of swap the mixture of rows is
+looked for that just fits; the best of these is then changed in many small ways. Every figure that decides is simulated.
+"""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.planner.solvers.distances import by_row, grouped
+from mindswap.planner.solvers.fill import Even
+from mindswap.planner.solvers.improve import SMALL_SPACE_CELLS, forward_time_ns, improve
+from mindswap.planner.solvers.mixture import Mixture, in_front, spread
+from mindswap.planner.solvers.search import Progress, Search, Stop
+from mindswap.planner.space import KEEP, Score, Space
+
+# Simulations: so many operators altogether, but no more simulations than this.
+MAX_OPERATORS = 2_000_000
+MAX_EVALUATIONS = 3000
+# Time on the link per micro-batch that is tried, as parts of the time of forward: from the first one up and down, as
+# long as it gets better; and so many times between the best and its neighbours.
+FIRST_LOAD = 1.0
+MORE_LOADS = (1.2, 1.6, 2.4, 4.0)
+LESS_PARTS = (0.9, 0.7, 0.5, 0.25, 0.0)
+NUM_BETWEEN = 2
+# What time on the link must save for loads to be tried that are not over when backward begins.
+LEAST_PRICE = 0.5
+# If swap of all that is to be freed is no greater load than this, layers swap little and evenly.
+LITTLE_LOAD = 1.5
+# With each load so often what is on the device at the peak all the same is not swapped any more.
+NUM_STILL = 2
+NUM_CORRECTIONS = 4
+# Where copies are far behind, distances up to so many layers are tried.
+FAR = 8
+# So often layers whose copies are on the device at the peak get distances of their own.
+NUM_OWN = 2
+# Distances with which the least memory is looked for.
+CLOSE_DISTANCES = (1, 4, 8, 16, 32)
+# A correction that changes no more than this part of what is to be freed is left out.
+SMALL_CORRECTION = 500
+# Choices from which the improvement starts, and part of the simulations before it.
+NUM_STARTS = 4
+# Simulations to come nearer to a budget into which nothing fitted.
+MAX_LOST = 80
+SEARCH_PERMILLE = 800
+
+
+def solve(
+    space: Space, progress: Progress = lambda: None, effort_permille: int = 1000, starts: Sequence[np.ndarray] = ()
+) -> Search:
+    """The best choice that is found; the same for the same space.
+
+    Args:
+        space: what to choose from.
+        progress: called after each simulation; may raise `Stop`.
+        effort_permille: simulations to make, in thousandths of the usual number.
+        starts: choices that were good for a space much like this one; if one fits, only they are improved.
+    """
+    search = Search(space, MAX_EVALUATIONS, progress)
+    with contextlib.suppress(Stop):
+        _Solver(search, effort_permille).run(starts)
+    return search
+
+
+# A choice with its score and the load of the link.
+_Found = tuple[Score, float, np.ndarray]
+
+
+def _score_of(found: _Found) -> tuple[Score, float]:
+    return found[:2]
+
+
+class _Solver:
+    def __init__(self, search: Search, effort_permille: int):
+        self.search = search
+        self.space = search.space
+        self.figures = search.space.figures
+        self.effort_permille = effort_permille
+        self.found: list[_Found] = []
+        self.looked: dict[bytes, tuple[Score, np.ndarray]] = {}  # with distances, by what has none
+
+    def run(self, given: Sequence[np.ndarray]) -> None:
+        shape = (self.figures.num_layers, self.figures.num_items)
+        score, timeline = self.search.run(np.zeros(shape, np.int64))
+        num_ops = len(timeline.program.ops)
+        limit = MAX_OPERATORS // max(num_ops + self.space.fixed_operators, 1) * self.effort_permille // 1000
+        limit = min(MAX_EVALUATIONS, max(limit, 40))
+        self.search.max_evaluations = limit
+        if score.fits:
+            return  # nothing is faster than to keep everything
+        micro_batches = self.space.layout.num_turns
+        self.forward_ns = forward_time_ns(timeline) // micro_batches
+        self.deficit_bytes = -(-score.excess_bytes // self.figures.num_in_flight)
+        if any(self.search.score(choice).fits for choice in given):
+            improve(self.search, self.forward_ns)
+            return
+        # About as many operators as a layer has.
+        self.distance = max(1, num_ops // max(1, micro_batches * self.figures.num_layers))
+        self.far = FAR * self.distance
+        self.first_bytes = self.deficit_bytes
+        self.search.max_evaluations = limit * SEARCH_PERMILLE // 1000
+        self._try_loads()
+        self.search.max_evaluations = limit
+        self.found.sort(key=_score_of)
+        if not self._fits:
+            self.search.max_evaluations = min(limit, self.search.num_evaluations + MAX_LOST)
+        starts: dict[float, np.ndarray] = {}  # the best with each load
+        for _, load, choice in self.found:
+            starts.setdefault(load, choice)
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS
+        improve(self.search, self.forward_ns, list(starts.values())[:NUM_STARTS] if is_small else [])
+
+    @property
+    def _fits(self) -> bool:
+        return self.search.best_score is not None and self.search.best_score.fits
+
+    def _try_loads(self) -> None:
+        """The best with some loads of the link."""
+        can_swap = self.figures.freed_bytes[:, :, 0] > 0
+        total_ns = int(self.figures.copy_ns[can_swap].sum())
+        # Time on the link if all that is to be freed were swapped.
+        all_ns = self.deficit_bytes * total_ns // max(1, int(self.figures.freed_bytes[can_swap, 0].sum()))
+        is_little = all_ns <= LITTLE_LOAD * self.forward_ns
+        self.mixture = Mixture(self.space, arrange=spread)
+        is_small = self.figures.copy_ns.size <= SMALL_SPACE_CELLS  # there a single cell matters much
+        # No load beyond that of all that is to be freed is another choice.
+        first = min(FIRST_LOAD, all_ns / max(1, self.forward_ns))
+        self._best_with(first)
+        if not self._fits:
+            self._squeeze()
+            if not self._fits:
+                return  # nothing does
+            # What is over is not what layers hold until backward, but what is back at once.
+            self.mixture = Mixture(self.space, self.mixture.still, spread, has_whole=False)
+        less = [first * part for part in LESS_PARTS] if first else []
+        is_worth_waiting = self.mixture.link_price > LEAST_PRICE
+        more = [load for load in MORE_LOADS if first == FIRST_LOAD and load * self.forward_ns < total_ns * 1.5]
+        for loads in (less, more if is_worth_waiting else []):
+            for load in loads:
+                before = min(self.found, key=_score_of)
+                self._best_with(load)
+                if min(self.found, key=_score_of) is before and not is_small:
+                    break
+            if min(self.found, key=_score_of)[1] < first and not is_small:
+                break  # less was better
+        for _ in range(NUM_BETWEEN):
+            tried = sorted({load for _, load, _ in self.found})
+            best = min(self.found, key=_score_of)[1]
+            at = tried.index(best)
+            for near in tried[max(0, at - 1) : at] + tried[at + 1 : at + 2]:
+                self._best_with((near + best) / 2)
+        best = min(self.found, key=_score_of)[1]
+        if is_little and self.mixture.has_whole:
+            self._correct(Even(self.space), best)
+        self.mixture.arrange = in_front
+        self._correct(self.mixture, best)
+
+    def _best_with(self, load: float) -> None:
+        """The best with a load, without swaps whose copies turn out to be on the device at the peak."""
+        for _ in range(NUM_STILL):
+            found = self._look(self.mixture, load, self.first_bytes)
+            if found[0].fits or self.search.is_exhausted:
+                break
+            still = self.space.at_peak(self.search.run(found[2])[1])
+            if not (still & ~self.mixture.still).any():
+                break
+            mixture = self.mixture.with_still(still)
+            if self._look(mixture, load, self.first_bytes)[0] >= found[0]:
+                break
+            self.mixture = mixture
+        self._correct(self.mixture, load)
+
+    def _look(self, maker: Mixture | Even, load: float, needed_bytes: int) -> _Found:
+        """What a choice comes to that frees so much beside a load."""
+        host_bytes = self.space.host_budget_bytes / self.figures.num_in_flight
+        choice = maker.choice(needed_bytes, load * self.forward_ns, host_bytes)
+        if choice.tobytes() not in self.looked:
+            self.looked[choice.tobytes()] = self._with_distances(choice)
+        score, choice = self.looked[choice.tobytes()]
+        self.found.append((score, load, choice))
+        return self.found[-1]
+
+    def _correct(self, maker: Mixture | Even, load: float) -> None:
+        """The least recompute that fits beside so much swap, by its measured excess."""
+        in_flight = self.figures.num_in_flight
+        needed_bytes, step_bytes = self.first_bytes, max(1, self.deficit_bytes // SMALL_CORRECTION)
+        low = 0  # too little to free
+        high: int | None = None  # what fits
+        before: np.ndarray | None = None
+        for number in range(NUM_CORRECTIONS):
+            if self.search.is_exhausted or (high is not None and high - low <= step_bytes):
+                break
+            score, _, choice = self._look(maker, load, needed_bytes)
+            if before is not None and np.array_equal(before, np.minimum(choice, 1)):
+                break  # there is no more, or no less
+            before = np.minimum(choice, 1)
+            if score.fits:
+                high = needed_bytes if high is None else min(high, needed_bytes)
+                spare_bytes = (self.space.budget_bytes - score.peak_bytes) // in_flight
+                if spare_bytes <= step_bytes:
+                    break
+                needed_bytes = max(low + (high - low) // 8, needed_bytes - spare_bytes)
+            else:
+                low = max(low, needed_bytes)
+                # Other rows hold memory at other moments, so what was too little often stays so.
+                needed_bytes += -(-score.excess_bytes * (2 + number) // (2 * in_flight)) + step_bytes
+                if high is not None:
+                    needed_bytes = min(needed_bytes, (low + high) // 2)
+        if high is not None:
+            self.first_bytes = (self.deficit_bytes + high) // 2
+
+    def _squeeze(self) -> None:
+        """The least memory there is: all that can be is recomputed, and what is left is swapped, close to its use."""
+        freed = self.figures.freed_bytes
+        way = freed[:, :, 1:].argmax(axis=2) + 1 if freed.shape[2] > 1 else np.zeros(freed.shape[:2], np.int64)
+        can_again, can_swap = freed[:, :, 1:].max(axis=2, initial=0) > 0, freed[:, :, 0] > 0
+        again = np.where(can_again, -way, KEEP)
+        again[:, 0] = KEEP
+        whole = np.zeros_like(again)
+        whole[:, 0] = np.where(can_again[:, 0], -1, KEEP)
+        self.search.score(whole)
+        for distance in CLOSE_DISTANCES:
+            swapped = np.where(can_swap, distance, KEEP)
+            for base in (again, np.zeros_like(again)):
+                self.search.score(np.where(base == KEEP, swapped, base))
+
+    def _with_distances(self, choice: np.ndarray) -> tuple[Score, np.ndarray]:
+        """A choice with distances of about a layer, or with those that its timeline then asks for.
+
+        From distances that are too short nothing can be learned: what waits for copies leaves them the time. So they
+        are doubled, for later choices, too.
+        """
+        first = np.where(choice > KEEP, self.distance, choice)
+        score, timeline = self.search.run(first)
+        if not (choice > KEEP).any():
+            return score, first
+        needed = self.space.smallest_distances(timeline)
+        while needed.max() >= self.distance and self.distance < self.far and not self.search.is_exhausted:
+            self.distance *= 2
+            first = np.where(choice > KEEP, self.distance, choice)
+            score, timeline = self.search.run(first)
+            needed = self.space.smallest_distances(timeline)
+        tried = [first, by_row(first, needed), grouped(first, needed)]
+        # What is held at the peak only by the distance of its group gets one of its own.
+        for _ in range(NUM_OWN):
+            held = self.space.at_peak(self.search.run(tried[-1])[1]).any(axis=1, keepdims=True)
+            alone = np.maximum(1, needed.max(axis=1, keepdims=True))
+            own = np.where((choice > KEEP) & held, alone, tried[-1])
+            if np.array_equal(own, tried[-1]):
+                break
+            tried.append(own)
+        return min(((self.search.score(one), one) for one in tried), key=lambda scored: scored[0])

@@ -1,0 +1,213 @@
+"""Changes a choice step by step as long as the simulator finds it better. Pure."""
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.planner.solvers.distances import MAX_GROUPS, grouped
+from mindswap.planner.solvers.search import Search
+from mindswap.planner.space import KEEP, Figures, Score
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.timeline import StallCause, Timeline
+
+# Most simulations of one round before the next begins from the best found.
+MAX_TRIALS = 60
+# A space of no more cells is searched cell by cell, and again from other starts.
+SMALL_SPACE_CELLS = 24
+NUM_KICKS = 12
+NUM_KICKED_CELLS = 3
+
+# A choice with its score.
+_Start = tuple[np.ndarray, Score]
+
+
+@dataclass(frozen=True, eq=False)
+class _Move:
+    """Cells of a choice that get other values."""
+
+    mask: np.ndarray  # bool, shape of the choice
+    value: int  # what they get; one number
+    freed_bytes: int  # more memory free, as far as known; negative for less
+    time_ns: int  # more time, as far as known
+
+    def apply(self, choice: np.ndarray) -> np.ndarray:
+        changed = choice.copy()
+        if self.mask[:, 0].any() and self.value < KEEP:
+            changed[self.mask[:, 0]] = KEEP  # a layer that is recomputed whole has no items
+        changed[self.mask] = self.value
+        return changed
+
+
+def forward_time_ns(timeline: Timeline) -> int:
+    """Time that forward of all micro-batches takes on all stages: copies go on while it waits for communication."""
+    is_forward = timeline.program.ops.kind == OpKind.FORWARD
+    waits = is_forward & (timeline.stall_cause == StallCause.COMMUNICATION)
+    return int(timeline.program.ops.duration_ns[is_forward].sum() + timeline.stall_ns[waits].sum())
+
+
+def improve(search: Search, forward_ns: int, starts: Sequence[np.ndarray] = ()) -> None:
+    """Looks for better choices around the best of a search, until there is none or its simulations are used up.
+
+    In a small space, where a single cell matters much, it goes on from changed choices.
+
+    Args:
+        search: has simulated something.
+        forward_ns: time of forward per micro-batch, in which copies out can hide.
+        starts: other choices to go on from, best first.
+    """
+    assert search.best is not None
+    for start in (search.best, *starts):
+        _climb(search, start, forward_ns)
+    if search.best.size > SMALL_SPACE_CELLS:
+        return
+    chance = random.Random(0)
+    for _ in range(NUM_KICKS):
+        if search.is_exhausted:
+            return
+        _climb(search, _kicked(search.best, search.space.figures, chance), forward_ns)
+
+
+def _kicked(choice: np.ndarray, figures: Figures, chance: random.Random) -> np.ndarray:
+    """The choice with a few cells changed at random."""
+    kicked = choice.copy()
+    cells = [(int(layer), int(item)) for layer, item in np.argwhere(figures.freed_bytes.max(axis=2) > 0)]
+    for layer, item in chance.sample(cells, min(NUM_KICKED_CELLS, len(cells))):
+        ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0)
+        kicked[layer, item] = chance.choice([KEEP, *(-int(way) if way else chance.choice((1, 4)) for way in ways)])
+    kicked[kicked[:, 0] < KEEP, 1:] = KEEP
+    return kicked
+
+
+def _climb(search: Search, choice: np.ndarray, forward_ns: int) -> None:
+    """From a choice to a better one as long as there is one near."""
+    score = search.score(choice)
+    while not search.is_exhausted:
+        found = _change(search, _retune(search, (choice, score)), forward_ns)
+        if found[1] >= score:
+            return
+        choice, score = found
+
+
+def _retune(search: Search, start: _Start) -> _Start:
+    """The distances that the timeline of a choice asks for: one for each item, or alike in groups of layers."""
+    choice = start[0]
+    is_swapped = choice > KEEP
+    if not is_swapped.any():
+        return start
+    needed = search.space.smallest_distances(search.space.timeline(choice))
+    largest = np.where(is_swapped, np.broadcast_to(needed.max(axis=0), choice.shape), choice)
+    for distances in (largest, *(grouped(choice, needed, number) for number in range(1, MAX_GROUPS + 1))):
+        for permille in (1000, 700, 500, 1400):
+            scaled = np.where(is_swapped, np.maximum(1, distances * permille // 1000), choice)
+            start = min(start, (scaled, search.score(scaled)), key=_score_of)
+    return start
+
+
+def _score_of(start: _Start) -> Score:
+    return start[1]
+
+
+def _change(search: Search, start: _Start, forward_ns: int) -> _Start:
+    """The first single or paired move that is better, those first that promise most."""
+    choice, score = start
+    figures = search.space.figures
+    moves = list(_moves(choice, figures))
+    if not moves:
+        return start
+    in_flight = figures.num_in_flight
+    freed = np.array([move.freed_bytes for move in moves], np.int64) * in_flight
+    time = np.array([move.time_ns for move in moves], np.int64)
+    link = np.array([_link_ns(move, choice, figures) for move in moves], np.int64)
+    used_ns = int(figures.copy_ns[choice > KEEP].sum())
+    spare = search.space.budget_bytes - score.peak_bytes
+
+    def exposed(link_ns: np.ndarray) -> np.ndarray:
+        return np.maximum(0, used_ns + link_ns - forward_ns) - max(0, used_ns - forward_ns)
+
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    if score.excess_bytes:
+        gains, firsts, seconds = freed, np.arange(len(moves)), np.full(len(moves), -1)
+    else:
+        # Not all that is kept is there at the peak, so what gains time is tried even where it seems too much.
+        fits = np.flatnonzero((freed + spare >= 0) | (time < 0) | is_small)
+        both_ns = time[:, None] + time[None, :] + exposed(link[:, None] + link[None, :])
+        ok = (freed[:, None] + freed[None, :] + spare >= 0) & (freed[:, None] <= 0) & (freed[None, :] > 0)
+        a, b = np.nonzero(ok | is_small)
+        gains = -np.append((time + exposed(link))[fits], both_ns[a, b])
+        firsts, seconds = np.append(fits, a), np.append(np.full(len(fits), -1), b)
+    trials = 0
+    # In a small space every move is tried: first those of one cell, of which there are few.
+    is_late = (seconds >= 0) & is_small
+    for index in np.lexsort((seconds, firsts, -gains, is_late)):
+        if search.is_exhausted or (trials >= MAX_TRIALS and not is_small):
+            return start
+        if gains[index] < 0 and not is_small:
+            return start
+        one = moves[firsts[index]]
+        if seconds[index] >= 0:
+            other = moves[seconds[index]]
+            if (one.mask & other.mask).any():
+                continue
+            changed = other.apply(one.apply(choice))
+        else:
+            changed = one.apply(choice)
+        trials += 1
+        found = search.score(changed)
+        if found < score:
+            return changed, found
+    return start
+
+
+def _link_ns(move: _Move, choice: np.ndarray, figures: Figures) -> int:
+    was = int(figures.copy_ns[move.mask & (choice > KEEP)].sum())
+    return (int(figures.copy_ns[move.mask].sum()) if move.value > KEEP else 0) - was
+
+
+def _moves(choice: np.ndarray, figures: Figures) -> Iterator[_Move]:
+    """For each item and each value that it has: some of its layers, first or last ones, get another value."""
+    is_small = choice.size <= SMALL_SPACE_CELLS
+    usual = int(np.median(choice[choice > KEEP])) if (choice > KEEP).any() else 8
+    freed_now, time_now = figures.freed_by(choice), figures.time_of(choice)
+    for item in range(figures.num_items):
+        column = choice[:, item]
+        distances = np.unique(column[column > KEEP])
+        own = int(np.median(distances)) if len(distances) else usual
+        targets = [KEEP, *(-w for w in range(1, figures.freed_bytes.shape[2]))]
+        targets += [1, 2, 3, 4, 6, 8, own] if is_small else [own]
+        for value in np.unique(column):
+            for target in dict.fromkeys(targets):
+                if target == value:
+                    continue
+                if value > KEEP and target > KEEP and not is_small:
+                    continue
+                way = max(-target, 0)
+                possible = (column == value) & ((target == KEEP) | (figures.freed_bytes[:, item, way] > 0))
+                if item and target != KEEP:
+                    possible &= choice[:, 0] == KEEP
+                for layers in _parts(np.flatnonzero(possible)):
+                    mask = np.zeros(choice.shape, bool)
+                    mask[layers, item] = True
+                    freed = np.zeros(len(layers), np.int64)
+                    if target != KEEP:
+                        freed = figures.freed_bytes[layers, item, way]
+                    time = figures.recompute_ns[layers, item, way]
+                    before_bytes, before_ns = freed_now[layers, item], time_now[layers, item]
+                    if item == 0 and target < KEEP:
+                        before_bytes, before_ns = freed_now[layers].sum(axis=1), time_now[layers].sum(axis=1)
+                    yield _Move(mask, int(target), int((freed - before_bytes).sum()), int((time - before_ns).sum()))
+
+
+def _parts(layers: np.ndarray) -> Iterator[np.ndarray]:
+    """First and last layers, one, two, four and so on; all of them."""
+    size = 1
+    while size < len(layers):
+        yield layers[:size]
+        yield layers[-size:]
+        size *= 2
+    if len(layers):
+        yield layers
+    if 2 < len(layers) <= 6:
+        for layer in layers[1:-1]:
+            yield np.array([layer])

@@ -1,0 +1,260 @@
+"""How many layers get which row, so that least time runs again for so much memory on so much of the link. Pure.
+
+Equal layers of a good choice have few different rows: the linear programme that asks how many layers get which row has
+three limits, memory, link and host, so three rows are enough. Prices of the limits say which further rows would help.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, linprog, milp
+
+from mindswap.planner.solvers.silence import silence
+from mindswap.planner.space import KEEP, Figures, Space, Worth
+
+MAX_ROUNDS = 20
+# For kinds of layers that are a smaller part of all, only the row of independent items is made; they take what they
+# can of the rows of others.
+LEAST_PART = 8
+# What a byte costs that is over the budget, as so many times the dearest.
+MISSING_FACTOR = 100
+# Changes of the best row that are tried in each round: so many in any case, and more until one is better.
+NUM_CHANGES = 4
+MAX_CHANGES = 24
+# Rows that are tried for all choices together: most are new blocks, which take time to make.
+MAX_TRIED = 100
+# Whole numbers of layers: steps of the search, and how near to the best they must come.
+MAX_NODES = 200
+NEAR = 1e-4
+# Prices of memory, link and host.
+Prices = np.ndarray
+# A row with what it comes to.
+Entry = tuple[np.ndarray, Worth]
+
+
+def in_front(rows: Sequence[Entry]) -> list[Entry]:
+    """What is on the link longest goes first, so that nothing is behind when backward begins."""
+    return sorted(rows, key=lambda entry: -entry[1].copy_ns)
+
+
+def spread(rows: Sequence[Entry]) -> list[Entry]:
+    """Equal rows at even distances, so that the copies of each have the time of the others.
+
+    Of those that come equally often what is on the link longest goes first, so that little is behind at the end.
+    """
+    number = Counter(row.tobytes() for row, _ in rows)
+    heaviest = list(dict.fromkeys(row.tobytes() for row, _ in in_front(rows)))
+    shift = {key: place / max(1, len(heaviest) - 1) for place, key in enumerate(heaviest)}
+    seen: Counter[bytes] = Counter()
+    placed = []
+    for position, entry in enumerate(in_front(rows)):
+        key = entry[0].tobytes()
+        placed.append(((seen[key] + shift[key]) / number[key], position, entry))
+        seen[key] += 1
+    return [entry for *_, entry in sorted(placed, key=lambda one: one[:2])]
+
+
+class Mixture:
+    """The layers of a space as kinds of equal ones, and the rows known for each kind.
+
+    Args:
+        space: whose layers.
+        still: bool, shape of a choice: what is not swapped, as its copy would be on the device at the peak.
+        arrange: order of the rows in the layers.
+        has_whole: layers may be recomputed whole, for which all of one is back at once.
+        rows: to begin with.
+
+    Attributes:
+        link_price: what more time on the link would have saved when it was last asked for a choice, in ns per ns.
+    """
+
+    def __init__(
+        self,
+        space: Space,
+        still: np.ndarray | None = None,
+        arrange: Callable[[Sequence[Entry]], list[Entry]] = in_front,
+        has_whole: bool = True,
+        rows: Iterable[np.ndarray] = (),
+    ):
+        self.space = space
+        self.arrange = arrange
+        self.has_whole = has_whole
+        figures = space.figures
+        self.still = np.zeros((figures.num_layers, figures.num_items), bool) if still is None else still
+        alike = [
+            table.reshape(figures.num_layers, -1)
+            for table in (
+                figures.freed_bytes, figures.recompute_ns, figures.copy_ns, figures.all_conflicts, self.still,
+            )
+        ]  # fmt: skip
+        _, first, kind_of = np.unique(np.concatenate(alike, axis=1), axis=0, return_index=True, return_inverse=True)
+        self.layers = [np.flatnonzero(kind_of.ravel() == kind) for kind in range(len(first))]
+        self.rows: list[dict[bytes, Entry]] = [{} for _ in self.layers]
+        self.num_tried = 0
+        self.link_price = 0.0
+        whole = np.zeros(figures.num_items, np.int64)
+        whole[0] = -1 if has_whole else KEEP
+        for row in (np.zeros(figures.num_items, np.int64), whole, *rows):
+            self._add(row)
+
+    def with_still(self, still: np.ndarray) -> "Mixture":
+        """The same with more that is not swapped; it begins with the rows known.
+
+        What one layer does not swap none of them does: every other pattern would be a kind of its own.
+        """
+        every = self.still | still
+        alike = np.logical_and.outer(every.any(axis=1), every.any(axis=0))
+        rows = [row for known in self.rows for row, _ in known.values()]
+        found = Mixture(self.space, alike, self.arrange, self.has_whole, rows)
+        found.num_tried = self.num_tried
+        return found
+
+    def choice(self, freed_bytes: int, copy_ns: float, host_bytes: float) -> np.ndarray:
+        """A choice that frees so much in all layers together, per micro-batch; swaps have distance 1.
+
+        Args:
+            freed_bytes: how much; as much as there is, if that is less.
+            copy_ns: time on the link that may be taken.
+            host_bytes: host memory that may be taken.
+        """
+        limits = np.array([freed_bytes, copy_ns, host_bytes], float)
+        for _ in range(MAX_ROUNDS):
+            prices = self._solve(limits)
+            self.link_price = float(prices[1])
+            if not self._add_rows(prices):
+                break
+        choice = np.zeros((self.space.figures.num_layers, self.space.figures.num_items), np.int64)
+        for layers, known, numbers in zip(self.layers, self.rows, self._numbers(limits), strict=True):
+            entries = [entry for entry, number in zip(known.values(), numbers, strict=True) for _ in range(number)]
+            for layer, (row, _) in zip(layers, self.arrange(entries), strict=True):
+                choice[layer] = row
+        return choice
+
+    def _solve(self, limits: np.ndarray) -> Prices:
+        """Prices of the limits, where parts of layers may get rows."""
+        cost, limited, most, kinds, sizes, scale = self._programme(limits)
+        found = linprog(cost, A_ub=limited, b_ub=most, A_eq=kinds, b_eq=sizes, method="highs")
+        assert found.status == 0, found.message
+        prices: Prices = -found.ineqlin.marginals * scale
+        return prices
+
+    def _numbers(self, limits: np.ndarray) -> list[list[int]]:
+        """How many layers of each kind get which of the rows known."""
+        cost, limited, most, kinds, sizes, _ = self._programme(limits)
+        for options in ({"node_limit": MAX_NODES, "mip_rel_gap": NEAR}, {}):
+            with silence():
+                found = milp(
+                    cost,
+                    integrality=np.append(np.ones(len(cost) - 1), 0),
+                    bounds=Bounds(0, np.inf),
+                    constraints=[LinearConstraint(limited, -np.inf, most), LinearConstraint(kinds, sizes, sizes)],
+                    options=options,
+                )
+            if found.x is not None:
+                break  # else so few steps were too few to find any choice
+        assert found.x is not None, found.message  # what is missing is a variable, so there is always a choice
+        numbers = np.rint(found.x[:-1]).astype(np.int64)
+        ends = np.cumsum([len(known) for known in self.rows])[:-1]
+        return [part.tolist() for part in np.split(numbers, ends)]
+
+    def _programme(
+        self, limits: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, list[int], np.ndarray]:
+        """Columns are the rows of each kind, and what is missing; in units near 1.
+
+        Returns:
+            Time that runs again; factors and limits of memory, link and host; which columns are of each kind, and
+            the layers of each; what turns prices into ns per byte and per ns.
+        """
+        entries = [(kind, worth) for kind, known in enumerate(self.rows) for _, worth in known.values()]
+        table = np.array([(w.again_ns, w.freed_bytes, w.copy_ns, w.host_bytes) for _, w in entries], float)
+        again_ns, freed, copy_ns, host = table.T
+        unit, unit_ns = max(1.0, freed.max()), max(1.0, again_ns.max())
+        scale = np.array([unit, unit_ns, unit])
+        limited = np.column_stack([np.stack([-freed, copy_ns, host]) / scale[:, None], [-1, 0, 0]])
+        kind_of = np.array([*(kind for kind, _ in entries), -1])
+        return (
+            np.append(again_ns / unit_ns, MISSING_FACTOR),
+            limited,
+            limits * (-1, 1, 1) / scale,
+            (kind_of == np.arange(len(self.layers))[:, None]).astype(float),
+            [len(layers) for layers in self.layers],
+            unit_ns / scale,
+        )
+
+    def _add_rows(self, prices: Prices) -> bool:
+        """Adds the rows that are best at some prices; whether any was new."""
+        is_new = False
+        for kind in range(len(self.layers)):
+            for row in self._best_rows(kind, prices):
+                is_new |= self._add(row)
+        return is_new
+
+    def _best_rows(self, kind: int, prices: Prices) -> Iterator[np.ndarray]:
+        """The best row if its items were independent; what a change of one item makes better of the best one known."""
+        layer, figures = int(self.layers[kind][0]), self.space.figures
+        ranked = [
+            sorted(
+                _options(figures, layer, item, self.still[layer, item]),
+                key=lambda value, item=item: _item_price(figures, layer, item, value, prices),  # type: ignore[misc]
+            )
+            for item in range(1, figures.num_items)
+        ]
+        yield np.array([KEEP, *(values[0] for values in ranked)])
+        if len(self.layers[kind]) * LEAST_PART < figures.num_layers:
+            return
+        # A layer that is recomputed whole leaves nothing to change.
+        known = [entry for entry in self.rows[kind].values() if entry[0][0] == KEEP]
+        best, worth = min(known, key=lambda entry: _price(entry[1], prices))
+        changes = []
+        for item, values in enumerate(ranked, 1):
+            own_ns = _item_price(figures, layer, item, int(best[item]), prices)
+            for value in values:
+                if value != best[item]:
+                    changes.append((_item_price(figures, layer, item, value, prices) - own_ns, item, value))
+        is_better = False  # those that promise most first
+        for number, (_, item, value) in enumerate(sorted(changes)[:MAX_CHANGES]):
+            if (is_better and number >= NUM_CHANGES) or self.num_tried >= MAX_TRIED:
+                return
+            self.num_tried += 1
+            changed = best.copy()
+            changed[item] = value
+            if _price(self.space.worth(layer, changed), prices) < _price(worth, prices):
+                is_better = True
+                yield changed
+
+    def _add(self, row: np.ndarray) -> bool:
+        """Adds a row to every kind that can have it; whether it was new to any."""
+        figures, is_new = self.space.figures, False
+        for layers, known in zip(self.layers, self.rows, strict=True):
+            layer = int(layers[0])
+            can = [
+                value in _options(figures, layer, item, self.still[layer, item])
+                for item, value in enumerate(row.tolist())
+            ]
+            own = np.where(can, row, KEEP)
+            if own.tobytes() not in known:
+                known[own.tobytes()] = (own, self.space.worth(layer, own))
+                is_new = True
+        return is_new
+
+
+def _options(figures: Figures, layer: int, item: int, is_still: bool) -> list[int]:
+    """What may become of an item: kept, recomputed in some way, swapped."""
+    ways = np.flatnonzero(figures.freed_bytes[layer, item] > 0).tolist()
+    return [KEEP, *(-way if way else 1 for way in ways if way or not is_still)]
+
+
+def _item_price(figures: Figures, layer: int, item: int, value: int, prices: Prices) -> float:
+    if value == KEEP:
+        return 0.0
+    size = int(figures.freed_bytes[layer, item, max(-value, 0)])
+    is_swap = value > KEEP
+    copy_ns, host_bytes = (int(figures.copy_ns[layer, item]), size) if is_swap else (0, 0)
+    return _price(Worth(size, int(figures.recompute_ns[layer, item, max(-value, 0)]), copy_ns, host_bytes), prices)
+
+
+def _price(worth: Worth, prices: Prices) -> float:
+    memory, link, host = prices.tolist()
+    return worth.again_ns - memory * worth.freed_bytes + link * worth.copy_ns + host * worth.host_bytes

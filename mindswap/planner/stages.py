@@ -1,0 +1,162 @@
+"""A choice for all layers of a model within one budget: stage by stage, then the whole step together."""
+
+import contextlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from mindswap.planner.catalog import Catalog
+from mindswap.planner.mix import best_mix, orders_of, stretched
+from mindswap.planner.problem import PlanProblem
+from mindswap.planner.rows import Rows
+from mindswap.planner.solvers import SOLVERS
+from mindswap.planner.solvers.improve import forward_time_ns, improve
+from mindswap.planner.solvers.search import Progress, Search, Stop
+from mindswap.planner.space import Score, Space
+from mindswap.planner.step_space import StepSpace, WholeSpace
+from mindswap.simulator.step_model import StepModel
+from mindswap.simulator.timeline import Timeline
+
+# Rounds in which a stage that is over its budget in the whole step is solved again with less.
+NUM_REPAIRS = 2
+LEAST_REPAIR = 1000  # part of the budget that is taken off at least
+# Operators that are simulated on the whole step of a pipeline, all tries together; and how many tries at least.
+MAX_OPERATORS = 400_000
+LEAST_EVALUATIONS = 16
+
+
+class StageSolver:
+    """Solves one model for one budget after the other; choices are of shape (num_layers of the model, num_items).
+
+    Args:
+        problem: all but the budget counts.
+        short: the model with few micro-batches.
+        catalog: its items.
+        progress: called after each simulation; may raise `Stop`.
+
+    Attributes:
+        rows: what choices mean in the layers.
+        num_evaluations: simulations made.
+        fits_alone: each stage was within its budget when it was last solved, alone.
+    """
+
+    def __init__(self, problem: PlanProblem, short: StepModel, catalog: Catalog, progress: Progress):
+        self.model = problem.model
+        self.host_bytes = problem.host_bytes_per_card
+        self.short = short
+        self.solver = SOLVERS[problem.solver]
+        self.asked = progress
+        self.num_evaluations = 0
+        self.fits_alone = False
+        self.rows = Rows(self.model, catalog)
+        self.num_stages = self.model.layout.num_stages
+        spaces = [StepSpace(self.rows, stage, 0, self.host_bytes) for stage in range(self.num_stages)]
+        self.layers = [list(space.layers) for space in spaces]
+        self.shape = (self.model.captured.num_layers, catalog.copy_ns.shape[1])
+
+    def solve(self, budget_bytes: int, effort_permille: int) -> np.ndarray:
+        """The best choice that is found for a budget, static memory included; the nearest if none fits."""
+        budgets = [budget_bytes - static.total_bytes for static in self.model.static]
+        effort = effort_permille if self.num_stages == 1 else effort_permille * 4 // (self.num_stages + 2)
+        choice = np.zeros(self.shape, np.int64)
+        with contextlib.suppress(Stop):
+            self.fits_alone = False
+            fitting = self._solve_stages(choice, range(self.num_stages), budgets, effort)
+            self.fits_alone = len(fitting) == self.num_stages
+            if self.num_stages > 1:
+                return self._repaired(choice, budget_bytes, budgets, effort, fitting)
+        return choice
+
+    def mix(self, lean: np.ndarray, rich: np.ndarray, budget_bytes: int) -> np.ndarray:
+        """The best mix of two choices within a budget."""
+        space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
+        search = Search(space, MAX_OPERATORS, self.progress)
+        over = space.over_bytes(space.timeline(rich))
+        with contextlib.suppress(Stop):
+            best_mix(search.score, [lean, rich], orders_of(self.layers, over.tolist()))
+        return lean if search.best is None else search.best
+
+    def progress(self) -> None:
+        """Counts a simulation."""
+        self.num_evaluations += 1
+        self.asked()
+
+    def _solve_stages(
+        self, choice: np.ndarray, stages: Sequence[int], budgets: Sequence[int], effort_permille: int
+    ) -> set[int]:
+        """Fills in the layers of some stages, the one that lacks most memory first; gives those that fit alone.
+
+        Stages are alike, so for the others a mix of what is known is often enough: a stage need not be better than
+        the slowest one.
+        """
+        fitting: set[int] = set()
+        spaces = {stage: StepSpace(self.rows, stage, budgets[stage], self.host_bytes) for stage in stages}
+        searches = {stage: Search(space, MAX_OPERATORS, self.progress) for stage, space in spaces.items()}
+        kept = {stage: search.score(np.zeros_like(choice[self.layers[stage]])) for stage, search in searches.items()}
+        slowest_ns = max(_per_batch_ns(spaces[stage], score) for stage, score in kept.items())
+        known = [choice[layers] for layers in self.layers if choice[layers].any()]
+        for stage in sorted(stages, key=lambda stage: (-kept[stage].excess_bytes, stage)):
+            space, layers = spaces[stage], self.layers[stage]
+            choice[layers] = 0
+            if kept[stage].fits or not layers:
+                fitting |= {stage}
+                continue
+            options = [choice[layers], *(stretched(other, space.figures) for other in known)]
+            found, mix = best_mix(searches[stage].score, options, orders_of([range(len(layers))]))
+            if not found.fits or _per_batch_ns(space, found) > slowest_ns:
+                search = self.solver(space, self.progress, effort_permille, [mix] if found.fits else [])
+                assert search.best is not None and search.best_score is not None
+                if search.best_score < found:
+                    found, mix = search.best_score, search.best
+                known.append(mix)
+            choice[layers] = mix
+            fitting |= {stage} if found.fits else set()
+            slowest_ns = max(slowest_ns, _per_batch_ns(space, found))
+        return fitting
+
+    def _repaired(
+        self, choice: np.ndarray, budget_bytes: int, budgets: list[int], effort_permille: int, fitting: set[int]
+    ) -> np.ndarray:
+        """The choice on the whole step, where stages wait for each other: it must fit there, and be fast there."""
+        space = WholeSpace(self.rows, self.short, budget_bytes, self.host_bytes)
+        search = Search(space, LEAST_EVALUATIONS, self.progress)
+        with contextlib.suppress(Stop):
+            self._repair(search, space, choice, budget_bytes, budgets, effort_permille, fitting)
+        return choice if search.best is None else search.best
+
+    def _repair(
+        self,
+        search: Search,
+        space: WholeSpace,
+        choice: np.ndarray,
+        budget_bytes: int,
+        budgets: list[int],
+        effort_permille: int,
+        fitting: set[int],
+    ) -> None:
+        _, timeline = search.run(choice)
+        ops = timeline.program.ops
+        search.max_evaluations = max(LEAST_EVALUATIONS, MAX_OPERATORS // len(ops))
+        tried = [choice.copy()]
+        over = first_over = space.over_bytes(timeline)
+        for _ in range(NUM_REPAIRS):
+            # There is nothing less to ask for of a stage that does not fit alone.
+            again = [stage for stage in np.flatnonzero(over > 0).tolist() if stage in fitting]
+            if not again:
+                break
+            for stage in again:
+                budgets[stage] -= max(int(over[stage]), budget_bytes // LEAST_REPAIR)
+            fitting = fitting & self._solve_stages(choice, again, budgets, effort_permille)
+            tried.append(choice.copy())
+            over = space.over_bytes(search.run(choice)[1])
+        if len(tried) > 1:
+            best_mix(search.score, tried, orders_of(self.layers, first_over.tolist()))
+        improve(search, self._forward_ns(timeline))
+
+    def _forward_ns(self, timeline: Timeline) -> int:
+        """Time of forward of one micro-batch on one stage."""
+        return forward_time_ns(timeline) // self.short.layout.num_turns // self.num_stages
+
+
+def _per_batch_ns(space: Space, score: Score) -> float:
+    return score.step_time_ns / space.layout.num_micro_batches

@@ -1,0 +1,140 @@
+"""A captured model as something to choose from: one pipeline stage of it, or all of them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.planner.rows import Rows
+from mindswap.planner.space import Figures, Score, Space, Worth
+from mindswap.policy.model import Policy
+from mindswap.simulator.block import Block
+from mindswap.simulator.build import build_program
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.host import peak_host_bytes
+from mindswap.simulator.layout import StageLayout
+from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.schedules import most_in_flight
+from mindswap.simulator.step_model import StepModel
+from mindswap.simulator.timeline import Timeline
+
+
+class _ModelSpace(Space):
+    """Layers of a captured model.
+
+    Args:
+        rows: of the model and its items, to share what is known of layers.
+        model: the step, or one with fewer micro-batches.
+        layers: those to decide about.
+        layout, stage: as of `Space`.
+        in_flight: micro-batches whose activations are there at the peak.
+        budget_bytes, host_budget_bytes: as of `Space`.
+    """
+
+    fixed_operators = 3000  # blocks are made and put together
+
+    def __init__(
+        self,
+        rows: Rows,
+        model: StepModel,
+        layers: Sequence[int],
+        layout: StageLayout,
+        stage: int,
+        in_flight: int,
+        budget_bytes: int,
+        host_budget_bytes: int,
+    ):
+        super().__init__(model.transfers, layout, stage)
+        self.budget_bytes = budget_bytes
+        self.host_budget_bytes = host_budget_bytes
+        self.layers = tuple(layers)
+        catalog = rows.catalog
+        self.items = {
+            name: i for row in catalog.items for i, item in enumerate(row) for label in item.producers for name in label
+        }
+        kinds = [catalog.kinds[layer] for layer in self.layers]
+        self.figures = Figures(
+            catalog.freed_bytes[kinds],
+            catalog.recompute_ns[kinds],
+            catalog.copy_ns[kinds],
+            in_flight,
+            catalog.conflicts[kinds],
+        )
+        self._rows = rows
+        self._plain = model.blocks(Policy())
+
+    def blocks(self, choice: np.ndarray) -> Sequence[Block]:
+        """The whole step, with the layers of this space as chosen."""
+        blocks = list(self._plain)
+        for layer_index, row in zip(self.layers, choice, strict=True):
+            blocks[1 + layer_index] = self._rows.block(layer_index, row)
+        return blocks
+
+    def worth(self, layer: int, row: np.ndarray) -> Worth:
+        """What a row comes to, exactly: items may share what runs again, or a name."""
+        return self._rows.worth(self.layers[layer], row)
+
+
+class StepSpace(_ModelSpace):
+    """One pipeline stage of a captured model, run alone for as few micro-batches as show its steady state.
+
+    Args:
+        rows: as of `_ModelSpace`.
+        stage: which one.
+        budget_bytes: for activations.
+        host_budget_bytes: of one card.
+    """
+
+    def __init__(self, rows: Rows, stage: int, budget_bytes: int, host_budget_bytes: int):
+        model = rows.model
+        num_micro_batches, num_in_flight = _short_run(model.layout, stage)
+        num_layers = model.captured.num_layers
+        sections = sorted(section for chunk in model.layout.chunks[stage] for section in chunk)
+        layers = [section - 1 for section in sections if 1 <= section <= num_layers]
+        short = replace(model.layout, num_micro_batches=num_micro_batches)
+        super().__init__(rows, model, layers, short, stage, num_in_flight, budget_bytes, host_budget_bytes)
+
+
+class WholeSpace(_ModelSpace):
+    """All pipeline stages of a captured model together: here stages wait for each other, and copies with them.
+
+    Args:
+        rows: as of `_ModelSpace`.
+        model: the step, or one with fewer micro-batches.
+        budget_bytes: device memory, static memory included.
+        host_budget_bytes: of one card.
+    """
+
+    def __init__(self, rows: Rows, model: StepModel, budget_bytes: int, host_budget_bytes: int):
+        in_flight = max(_short_run(model.layout, stage)[1] for stage in range(model.layout.num_stages))
+        layers = range(model.captured.num_layers)
+        super().__init__(rows, model, layers, model.layout, 0, in_flight, budget_bytes, host_budget_bytes)
+        self.static_bytes = np.array([static.total_bytes for static in model.static])
+
+    def timeline(self, choice: np.ndarray) -> Timeline:
+        """All stages."""
+        return simulate(build_program(self.blocks(choice), self.transfers, self.layout))
+
+    def score(self, timeline: Timeline) -> Score:
+        """What is over the budgets, of all stages together; the peak is that of the fullest."""
+        over = int(self.over_bytes(timeline).sum())
+        peak_bytes = int((peak_memory(timeline) + self.static_bytes).max())
+        return Score(over, timeline.step_time_ns, timeline.step_time_ns, peak_bytes)
+
+    def over_bytes(self, timeline: Timeline) -> np.ndarray:
+        """What each stage is over the budgets: int64, shape (num_stages,)."""
+        peaks = peak_memory(timeline) + self.static_bytes
+        stage_of = timeline.program.copies_stage
+        host = np.array([peak_host_bytes(timeline, stage_of == stage) for stage in range(len(peaks))])
+        return np.maximum(0, peaks - self.budget_bytes) + np.maximum(0, host - self.host_budget_bytes)
+
+
+def _short_run(layout: StageLayout, stage: int) -> tuple[int, int]:
+    """Micro-batches that show warm-up, steady state and cool-down of a stage, and how many are in flight at most."""
+    num_chunks, num_stages = len(layout.chunks[stage]), layout.num_stages
+    most = most_in_flight(layout.passes(stage))
+    num_whole = -(-most // layout.num_sequences)  # micro-batches
+    if num_chunks > 1:  # whole rounds, as the order is made of them
+        rounds = -(-(num_whole + num_chunks) // (num_chunks * num_stages))
+        return layout.short_of(rounds * num_stages), -(-most // num_chunks)
+    return layout.short_of(num_whole + 2), most

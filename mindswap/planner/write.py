@@ -1,0 +1,133 @@
+"""A plan in the user's own YAML: the four interfaces and recompute in layer indices, few entries, a comment. Pure."""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mindswap.config.device_memory import read_device_memory
+from mindswap.config.nodes import Document, to_data
+from mindswap.config.sections import rewrite_section
+from mindswap.planner.result import Plan
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.convert.sections import policy_sections
+from mindswap.policy.match import SEPARATOR, match_pattern, split_pattern
+from mindswap.policy.model import Layers, OpRecompute, OpSwap, Policy
+from mindswap.units import format_bytes, format_time, parse_bytes
+
+# More names than this in one part of a pattern are hard to read.
+MAX_ALTERNATIVES = 4
+
+
+def write_plan(text: str, document: Document, plan: Plan, num_layers: int, device_title: str) -> str:
+    """The configuration with the policy of a plan, everything else as it was.
+
+    Args:
+        text: the YAML.
+        document: what it says.
+        plan: with a policy that `compact_policy` has seen.
+        num_layers: layers of the model.
+        device_title: for which the plan was made.
+
+    Raises:
+        PolicyError: the text cannot be changed the way it is written.
+    """
+    data = to_data(document.root) if document.root is not None else {}
+    assert isinstance(data, dict)
+    sections = policy_sections(plan.policy, data, num_layers)
+    own = _own_section(document, sections.get("mindswap") or data.get("mindswap") or {}, plan.budget_bytes)
+    for name, value in (sections | ({"mindswap": own} if own else {})).items():
+        comment = plan_comment(plan, device_title) if name == "swap_config" else None
+        text = rewrite_section(text, name, value, comment, document.file)
+    return text
+
+
+def _own_section(document: Document, present: Mapping[str, Any], budget_bytes: int) -> dict[str, Any]:
+    """The section `mindswap`, with the budget where that is more than the file lets MindSpore take: `check` warns.
+
+    Args:
+        document: the configuration.
+        present: the section as it would be.
+        budget_bytes: of the plan.
+    """
+    limit = read_device_memory(document)
+    known = present.get("memory")
+    asked_bytes = parse_bytes(known) if isinstance(known, str) else 0  # one that cannot be read was refused before
+    if limit is None or max(budget_bytes, asked_bytes) <= limit.size_bytes:
+        return dict(present)
+    return {**present, "memory": f"{-(-budget_bytes // 2**20)}MiB"}
+
+
+def plan_comment(plan: Plan, device_title: str) -> str:
+    """What stands above a section with a plan."""
+    slower = f"{100 * plan.slowdown:.1f} % over keeping every activation"
+    return (
+        f"plan for {format_bytes(plan.budget_bytes)} per card on {device_title}\n"
+        f"simulated: step {format_time(plan.step_time_ns)}, {slower}; peak memory {format_bytes(plan.peak_bytes)}"
+    )
+
+
+def compact_policy(policy: Policy, layers: Sequence[CellNode]) -> Policy:
+    r"""The same policy in fewer entries: operators that share layers and distance and differ in one name are one.
+
+    `attention\.wq\.cast` and `attention\.wk\.cast` become `attention\.w[qk]\.cast`, if that names nothing else.
+
+    Args:
+        policy: with one operator per pattern.
+        layers: tree of each kind of layer.
+    """
+    if policy.default_prefetch is not None:
+        return policy  # the default strategy has entries of its own, and their order
+    swaps: dict[tuple[Layers, int], list[str]] = {}
+    for entry in policy.op_swap:
+        swaps.setdefault((entry.layers, entry.prefetch), []).append(entry.pattern)
+    again: dict[Layers, list[str]] = {}
+    for recompute in policy.select_recompute:
+        again.setdefault(recompute.layers, []).append(recompute.pattern)
+
+    def names(pattern: str) -> frozenset[tuple[int, tuple[str, ...]]]:
+        return frozenset((i, match.path) for i, tree in enumerate(layers) for match in match_pattern(pattern, tree))
+
+    op_swap = [OpSwap(p, where, d) for (where, d), patterns in swaps.items() for p in _merge(patterns, names)]
+    select = [OpRecompute(p, where) for where, patterns in again.items() for p in _merge(patterns, names)]
+    return replace(
+        policy,
+        op_swap=tuple(sorted(op_swap, key=lambda entry: (entry.pattern, entry.prefetch))),
+        select_recompute=tuple(sorted(select, key=lambda entry: entry.pattern)),
+    )
+
+
+def _merge(patterns: Iterable[str], names: Callable[[str], frozenset[object]]) -> list[str]:
+    """The patterns with those joined that differ in one part."""
+    left = sorted(patterns)
+    for position in range(max((len(split_pattern(pattern)) for pattern in left), default=0)):
+        groups: dict[tuple[object, ...], list[str]] = {}
+        for pattern in left:
+            parts = split_pattern(pattern)
+            rest = parts[:position] + (None,) + parts[position + 1 :] if position < len(parts) else (pattern,)
+            groups.setdefault((position < len(parts), *rest), []).append(pattern)
+        left = sorted(joined for group in groups.values() for joined in _join(group, position, names))
+    return left
+
+
+def _join(patterns: list[str], position: int, names: Callable[[str], frozenset[object]]) -> list[str]:
+    if not 1 < len(patterns) <= MAX_ALTERNATIVES:
+        return patterns
+    parts = [split_pattern(pattern)[position] for pattern in patterns]
+    if any(re.search(r"[(\[|]", part) for part in parts):
+        return patterns
+    first = split_pattern(patterns[0])
+    joined = SEPARATOR.join((*first[:position], _alternatives(parts), *first[position + 1 :]))
+    wanted = frozenset().union(*map(names, patterns))
+    return [joined] if names(joined) == wanted else patterns
+
+
+def _alternatives(parts: Sequence[str]) -> str:
+    """`w[qk]` where they differ in one character, else `(mul|silu)`."""
+    if len({len(part) for part in parts}) == 1:
+        differing = [i for i in range(len(parts[0])) if len({part[i] for part in parts}) > 1]
+        letters = [part[differing[0]] for part in parts] if len(differing) == 1 else []
+        if letters and all(letter.isalnum() for letter in letters):
+            at = differing[0]
+            return f"{parts[0][:at]}[{''.join(letters)}]{parts[0][at + 1 :]}"
+    return f"({'|'.join(parts)})"

@@ -1,0 +1,76 @@
+"""What recompute settings do operator by operator, with swap off as MindFormers does it, and with swap on."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from mindswap.config.problem import Location
+from mindswap.policy.cell_tree import CellNode, LayerTrees
+from mindswap.policy.match import exact_pattern, match_pattern
+from mindswap.policy.model import Layers, OpRecompute, Policy
+from mindswap.policy.resolve import Treatment, matches_of, resolve_layer
+from mindswap.policy.settings import Statement
+
+# Of communication both forms exclude operators only.
+EXCLUDE = "select_recompute_exclude"
+
+
+@dataclass(frozen=True)
+class NamedCell:
+    """A cell that `select_recompute_exclude` names."""
+
+    statement: Statement
+    cell: str  # its path below the layer
+    has_operators: bool  # the same pattern names operators, too
+
+    @property
+    def location(self) -> Location:
+        return self.statement.pattern_location
+
+
+def as_applied(policy: Policy, trees: LayerTrees | None) -> Policy:
+    """A policy of `expand_stage_recompute` (swap off) in the form that the applier and the reports read.
+
+    MindFormers excludes operators only: a cell that `select_recompute_exclude` names stays recomputed. So a name that
+    stands for a cell gives way to the operators that it names beside, one by one; not where the trees are not known.
+    """
+    if trees is None:
+        return replace(policy, is_swap_enabled=True)
+    excludes = tuple(_operators_only(policy.select_recompute_exclude, trees))
+    return replace(policy, is_swap_enabled=True, select_recompute_exclude=excludes)
+
+
+def _operators_only(entries: tuple[OpRecompute, ...], trees: LayerTrees) -> Iterator[OpRecompute]:
+    kinds = dict.fromkeys(trees.layers)
+    written: dict[str, set[int]] = {}
+    for entry in entries:
+        if all(match.node.is_primitive for tree in kinds for match in match_pattern(entry.pattern, tree)):
+            yield entry
+            continue
+        for index, tree in enumerate(trees.layers):
+            for match in match_pattern(entry.pattern, tree) if index in entry.layers else ():
+                if match.node.is_primitive:
+                    written.setdefault(exact_pattern(match.name), set()).add(index)
+    yield from (OpRecompute(pattern, Layers(layers)) for pattern, layers in written.items())
+
+
+def cells_excluded(statements: tuple[Statement, ...], trees: LayerTrees) -> Iterator[NamedCell]:
+    """The first cell of each name under `select_recompute_exclude`, where it names one in its layers."""
+    for statement in statements:
+        if statement.option != EXCLUDE or not statement.pattern:
+            continue
+        kinds = dict.fromkeys(tree for index, tree in enumerate(trees.layers) if index in statement.layers)
+        matches = [match for tree in kinds for match in match_pattern(statement.pattern, tree)]
+        cells = [match.name for match in matches if not match.node.is_primitive]
+        if cells:
+            yield NamedCell(statement, cells[0], any(match.node.is_primitive for match in matches))
+
+
+def recomputed_operators(policy: Policy, layer_index: int, tree: CellNode) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Operators of a layer that backward runs again, and those whose communication it repeats.
+
+    The policy has swap on, or is from `as_applied`.
+    """
+    layer = resolve_layer(policy, layer_index, tree)
+    decided = layer.operators().items()
+    operators = tuple(".".join(path) for path, found in decided if found.treatment is Treatment.RECOMPUTE)
+    return operators, tuple(match.name for match in matches_of(layer.comm_recomputes))

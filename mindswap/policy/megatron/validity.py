@@ -1,0 +1,145 @@
+"""What Megatron-LM refuses, as problems: all at once, where Megatron stops at the first.
+
+Source: validate_args of megatron/training/arguments.py, TransformerConfig.__post_init__, and checkpointed_forward of
+megatron/core/recompute.py (commit d98e8a6): it cuts counts to the layers of a chunk, and says nothing.
+"""
+
+from collections.abc import Iterator
+
+from mindswap.config.problem import Level, Problem
+from mindswap.policy.megatron.options import RULE, MegatronOptions, option_name
+from mindswap.policy.megatron.placement import PlacementError, place_layers
+
+INSIDE_MOE = ("moe_act", "expert_fc1", "fused_group_mlp")
+Finding = tuple[str, str, str, str]  # option, message, allowed, fix
+
+
+def find_problems(options: MegatronOptions, known: dict[str, list[str]]) -> tuple[Problem, ...]:
+    """Every reason for which Megatron would stop, and what mindswap needs and does not find.
+
+    `known` are the module names that Megatron takes, for `recompute` and for `offload`.
+    """
+    errors = (
+        *_check_recompute(options),
+        *_check_distribute(options),
+        *_check_modules(options, known),
+        *_check_offload(options, known),
+        *_check_pipeline(options),
+    )
+    levels = ((Level.ERROR, errors), (Level.WARNING, (*_find_idle(options), *_find_clamped(options))))
+    return tuple(
+        Problem(options.place(field), RULE, level, f"{option_name(field)}: {message}", allowed, fix, option_name(field))
+        for level, findings in levels
+        for field, message, allowed, fix in findings
+    )
+
+
+def _find_idle(options: MegatronOptions) -> Iterator[Finding]:
+    """What Megatron takes and does nothing with."""
+    if options.recompute_activations and options.recompute_granularity == "full":
+        message = "makes recompute selective, whatever --recompute-granularity says"
+        yield "recompute_activations", message, "", "delete one of the two"
+    recompute = ("recompute_method", "recompute_num_layers", "recompute_modules")
+    idle = {None: recompute, "full": ("recompute_modules",)}.get(options.granularity, ())
+    for field in idle:
+        if getattr(options, field) is not None:
+            needed = "--recompute-granularity selective" if field == "recompute_modules" else "--recompute-granularity"
+            yield field, f"has no effect without {needed}", "", "delete it"
+    if options.offload_modules and not options.fine_grained_activation_offloading:
+        message = "has no effect without --fine-grained-activation-offloading"
+        yield "offload_modules", message, "", "--fine-grained-activation-offloading"
+
+
+def _check_recompute(options: MegatronOptions) -> Iterator[Finding]:
+    method, count = options.recompute_method, options.recompute_num_layers
+    if options.granularity is None and not options.fine_grained_activation_offloading:
+        fix = "--recompute-activations, --recompute-granularity, --fine-grained-activation-offloading"
+        yield "recompute_granularity", "no option asks for recomputation or offloading", "", fix
+    if options.granularity == "selective" and method is not None:
+        yield "recompute_method", f"'{method}': selective recompute takes no method", "", "delete it"
+    if options.granularity == "selective" and count is not None:
+        yield "recompute_num_layers", f"{count}: selective recompute is of every layer", "", "delete it"
+    if options.granularity == "full" and method is None:
+        yield "recompute_granularity", "full recompute needs a method", "uniform or block", "--recompute-method ..."
+
+
+def _check_distribute(options: MegatronOptions) -> Iterator[Finding]:
+    if not options.distribute_saved_activations:
+        return
+    field = "distribute_saved_activations"
+    size = options.tensor_model_parallel_size or 1
+    if size < 2:
+        yield field, f"needs tensor parallel > 1, and it is {size}", "", "--tensor-model-parallel-size ..."
+    if options.granularity != "full":
+        message = f"needs full recompute, and the granularity is {options.granularity}"
+        yield field, message, "", "--recompute-granularity full"
+    elif options.recompute_method is None:
+        yield field, "needs a recompute method", "uniform or block", "--recompute-method ..."
+    if options.sequence_parallel and size > 1:
+        yield field, "cannot stand with --sequence-parallel, which cuts them already", "", "delete one of the two"
+
+
+def _check_modules(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
+    names = options.recompute_modules or ()
+    if unknown := [name for name in names if name not in known["recompute"]]:
+        yield "recompute_modules", f"{', '.join(unknown)}: no such module", ", ".join(known["recompute"]), ""
+    if "mhc" in names and "mlp" in names:
+        yield "recompute_modules", "mhc and mlp cannot stand together", "", "delete one of the two"
+
+
+def _check_offload(options: MegatronOptions, known: dict[str, list[str]]) -> Iterator[Finding]:
+    names = options.offload_modules or ()
+    if not options.fine_grained_activation_offloading:
+        return
+    if not names:
+        message = "needs the modules to offload"
+        yield "fine_grained_activation_offloading", message, ", ".join(known["offload"]), "--offload-modules ..."
+    if unknown := [name for name in names if name not in known["offload"]]:
+        yield "offload_modules", f"{', '.join(unknown)}: no such module", ", ".join(known["offload"]), ""
+    if "attn_proj" in names and "core_attn" not in names:
+        message = "attn_proj needs core_attn: its input is the output of core_attn, whose gradient keeps it"
+        yield "offload_modules", message, "", "--offload-modules core_attn attn_proj ..."
+    is_selective = options.granularity == "selective"
+    recomputed = (options.recompute_modules or ()) if is_selective else ()
+    if "moe" in recomputed and (inside := [name for name in names if name in INSIDE_MOE]):
+        message = f"{', '.join(inside)}: inside moe, which --recompute-modules has whole"
+        yield "offload_modules", message, "", "delete one of the two"
+    if "gdp_qkv" in names and "gdp_in_proj" in recomputed:
+        yield "offload_modules", "gdp_qkv: its input is recomputed by gdp_in_proj", "", "delete one of the two"
+
+
+def _check_pipeline(options: MegatronOptions) -> Iterator[Finding]:
+    if options.pipeline_model_parallel_layout is not None:
+        message = "is not supported; MindFormers has no such layout"
+        fix = "--decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers"
+        yield "pipeline_model_parallel_layout", message, "", fix
+        return
+    virtual = "num_layers_per_virtual_pipeline_stage"
+    if getattr(options, virtual) is not None and options.num_virtual_stages_per_pipeline_rank is not None:
+        message = "cannot stand with --num-virtual-stages-per-pipeline-rank"
+        yield virtual, message, "", "delete one of the two"
+        return
+    if options.num_layers is None:
+        message = "is needed to know which layers there are"
+        yield "num_layers", message, "", "--num-layers ..., or CONFIG"
+        return
+    try:
+        place_layers(options, options.num_layers)
+    except PlacementError as error:
+        yield error.field, f"{error}; Megatron-LM refuses it too", "", ""
+
+
+def _find_clamped(options: MegatronOptions) -> Iterator[Finding]:
+    """A count above the layers of a chunk: Megatron-LM takes all that there are (checkpointed_forward)."""
+    count = options.recompute_num_layers
+    if options.granularity != "full" or count is None or options.num_layers is None:
+        return
+    try:
+        layout = place_layers(options, options.num_layers)
+    except PlacementError:
+        return
+    largest = max(max(row) for row in layout.sizes)
+    if count > largest:
+        where = "a virtual chunk" if len(layout.sizes) > 1 else "a pipeline stage"
+        message = f"{count}: {where} has {largest} layer{'' if largest == 1 else 's'}, so that many are taken"
+        yield "recompute_num_layers", message, f"1 to {largest}", f"--recompute-num-layers {largest}"

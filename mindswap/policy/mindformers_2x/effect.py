@@ -1,0 +1,178 @@
+"""What MindFormers 2.x makes of the settings, layer by layer, and what it drops. Pure.
+
+Follows `apply_recompute` and `apply_swap` of mindformers/pynative/distributed/activation_checkpoint.py (2.1.0).
+Where the paths of a layer are not known, a pattern stands for itself.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mindswap.policy.match import PatternError
+from mindswap.policy.mindformers_2x.match import is_below, match_paths
+from mindswap.policy.mindformers_2x.settings import Settings2x, Target
+from mindswap.policy.mindformers_2x.tables import Model
+
+
+@dataclass(frozen=True)
+class Drop:
+    """A path that the settings name and that gets no wrapper."""
+
+    option: str  # as in `Target.option`
+    path: str  # what is named
+    reason: str  # why nothing comes of it, in words
+
+
+@dataclass(frozen=True)
+class LayerOutcome:
+    """What happens to one layer."""
+
+    is_recomputed: bool  # as a whole
+    recomputed: tuple[str, ...]  # this and the next two: paths that get a wrapper
+    comm_recomputed: tuple[str, ...]
+    excluded: tuple[str, ...]
+    is_swapped: bool  # as a whole
+    swapped: tuple[str, ...]  # paths that get a wrapper
+    fetch_layer: int | None  # the layer whose backward starts the copies back; None where nothing is registered
+    drops: tuple[Drop, ...]  # what is named without effect
+    refused_cells: tuple[str, ...]  # cells that `recompute_comm` names, and refuses
+
+
+# Paths by layer, as upstream prints them in a "Configuration Map".
+LayerMap = dict[int, tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class Maps:
+    """The four maps that upstream makes before it wraps anything; None where it makes none."""
+
+    recompute: LayerMap | None
+    exclude: LayerMap | None
+    comm: LayerMap | None
+    swap: LayerMap | None
+
+
+@dataclass(frozen=True, eq=False)
+class SettingsEffect:
+    """What becomes of the settings."""
+
+    settings: Settings2x  # what was asked
+    model: Model | None  # names of the layers; None if not known
+    maps: Maps  # as upstream prints them
+    layers: tuple[LayerOutcome, ...]  # one per layer of the model; empty where their number is not known
+    # (option, pattern) that names nothing in any of its layers, in the order of upstream's warnings
+    unmatched: tuple[tuple[str, str], ...]
+
+    @property
+    def swaps_anything(self) -> bool:
+        """Whether any layer moves anything."""
+        return any(layer.is_swapped or layer.swapped for layer in self.layers)
+
+    def matches(self, target: Target) -> dict[int, tuple[str, ...]]:
+        """For each layer of a target the paths that it names."""
+        return {layer: _named(target, layer, self.model) for layer in self.settings.layers_of(target)}
+
+
+def compute_effect(settings: Settings2x, model: Model | None) -> SettingsEffect:
+    """What upstream makes of the settings, problems or not."""
+    unmatched: list[tuple[str, str]] = []
+
+    def expand(option: str) -> LayerMap:
+        return _expand(settings, model, option, unmatched)
+
+    full = settings.full_layers
+    swapped = settings.swap_layers if settings.is_swap_enabled else frozenset()
+    recompute = exclude = comm = swap = None
+    if settings.mode == "select":
+        recompute = _clean(expand("select_module"), full)
+    if settings.mode in ("full", "select") and settings.of("exclude_op"):
+        exclude = _clean(expand("exclude_op"), frozenset())
+    if settings.is_comm_enabled and settings.of("comm"):
+        comm = _clean_comm(expand("comm"), full, recompute or {})
+    if settings.is_swap_enabled and settings.of("op_swap"):
+        swap = _clean(expand("op_swap"), swapped)
+    maps = Maps(recompute, exclude, comm, swap)
+    count = settings.num_layers or 0
+    layers = tuple(_apply(settings, model, maps, index, index in full, index in swapped) for index in range(count))
+    return SettingsEffect(settings, model, maps, layers, tuple(unmatched))
+
+
+def _named(target: Target, layer: int, model: Model | None) -> tuple[str, ...]:
+    if target.pattern is None:
+        return ()
+    if model is None:
+        return (target.pattern,)
+    try:
+        return match_paths(target.pattern, model.layers[layer].order) if layer < len(model.layers) else ()
+    except PatternError:
+        return ()
+
+
+def _expand(settings: Settings2x, model: Model | None, option: str, unmatched: list[tuple[str, str]]) -> LayerMap:
+    """Paths by layer in the order of patterns. Of equal patterns the last counts, at the place of the first."""
+    by_pattern = {target.pattern or "": target for target in settings.of(option)}
+    found: dict[int, dict[str, None]] = {}
+    for pattern, target in by_pattern.items():
+        named = {layer: _named(target, layer, model) for layer in settings.layers_of(target)}
+        if not any(named.values()):
+            unmatched.append((option, pattern))
+        for layer, paths in named.items():
+            if paths:
+                found.setdefault(layer, {}).update(dict.fromkeys(paths))
+    return {layer: tuple(paths) for layer, paths in found.items()}
+
+
+def _clean(found: LayerMap, whole: frozenset[int]) -> LayerMap:
+    """Without layers that are taken whole, and without paths below another path of the map."""
+    cleaned = {}
+    for layer, paths in found.items():
+        if layer not in whole:
+            ordered = sorted(paths, key=lambda path: (path.count("."), path))
+            cleaned[layer] = tuple(p for p in ordered if not _below_any(p, ordered))
+    return cleaned
+
+
+def _clean_comm(found: LayerMap, whole: frozenset[int], recompute: LayerMap) -> LayerMap:
+    cleaned = {}
+    for layer, paths in found.items():
+        kept = tuple(path for path in paths if not _below_any(path, recompute.get(layer, ())))
+        if layer not in whole and kept:
+            cleaned[layer] = kept
+    return cleaned
+
+
+def _below_any(path: str, parents: Iterable[str]) -> bool:
+    return any(is_below(path, parent) for parent in parents)
+
+
+def _apply(
+    settings: Settings2x, model: Model | None, maps: Maps, index: int, is_full: bool, is_swapped: bool
+) -> LayerOutcome:
+    """Wraps in upstream's order; what stands below a wrapper is not found any more."""
+    drops: list[Drop] = []
+    wrapped: list[str] = []
+
+    def is_cell(path: str) -> bool:
+        return model is None or path in model.layers[index].cells
+
+    def wrap(option: str, paths: Sequence[str], closed: str) -> tuple[str, ...]:
+        done = []
+        for path in paths:
+            parent = next((cell for cell in wrapped if is_below(path, cell)), None)
+            if closed or parent is not None:
+                drops.append(Drop(option, path, closed or f"stands below '{parent}', which has a wrapper already"))
+            else:
+                done.append(path)
+        wrapped.extend(path for path in done if is_cell(path) and path not in wrapped)
+        return tuple(done)
+
+    excluded = wrap("exclude_op", (maps.exclude or {}).get(index, ()), "")
+    recomputed = wrap("select_module", (maps.recompute or {}).get(index, ()), "")
+    closed = "the layer is recomputed as a whole" if is_full else ""
+    comm = (maps.comm or {}).get(index, ())
+    cells = tuple(path for path in comm if model is not None and is_cell(path) and not _below_any(path, wrapped))
+    comm_recomputed = wrap("comm", [path for path in comm if path not in cells], closed)
+    drops += [Drop("comm", path, "is a cell; only operators are taken here") for path in cells]
+    swapped = wrap("op_swap", (maps.swap or {}).get(index, ()), closed)
+    has_pair = is_swapped or index in (maps.swap or {})
+    fetch = index + settings.prefetch if has_pair and settings.prefetch is not None else None
+    return LayerOutcome(is_full, recomputed, comm_recomputed, excluded, is_swapped, swapped, fetch, tuple(drops), cells)

@@ -1,0 +1,138 @@
+"""Patterns of MindFormers 1.9 as patterns of 2.x, and back: the part of a conversion that deals with names. Pure.
+
+Source: `mindformers/models/llama` of mindformers 1.9.0, `mindformers/pynative/transformers` of 2.1.0.
+"""
+
+import re
+from dataclasses import dataclass
+
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.match import PatternError, match_pattern
+from mindswap.policy.mindformers_2x.match import is_below
+
+# Cells of the legacy models, longest first. Newer 1.9 models have the names of 2.x.
+LEGACY_CELLS = {
+    "attention.flash_attention": "self_attention.core_attention",
+    "attention.infer_attention": "self_attention.core_attention",
+    "attention.apply_rotary_emb": "self_attention.apply_rotary_pos_emb",
+    "attention.wq": "self_attention.linear_qkv",
+    "attention.wk": "self_attention.linear_qkv",
+    "attention.wv": "self_attention.linear_qkv",
+    "attention.w_qkv": "self_attention.linear_qkv",
+    "attention.w": "self_attention.linear_qkv",
+    "attention.wo": "self_attention.linear_proj",
+    "attention": "self_attention",
+    "feed_forward.w1.activation": "mlp.activation_func",
+    "feed_forward.w_gate_hidden": "mlp.linear_fc1",
+    "feed_forward.w1": "mlp.linear_fc1",
+    "feed_forward.w3": "mlp.linear_fc1",
+    "feed_forward.w2": "mlp.linear_fc2",
+    "feed_forward": "mlp",
+    "attention_norm": "input_layernorm",
+    "ffn_norm": "pre_mlp_layernorm",
+    # Newer 1.9 models have flash attention one level deeper.
+    "self_attention.core_attention.flash_attention": "self_attention.core_attention",
+}
+_PLAIN = re.compile(r"\w+")
+# A dot that stands for any character: in 2.x it would cross levels.
+_ANY_CHARACTER = re.compile(r"(?<!\\)\.(?![^\[]*\])")
+_CROSSING = re.compile(r"(?<!\\)\.[*+{]")
+_FLASH_ATTENTION = r"self_attention\.core_attention"
+_CELLS_2X = frozenset(
+    {name.rpartition(".")[2] for name in LEGACY_CELLS.values()} | {"q_layernorm", "k_layernorm", "core_attention"}
+)
+# Legacy cells that only some models have: not what a name of 2.x is turned into.
+_SELDOM = {"attention.infer_attention", "attention.w_qkv", "attention.w", "feed_forward.w_gate_hidden"}
+
+
+@dataclass(frozen=True)
+class LayerNames:
+    """What is known of both layers; None where a model is in no table."""
+
+    layer_1_9: CellNode | None = None  # the layer of 1.9
+    paths_2x: frozenset[str] | None = None  # what can be named in the layer of 2.x
+    cells_2x: frozenset[str] = frozenset()  # which of that are cells
+
+
+def to_2x_path(path: str) -> str:
+    """A dotted path of MindFormers 1.9 with the names of 2.x; what has no other name stays."""
+    for old, new in LEGACY_CELLS.items():
+        if path == old or path.startswith(old + "."):
+            return new + path[len(old) :]
+    return path
+
+
+def patterns_to_2x(pattern: str, names: LayerNames, lost: list[str]) -> list[str]:
+    """A pattern of 1.9 as patterns of 2.x; what is lost is added to `lost`.
+
+    Where both layers are known, what it names is written out; else names are replaced in the pattern.
+    """
+    parts = pattern.split(r"\.")
+    if parts[0] == ".*" and parts[-1] == "flash_attention":
+        return [_FLASH_ATTENTION]
+    if names.layer_1_9 is None or names.paths_2x is None:
+        return _rename_parts(pattern, parts, lost)
+    try:
+        found = [match.name for match in match_pattern(pattern, names.layer_1_9)]
+    except PatternError as error:
+        lost.append(str(error))
+        return []
+    renamed = dict.fromkeys(to_2x_path(path) for path in found)
+    missing = [path for path in renamed if path not in names.paths_2x]
+    if missing:
+        what = ", ".join(f"'{path}'" for path in missing)
+        lost.append(f"'{pattern}': a layer of 2.x has no {what}: left out")
+    kept = [path for path in renamed if path in names.paths_2x and not any(is_below(path, other) for other in renamed)]
+    operators = [path for path in kept if path not in names.cells_2x]
+    if operators:
+        lost.append(_shifted(pattern, operators))
+    for path in kept:
+        others = [old for old, new in LEGACY_CELLS.items() if new == path and old not in _SELDOM and old not in found]
+        others = [old for old in others if any(node == old for node in _cells(names.layer_1_9))]
+        if others:
+            lost.append(f"'{pattern}': became '{path}', which does the work of {', '.join(others)}, too")
+    return [path.replace(".", r"\.") for path in kept]
+
+
+def _cells(layer: CellNode) -> list[str]:
+    return [".".join(path) for path, node in layer.walk() if not node.is_primitive]
+
+
+def _rename_parts(pattern: str, parts: list[str], lost: list[str]) -> list[str]:
+    num_plain = next((i for i, part in enumerate(parts) if not _PLAIN.fullmatch(part)), len(parts))
+    renamed = to_2x_path(".".join(parts[:num_plain])).split(".") if num_plain else []
+    rest = [_ANY_CHARACTER.sub("[^.]", part) for part in parts[num_plain:]]
+    new = r"\.".join([*renamed, *rest])
+    if num_plain < len(parts):
+        lost.append(f"'{pattern}': names in a regular expression are not converted; look at '{new}'")
+    elif len(renamed) > 1 and renamed[-1] not in _CELLS_2X:
+        lost.append(_shifted(pattern, [new]))
+    return [new]
+
+
+def _shifted(pattern: str, new: list[str]) -> str:
+    what = "', '".join(new)
+    return f"'{pattern}': in 1.9 the output of an operator, in 2.x ('{what}') what it saves, mostly its inputs"
+
+
+def pattern_to_1_9(path: str, use_legacy: bool, lost: list[str]) -> list[str]:
+    """A dotted path of 2.x, or a pattern where the model is not known."""
+    if _CROSSING.search(path):
+        lost.append(f"'{path}': crosses levels, which 1.9 cannot say; name the cells one by one")
+        return []
+    parts = re.split(r"\\?\.", path) if "[" not in path else path.split(r"\.")
+    plain = ".".join(parts)
+    if len(parts) > 1 and parts[-1] not in _CELLS_2X and "[" not in path:
+        lost.append(f"'{path}': one operator; 1.9 moves or recomputes its output, not what it saves")
+    if not use_legacy:
+        return [r"\.".join(parts)]
+    olds = [old for old, new in LEGACY_CELLS.items() if plain == new and not old.startswith("self_attention")]
+    olds = [old for old in olds if old not in _SELDOM]
+    if not olds:
+        parent = next((n for n in sorted(set(LEGACY_CELLS.values()), key=len)[::-1] if plain.startswith(n + ".")), None)
+        if parent is None:
+            lost.append(f"'{path}': has no other name in the legacy models; look at it") if len(parts) > 1 else None
+            return [r"\.".join(parts)]
+        heads = [old for old, new in LEGACY_CELLS.items() if new == parent and old not in _SELDOM]
+        olds = [old + plain[len(parent) :] for old in heads if not old.startswith("self_attention")]
+    return [old.replace(".", r"\.") for old in olds]

@@ -1,0 +1,191 @@
+"""A step that ran in PyNative mode -> the same `Graph` that the compiler gives, so that everything works on it. Pure.
+
+Operators are linked by the memory that they share. What an operator gives in the memory of an input is a view of it. A
+saved storage that no operator was seen to make is the copy that a CPU kernel makes of a view before it reads it; it
+becomes an operator `Contiguous` of its own before the one that saves it. So does what backward reads and nobody was
+seen to make.
+"""
+
+from collections import Counter
+from dataclasses import replace
+
+from mindswap.graph.model import Graph, Node, Saved, TensorType
+from mindswap.graph.sharding.gather import WEIGHT_MARK
+from mindswap.pynative.trace import EventKind, Operator, Trace, Value
+
+# Names of PyNative kernels whose work is that of an operator of the table.
+SAME_WORK = {
+    "Dense": "MatMul",
+    "Mm": "MatMul",
+    "MatMulExt": "MatMul",
+    "BatchMatMulExt": "BatchMatMul",
+    "Addmm": "MatMul",
+    "InnerInplaceIndexPut": "Scatter",
+}
+
+
+def graph_of_trace(trace: Trace) -> Graph:
+    """The graph of a step that was recorded with the values of operators (`record(..., with_values=True)`)."""
+    return _GraphBuilder(trace).build()
+
+
+class _GraphBuilder:
+    """Walks the operators once, and knows for each tensor under which name it was made last."""
+
+    def __init__(self, trace: Trace):
+        self.trace = trace
+        self.names: dict[tuple[int, tuple[int, ...]], str] = {}  # (memory, shape) -> value
+        self.latest: dict[int, str] = {}  # memory -> value made last
+        self.made_in_forward: set[str] = set()
+        self.forward: list[Node] = []
+        self.backward: list[Node] = []
+        self.saved: dict[str, Saved] = {}  # by name in forward
+        self.types: dict[str, TensorType] = {}
+        self.constants: dict[str, int] = {}
+        self.copied_at = self._copies_of_views()
+        self.origins = self._origins()
+
+    def build(self) -> Graph:
+        for index, operator in enumerate(self.trace.operators):
+            for storage in self.copied_at.get(index, ()):
+                self._add_copy(index, operator, storage)
+            self._add(index, operator)
+        return Graph(
+            forward=tuple(self.forward),
+            backward=(*self.backward, self._handed_out()),
+            saved=tuple(self.saved.values()),
+            has_lazy_inline=True,
+            constants=self.constants,
+            types=self.types,
+        )
+
+    def _copies_of_views(self) -> dict[int, list[int]]:
+        """Operator of forward -> storages that it saves and nobody was seen to make, nor to take as copy of a view."""
+        made = {value.memory for operator in self.trace.operators for value in operator.outputs}
+        made |= {value.memory for op in self.trace.operators for value in op.inputs if value.copy_of is not None}
+        found: dict[int, list[int]] = {}
+        for save in self.trace.saves:
+            storage = self.trace.storages[save.storage]
+            is_first = all(save.storage not in known for known in found.values())
+            is_unmade = storage.memory is None or storage.memory not in made
+            if is_first and is_unmade and not storage.protection and self.trace.operators[save.operator].is_forward:
+                found.setdefault(save.operator, []).append(save.storage)
+        return found
+
+    def _origins(self) -> dict[int, int]:
+        """Operator of backward -> the forward operator whose gradient it is: the one whose saves it reads."""
+        found: dict[int, int] = {}
+        for event in self.trace.events:
+            if event.kind is EventKind.READ:
+                found.setdefault(event.num_operators, self.trace.saves[event.index].operator)
+        return found
+
+    # -- operators ------------------------------------------------------------------------------
+
+    def _add(self, index: int, operator: Operator) -> None:
+        nodes = self.forward if operator.is_forward else self.backward
+        inputs = tuple(self._input(value, index, operator) for value in operator.inputs)
+        name = f"{'f' if operator.is_forward else 'b'}{index}"
+        sources = {value.memory: given for value, given in zip(operator.inputs, inputs, strict=True)}
+        made = tuple(value for value in operator.outputs if value.memory not in sources)
+        if made or not operator.outputs:
+            op = SAME_WORK.get(operator.name, operator.name)
+            nodes.append(self._node(name, op, operator, index, inputs, made))
+        for position, value in enumerate(operator.outputs):
+            member = name if len(operator.outputs) == 1 else f"{name}.{position}"
+            if value.memory in sources:
+                nodes.append(self._node(member, "Reshape", operator, index, (sources[value.memory],), (value,)))
+            elif len(operator.outputs) > 1:
+                constant = f"i{made.index(value)}"
+                self.constants[constant] = made.index(value)
+                chosen = self._node(member, "TupleGetItem", operator, index, (name, constant), (value,))
+                nodes.append(replace(chosen, paths=()))
+            self._make(member, value, operator.is_forward)
+
+    def _add_copy(self, index: int, operator: Operator, storage: int) -> None:
+        """The copy of a view, of the type of its first save."""
+        save = next(save for save in self.trace.saves if save.storage == storage)
+        known = self.trace.storages[storage]
+        memory = known.memory if known.memory is not None else -storage - 1
+        value = Value(memory, known.size_bytes, save.shape, save.dtype)
+        source = next((given for given in operator.inputs if given.shape == save.shape), None)
+        inputs = (self._input(source, index, operator),) if source is not None else ()
+        self._add_contiguous(f"copy{storage}", operator, index, inputs, value)
+
+    def _node(
+        self, name: str, op: str, operator: Operator, index: int, inputs: tuple[str, ...], outputs: tuple[Value, ...]
+    ) -> Node:
+        layer = operator.layer_index
+        *cell, _ = operator.path
+        where = "Default/network-Network" if layer is None else f"Default/layers-CellList/{layer}-Layer"
+        scope = "/".join([where, *(f"{part}-Cell" for part in cell), f"{operator.name}-op{name}"])
+        origin = f"f{self.origins[index]}" if not operator.is_forward and index in self.origins else ""
+        types = tuple(map(_type_of, outputs))
+        is_named = operator.is_forward and layer is not None
+        paths = tuple(".".join(path) for path in operator.paths) if is_named else ()
+        return Node(name, op, layer, ".".join(cell), scope, inputs, types, {}, origin=origin, paths=paths)
+
+    # -- values ---------------------------------------------------------------------------------
+
+    def _make(self, name: str, value: Value, is_forward: bool) -> None:
+        self.names[value.memory, value.shape] = name
+        self.latest[value.memory] = name
+        if is_forward:
+            self.made_in_forward.add(name)
+
+    def _input(self, value: Value, index: int, operator: Operator) -> str:
+        """The name under which an operator reads a tensor."""
+        if value.weight and value.memory not in self.latest:
+            self._load(value, operator)
+        name = self.names.get((value.memory, value.shape)) or self.latest.get(value.memory)
+        if name is None and operator.is_forward and value.copy_of is None:
+            name = f"input{value.memory}"
+            self.types[name] = _type_of(value)
+            self._make(name, value, False)  # backward reads it as it is
+            return name
+        return self._copy_of_view(value, index, operator) if name is None else self._name_at(operator, name, value)
+
+    def _name_at(self, operator: Operator, name: str, value: Value) -> str:
+        """Under which name an operator has a value: backward has one of its own for what forward made."""
+        if operator.is_forward or name not in self.made_in_forward:
+            return name
+        saved = self.saved.setdefault(name, Saved(name, f"{name}.saved"))
+        self.types.setdefault(saved.backward_name, _type_of(value))
+        return saved.backward_name
+
+    def _copy_of_view(self, value: Value, index: int, operator: Operator) -> str:
+        """What no operator was seen to make: a kernel's copy of a view, or a sum that autograd made itself."""
+        view = self.names.get((value.copy_of, value.shape)) if value.copy_of is not None else None
+        inputs = (self._name_at(operator, view, value),) if view is not None else ()
+        return self._add_contiguous(f"copy{value.memory}", operator, index, inputs, value)
+
+    def _add_contiguous(self, name: str, operator: Operator, index: int, inputs: tuple[str, ...], value: Value) -> str:
+        name = f"{'f' if operator.is_forward else 'b'}{index}.{name}"
+        nodes = self.forward if operator.is_forward else self.backward
+        nodes.append(self._node(name, "Contiguous", operator, index, inputs, (value,)))
+        self._make(name, value, operator.is_forward)
+        return name
+
+    def _load(self, value: Value, operator: Operator) -> None:
+        """The read of a weight; in backward it is that of forward."""
+        name = f"load.{value.weight}"
+        source = f"{WEIGHT_MARK}{value.weight}"
+        known = (_type_of(value),)
+        self.forward.append(Node(name, "Load", operator.layer_index, "", f"Default/{name}", (source,), known, {}))
+        self._make(name, value, True)
+
+    def _handed_out(self) -> Node:
+        """The gradients of weights, as one tuple: what backward makes of the shape of a weight and reads no more."""
+        read = {name for node in self.backward for name in node.inputs}
+        weights = Counter(node.outputs[0].shape for node in self.forward if node.op == "Load")
+        gradients = []
+        for node in reversed(self.backward):
+            shape = node.outputs[0].shape if len(node.outputs) == 1 else None
+            if shape is not None and weights[shape] and node.name not in read:
+                weights[shape] -= 1
+                gradients.append(node.name)
+        return Node("gradients", "MakeTuple", None, "", "Default/gradients", tuple(reversed(gradients)), (), {})
+
+
+def _type_of(value: Value) -> TensorType:
+    return TensorType(value.shape, value.dtype, value.size_bytes)

@@ -1,0 +1,190 @@
+"""A part of a step that can be put beside others in any number and order, and the same as flat arrays."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import InitVar, dataclass, field, replace
+
+import numpy as np
+
+from mindswap.graph.names import Label
+from mindswap.simulator.block_parts import BlockOp, BlockTensor, Read, Uses
+from mindswap.simulator.program import MemoryKind
+
+# Columns that are an attribute of an operator, and of a tensor.
+OP_TYPES = {"duration_ns": np.int64, "kind": np.int8, "wait_op": np.int64, "wait_once": np.int64, "is_weight": bool}
+TENSOR_TYPES = {
+    **dict.fromkeys(("size_bytes", "made_at", "prefetch", "num_copies"), np.int64),
+    **dict.fromkeys(("is_forward", "is_held", "is_final"), bool),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class PassArrays:
+    """Operators of one pass; shape (num_ops,); positions and labels count within the block.
+
+    `piece_ns` has the durations for each piece of the sequence, shape (num_ops, num_pieces), with no pieces where all
+    take the same time.
+    """
+
+    duration_ns: np.ndarray
+    kind: np.ndarray
+    wait_op: np.ndarray
+    label: np.ndarray
+    wait_once: np.ndarray
+    is_weight: np.ndarray
+    piece_ns: np.ndarray
+
+
+@dataclass(frozen=True, eq=False)
+class TensorArrays:
+    """Tensors; shape (num_tensors,); positions count within the pass.
+
+    `kind` is what a tensor is that backward does not need; `num_copies` is 0 where it is not swapped; `is_final`
+    says that it stays until the optimizer; `uses` has a row for each field of `Uses`.
+    """
+
+    size_bytes: np.ndarray
+    is_forward: np.ndarray
+    made_at: np.ndarray
+    kind: np.ndarray
+    label: np.ndarray
+    prefetch: np.ndarray
+    num_copies: np.ndarray
+    is_held: np.ndarray
+    is_final: np.ndarray
+    uses: np.ndarray
+
+    @property
+    def first_backward(self) -> np.ndarray:
+        """First use in backward, `NO_OP` for none."""
+        return self.uses[1]
+
+
+@dataclass(frozen=True, eq=False)
+class BlockArrays:
+    """All of a block but what it reads."""
+
+    forward: PassArrays  # run for each micro-batch
+    backward: PassArrays  # likewise
+    once: PassArrays  # run before forward of the first micro-batch
+    own: TensorArrays  # tensors that only the block itself reads
+    shared: TensorArrays  # of these, what is made once for all micro-batches
+    handed: tuple[BlockTensor, ...]  # tensors that others read too
+    labels: tuple[Label, ...]  # names that the label arrays point to
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """A part of the step: its operators of forward and backward in order, its tensors, what it reads."""
+
+    forward: tuple[BlockOp, ...]  # run for each micro-batch
+    backward: tuple[BlockOp, ...]  # likewise
+    tensors: tuple[BlockTensor, ...]
+    reads: tuple[Read, ...]
+    # operators that run before forward of the first micro-batch, once in a step: what depends on weights only and is
+    # shared by all micro-batches
+    once: tuple[BlockOp, ...] = ()
+    # the arrays, where the caller has them; they must say the same as the rest
+    known_arrays: InitVar[BlockArrays | None] = None
+    # derived: operators and tensors as arrays, so that eighty layers are put together in a millisecond
+    arrays: BlockArrays = field(init=False, repr=False)
+
+    def __post_init__(self, known_arrays: BlockArrays | None) -> None:
+        arrays = known_arrays or make_arrays(self.forward, self.backward, self.once, self.tensors)
+        object.__setattr__(self, "arrays", arrays)
+
+    def with_copies(self, copies: Mapping[Label, tuple[int, int, bool]]) -> "Block":
+        """The block, which has no swap of its own, with some of its tensors swapped; its operators stay as they are.
+
+        A planner asks for thousands of them, so the arrays are changed and not made again. `copies` has `prefetch`,
+        `num_copies` and `is_held` (see `BlockTensor`) by label of the tensor.
+        """
+        arrays = self.arrays
+        by_label = np.array([copies.get(label, (0, 0, False)) for label in arrays.labels], np.int64).reshape(-1, 3)
+        prefetch, num_copies, is_held = by_label[arrays.own.label].T
+        own = replace(arrays.own, prefetch=prefetch, num_copies=num_copies, is_held=is_held.astype(bool))
+        return self._with_tensors(tuple(_with_copy(tensor, copies) for tensor in self.tensors), own)
+
+    def with_distances(self, distances: Mapping[Label, int]) -> "Block":
+        """The block with other distances for the copies that it has, by label of the tensor; 1 where none is given."""
+        arrays = self.arrays
+        by_label = np.array([distances.get(label, 1) for label in arrays.labels], np.int64)
+        own = replace(arrays.own, prefetch=np.where(arrays.own.num_copies != 0, by_label[arrays.own.label], 0))
+        tensors = tuple(
+            replace(tensor, prefetch=distances.get(tensor.label, 1)) if tensor.num_copies else tensor
+            for tensor in self.tensors
+        )
+        return self._with_tensors(tensors, own)
+
+    def _with_tensors(self, tensors: tuple[BlockTensor, ...], own: TensorArrays) -> "Block":
+        """The block with other copies of its tensors; `own` says the same of those that only it reads."""
+        handed = tuple(tensor for tensor in tensors if tensor.role is not None)
+        known = replace(self.arrays, own=own, handed=handed)
+        return Block(self.forward, self.backward, tensors, self.reads, self.once, known)
+
+
+def _with_copy(tensor: BlockTensor, copies: Mapping[Label, tuple[int, int, bool]]) -> BlockTensor:
+    if tensor.label not in copies or (tensor.is_once and tensor.role is None):
+        return tensor
+    prefetch, num_copies, is_held = copies[tensor.label]
+    return replace(tensor, prefetch=prefetch, num_copies=num_copies, is_held=is_held)
+
+
+def make_arrays(
+    forward: Sequence[BlockOp], backward: Sequence[BlockOp], once: Sequence[BlockOp], tensors: Sequence[BlockTensor]
+) -> BlockArrays:
+    """The arrays of what a block consists of."""
+    labels: dict[Label, int] = {}
+
+    def label_of(name: Label) -> int:
+        return labels.setdefault(name, len(labels))
+
+    own = [tensor for tensor in tensors if tensor.role is None and not tensor.is_once]
+    shared = [tensor for tensor in tensors if tensor.role is None and tensor.is_once]
+    handed = tuple(tensor for tensor in tensors if tensor.role is not None)
+    for tensor in handed:
+        label_of(tensor.label)
+    return BlockArrays(
+        _pass_arrays(forward, label_of),
+        _pass_arrays(backward, label_of),
+        _pass_arrays(once, label_of),
+        tensor_arrays(own, label_of),
+        tensor_arrays(shared, label_of),
+        handed,
+        tuple(labels),
+    )
+
+
+def _pass_arrays(ops: Sequence[BlockOp], label_of: Callable[[Label], int]) -> PassArrays:
+    num_pieces = max((len(op.piece_ns) for op in ops), default=0)
+    piece_ns = [op.piece_ns or (op.duration_ns,) * num_pieces for op in ops]
+    return PassArrays(
+        label=np.array([label_of(op.label) for op in ops], np.int32),
+        piece_ns=np.array(piece_ns, np.int64).reshape(len(ops), num_pieces),
+        **_columns(ops, OP_TYPES),
+    )
+
+
+def tensor_arrays(tensors: Sequence[BlockTensor], label_of: Callable[[Label], int]) -> TensorArrays:
+    """Tensors of a block; `label_of` gives the number of a label in it."""
+    return TensorArrays(
+        kind=np.array([_kind(t) for t in tensors], np.int8),
+        label=np.array([label_of(t.label) for t in tensors], np.int32),
+        uses=use_rows([t.uses for t in tensors]),
+        **_columns(tensors, TENSOR_TYPES),
+    )
+
+
+def _columns(rows: Sequence[object], types: Mapping[str, type]) -> dict[str, np.ndarray]:
+    """An array of each of these attributes."""
+    return {name: np.array([getattr(row, name) for row in rows], dtype) for name, dtype in types.items()}
+
+
+def use_rows(uses: Sequence[Uses]) -> np.ndarray:
+    """A row for each field of `Uses`: int64, shape (num_fields, num_uses)."""
+    return np.array(uses, np.int64).reshape(-1, len(Uses._fields)).T
+
+
+def _kind(tensor: BlockTensor) -> MemoryKind:
+    if tensor.is_gradient:
+        return MemoryKind.GRADIENT
+    return MemoryKind.RECOMPUTED if tensor.is_again else MemoryKind.TRANSIENT

@@ -1,0 +1,99 @@
+"""A captured step without swap and recompute: the ground of every simulation of a model. Plain data."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WHOLE, WeightSharding, is_expert_weight
+from mindswap.graph.memory import OperatorNames
+from mindswap.graph.model import Graph
+from mindswap.graph.ops import NO_WORK_OPS, WEIGHT_OPS
+from mindswap.graph.sample import LayerSample
+from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.sharding.gather import WEIGHT_MARK, is_gathering, weight_name
+from mindswap.policy.cell_tree import CellNode
+from mindswap.simulator.cost.static_memory import Parameter
+
+
+@dataclass(frozen=True, eq=False)
+class CapturedStep:
+    """One micro-batch of a model as one rank of a stage computes it, compiled without swap and recompute."""
+
+    sample: LayerSample  # layers that were compiled, and which of them stands for each layer of the model
+    trees: tuple[CellNode, ...]  # tree of each compiled layer
+    graph: Graph  # the step; sizes are those of one rank
+    # tensor parallel communication, by name of the node that it belongs to
+    collectives: Mapping[str, tuple[Collective, ...]] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # where the step differs from the one that trains, in words
+    # every primitive carries its path, so `graph` has some operators several times that the compiler runs once
+    has_all_tags: bool = False
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the model."""
+        return len(self.sample.layer_map)
+
+    def names(self) -> OperatorNames:
+        return OperatorNames(self.trees, self.graph, self.has_all_tags)
+
+
+@dataclass(frozen=True)
+class PlacedParameter:
+    """A weight on one rank, and where in the step it is read."""
+
+    parameter: Parameter  # the part of it that the rank has
+    layer_index: int | None  # position of its layer among the compiled ones; None outside the layers
+    is_behind: bool  # outside the layers and read behind them (final norm, head)
+
+
+def find_parameters(graph: Graph, sharding: WeightSharding = WHOLE) -> tuple[PlacedParameter, ...]:
+    """The weights that forward reads, in order of their first read, each once; those of `graph` are whole."""
+    found: dict[str, PlacedParameter] = {}
+    has_layers_begun = False
+    for node in graph.forward:
+        has_layers_begun |= node.layer_index is not None
+        name = weight_name(node)
+        if name and node.outputs and name not in found:
+            known = node.outputs[0]
+            is_cut = sharding.cuts(name, known.shape, known.size_bytes)
+            copies = sharding.num_expert_copies if is_expert_weight(name) else None
+            parameter = Parameter(name, known.size_bytes, math.prod(known.shape), is_cut, copies)
+            found[name] = PlacedParameter(parameter, node.layer_index, has_layers_begun and node.layer_index is None)
+    return tuple(found.values())
+
+
+def find_tied_parameters(graph: Graph) -> tuple[Parameter, ...]:
+    """The weights that are read before the layers and behind them: an embedding table that the head uses."""
+    layered = (p for p, node in enumerate(graph.forward) if node.layer_index is not None and node.op not in NO_WORK_OPS)
+    last = max(layered, default=-1)
+    read: tuple[set[str], set[str]] = (set(), set())  # before the layers, behind them
+    sources: dict[str, str] = {}  # value -> weight that it is a read of
+    for position, node in enumerate(graph.forward):
+        if node.op in WEIGHT_OPS:
+            source = node.inputs[0]
+            sources[node.name] = sources.get(source, source)
+        elif node.layer_index is None and node.op not in NO_WORK_OPS:
+            read[position > last].update(sources[name] for name in node.inputs if name in sources)
+    names = {name.rpartition(WEIGHT_MARK)[2] for name in read[0] & read[1]}
+    return tuple(placed.parameter for placed in find_parameters(graph) if placed.parameter.name in names)
+
+
+def list_doubts(captured: Graph, gathered: Graph, settings: StepSettings) -> tuple[str, ...]:
+    """What MindSpore does and is not in a step, in words; weights are whole in `captured`, gathered in `gathered`."""
+    doubts = []
+    if settings.pipeline.num_stages > 1:
+        doubts = [
+            f"{parameter.name} is read by the first and the last pipeline stage: MindSpore sends it for every "
+            "micro-batch, and its gradient back; the memory of that is counted, its time is not"
+            for parameter in find_tied_parameters(captured)
+        ]
+    elif settings.num_micro_batches == 1 and any(node.op == "Cast" and is_gathering(node) for node in gathered.forward):
+        # Seen in MindSpore's frontend with lazy_inline on.
+        doubts = [
+            "with one micro-batch and no pipeline MindSpore 2.9 gathers these weights in float32 and casts them "
+            "behind: while forward runs up to as much again as the gathered weights may be needed, which is not in the "
+            "peak; "
+            "param_init_type equal to compute_dtype, or gradient accumulation, avoids it"
+        ]
+    return tuple(doubts)

@@ -1,0 +1,131 @@
+"""The layers of a captured step under any policy, as graphs. Pure.
+
+    captured graph --> settled, weights gathered --> under a policy, equal operators merged --> blocks (`blocks`)
+                       `CompiledLayers.graph`        `CompiledLayers.rewritten`
+
+The compiler merges equal operators only where a policy sets the same on them, so they stay apart until then.
+"""
+
+from collections.abc import Hashable, Iterable
+from dataclasses import replace
+
+from mindswap.config.step import StepSettings
+from mindswap.errors import SimulationError
+from mindswap.graph.model import Graph, Node
+from mindswap.graph.names import Label, Names
+from mindswap.graph.rewrite.merge import merge_equal
+from mindswap.graph.rewrite.rewrite import rewrite_graph, settings_of_policy
+from mindswap.graph.rewrite.settle import settle_layers
+from mindswap.graph.sequences import cache_readers
+from mindswap.graph.sharding.gather import gather_weights
+from mindswap.graph.sharding.overlap import order_halves
+from mindswap.graph.sharding.share_casts import share_casts
+from mindswap.graph.storage import classify_saved
+from mindswap.graph.uses import find_handed_on
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import LayerDecisions, layer_key, resolve_layer
+from mindswap.simulator.captured import CapturedStep
+
+# In place of the operator paths that stand for a name: no swap takes it away.
+HELD = ("",)
+
+
+class CompiledLayers:
+    """What becomes of the compiled layers if all of them are set as a policy sets one layer of the model."""
+
+    def __init__(self, source: CapturedStep, settings: StepSettings):
+        self.source = source
+        gathered = gather_weights(settle_layers(source.graph), settings.sharding)
+        if settings.shares_casts:
+            gathered = share_casts(gathered, settings.is_inlined)
+        # The step before equal operators are merged; communication that makes weights whole, by name of its node;
+        # operators that run once in a step, for all micro-batches.
+        self.graph, self.gathers, self.once = gathered.graph, gathered.collectives, gathered.once
+        self.reads_caches = cache_readers(self.graph)  # what pieces of a sequence cannot run again
+        # The step without any policy: equal operators merged.
+        self.plain = replace(source, graph=self.graph)
+        if source.has_all_tags:
+            self.plain = replace(source, graph=merge_equal(self.graph))
+        self.labels = self.plain.names()  # paths of an operator; several where `plain` has one for them
+        self._paths = source.names()  # of operators that are not merged
+        self._last: tuple[Hashable, Graph] | None = None  # the graph that was rewritten last
+
+    def decide(self, policy: Policy, layer_index: int) -> tuple[LayerDecisions, ...]:
+        """What a policy decides for one layer of the model, in each of the compiled ones."""
+        return tuple(resolve_layer(policy, layer_index, tree) for tree in self.source.trees)
+
+    def rewritten(self, policy: Policy, layer_index: int) -> Graph:
+        """The step in which all layers are under what a policy sets on one layer of the model."""
+        key = layer_key(policy, layer_index)
+        if self._last is None or self._last[0] != key:
+            settings = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index))
+            self._refuse_caches(settings.recomputed)
+            graph = merge_equal(self.graph, settings.of) if self.source.has_all_tags else self.graph
+            self._last = key, rewrite_graph(graph, settings)
+        return self._last[1]
+
+    def _refuse_caches(self, recomputed: Iterable[str]) -> None:
+        again = sorted(self.reads_caches.intersection(recomputed))
+        if again:
+            names = ", ".join(dict.fromkeys(str(self._paths(self.graph.forward_nodes[name])) for name in again))
+            raise SimulationError(
+                f"{names} cannot run again: later pieces of the sequence have changed the keys and values by then\n"
+                "    allowed: recompute of other operators\n    fix:     recompute without them, or seq_split_num: 1"
+            )
+
+    def in_turns(self, graph: Graph) -> Graph:
+        """With the halves of `fine_grain_interleave` in the order that MindSpore gives them."""
+        found = self.source.collectives.items()
+        first = {name for name, entries in found if any(entry.is_before for entry in entries)}
+        after = {name for name, entries in found if not all(entry.is_before for entry in entries)}
+        return order_halves(graph, first, after)
+
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+        """Names under which backward holds what a layer makes, under the recompute of a policy.
+
+        By label of the tensor, for each of its names the operator paths that stand for it; `HELD` is a name that no
+        swap takes away.
+        """
+        graph = self.rewritten(replace(policy, op_swap=(), layer_swap=()), layer_index)
+        position = self.source.sample.layer_map[layer_index]
+        readers = _readers_in_backward(graph)
+        found: dict[Label, dict[tuple[str, ...], None]] = {}
+        for entry in classify_saved(graph):
+            if entry.storage.producer is not None and entry.storage.layer_index == position:
+                names = found.setdefault(self.labels(entry.storage.producer), {})
+                for node in entry.keepers:
+                    owner = graph.owner(node)
+                    by = readers.get(node.name, {owner.name}) if node.name != owner.name else {owner.name}
+                    names.update({self._paths_of(owner): None} if owner.name in by else {})
+                    names.update({HELD: None} if by - {owner.name} else {})
+        return {label: tuple(names) for label, names in found.items()}
+
+    def not_simulated(self, error: SimulationError, policy: Policy, layer_index: int) -> SimulationError:
+        """Why no block can express what a policy sets on a layer, with what to mend."""
+        recomputed = settings_of_policy(self.graph, self._paths, self.decide(policy, layer_index)).recomputed
+        nodes = self.graph.forward_nodes
+        handed_on = (nodes[name] for name in sorted(find_handed_on(self.graph) & set(recomputed)))
+        names = ", ".join(dict.fromkeys(str(self._paths(node)) for node in handed_on))
+        fix = f"\n    fix: recompute without {names}: what is behind the layer reads it" if names else ""
+        return SimulationError(f"layer {layer_index}: {error}{fix}")
+
+    def _paths_of(self, node: Node) -> Names:
+        """Operator paths that an operator of a rewritten graph has there: it may be merged with others or not."""
+        return Names(node.paths) if node.paths and self.source.has_all_tags else self.labels(node)
+
+
+def _readers_in_backward(graph: Graph) -> dict[str, set[str]]:
+    """For each value of forward that backward holds, the operators whose gradients read it; "" for one that runs again.
+
+    Offload of an operator with a tuple of outputs moves what its own gradient reads, and no more
+    (`graph.rewrite.rewrite`).
+    """
+    forward_names = graph.index.forward_names
+    gradients = {name: node.origin for node in graph.backward if node.origin for name in node.inputs}
+    found: dict[str, set[str]] = {}
+    for node in graph.backward:
+        for name in node.inputs:
+            if name in forward_names:
+                reader = "" if node.is_duplicate else node.origin or gradients.get(name, "")
+                found.setdefault(forward_names[name], set()).add(reader)
+    return found

@@ -1,0 +1,123 @@
+"""A calibrated device as a file, and the measured durations in such a file.
+
+The file is a device file (`device_file.load_device` reads it) with two more keys: `calibration` says where it
+is from, `measured` has one entry for each operator with its types.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from decimal import Decimal
+
+from mindswap.config.nodes import DocumentNode
+from mindswap.config.parse import parse_file
+from mindswap.errors import CostError
+from mindswap.graph.model import BYTES_PER_ELEMENT
+from mindswap.simulator.cost.device_file import find_device_file
+from mindswap.simulator.cost.figures import Figure, FigureKind, unit_keys
+from mindswap.simulator.cost.hardware import FIGURES, Device, figure_values
+from mindswap.simulator.cost.measured import MeasuredKey, Measurement, Shapes
+
+ENTRY_KEYS = ("op", "inputs", "outputs", "duration_ns", "count")
+# Units that a file is written in; the first that shows the value exactly counts.
+WRITTEN_UNITS = {
+    FigureKind.SIZE: ("gib", "b"),
+    FigureKind.BANDWIDTH: ("gb_per_s",),
+    FigureKind.TIME: ("us",),
+    FigureKind.FLOPS: ("tflops",),
+    FigureKind.RATE: ("gelements_per_s", "elements_per_s"),
+}
+
+
+def format_device_file(
+    device: Device, header: Mapping[str, object], measurements: Iterable[Measurement], comment: str = ""
+) -> str:
+    """A device file with its measured operators; `header`, plain values, stands under `calibration`."""
+    lines = [f"# {comment}"] if comment else []
+    lines.append(f"title: {_quote(device.title)}")
+    for name, value in figure_values(device).items():
+        key, number = _written(FIGURES[name], value)
+        lines.append(f"{key}: {{value: {number}, source: {_quote(device.sources.get(name, ''))}}}")
+    lines.append("calibration:")
+    lines += [f"  {key}: {json.dumps(value)}" for key, value in header.items()]
+    lines.append("measured:")
+    lines += [f"- {_format_entry(measurement)}" for measurement in measurements] or ["  []"]
+    return "\n".join(lines) + "\n"
+
+
+def _written(figure: Figure, value: int) -> tuple[str, str]:
+    """Key with unit and number of a figure, such that reading gives the same value."""
+    keys = unit_keys(figure)
+    for unit in WRITTEN_UNITS.get(figure.kind, ("",)):
+        key = f"{figure.name}_{unit}" if unit else figure.name
+        number = Decimal(value) / keys[key]
+        # A float has 15 digits to rely on; YAML gives a float.
+        if int(Decimal(repr(float(number))) * keys[key]) == value:
+            return key, f"{number:f}"
+    raise ValueError(f"{figure.name}: {value} has too many digits")
+
+
+def _format_entry(measurement: Measurement) -> str:
+    key = measurement.key
+    inputs, outputs = (", ".join(_format_tensors(shapes)) for shapes in (key.inputs, key.outputs))
+    rest = f"duration_ns: {measurement.duration_ns}, count: {measurement.count}"
+    return f"{{op: {_quote(key.op)}, inputs: [{inputs}], outputs: [{outputs}], {rest}}}"
+
+
+def _format_tensors(shapes: Shapes) -> Iterator[str]:
+    """`float16 4096x128`: as the reader takes it."""
+    for shape, dtype in shapes:
+        yield f"{dtype} {'x'.join(map(str, shape))}"
+
+
+def _quote(text: str) -> str:
+    """A YAML string in double quotes, which are those of JSON."""
+    return json.dumps(text, ensure_ascii=False)
+
+
+def load_measured(name_or_path: str | os.PathLike[str]) -> dict[MeasuredKey, int]:
+    """Measured durations in a device file, in ns; empty for a device without any.
+
+    Raises:
+        CostError: with every entry that is wrong.
+    """
+    document = parse_file(os.fspath(find_device_file(name_or_path)))
+    section = document.get("measured")
+    if section is None or section.is_null:
+        return {}
+    if section.items is None:
+        raise CostError(f"{section.location}: measured: is no list")
+    measured: dict[MeasuredKey, int] = {}
+    wrong = []
+    for node in section.items:
+        try:
+            key, duration_ns = _read_entry(node)
+            measured[key] = duration_ns
+        except ValueError as error:
+            wrong.append(f"{node.location}: measured: {error}")
+    if wrong:
+        raise CostError("\n".join(wrong[:20]))
+    return measured
+
+
+def _read_entry(node: DocumentNode) -> tuple[MeasuredKey, int]:
+    keys = tuple(str(entry.key) for entry in node.entries or ())
+    if set(keys) != set(ENTRY_KEYS):
+        raise ValueError(f"write {{{', '.join(ENTRY_KEYS)}}}")
+    op, duration = (node.get(key) for key in ("op", "duration_ns"))
+    assert op is not None and duration is not None
+    if not isinstance(op.value, str) or type(duration.value) is not int or duration.value < 0:
+        raise ValueError("op is a name, duration_ns a whole number")
+    return MeasuredKey(op.value, _read_tensors(node, "inputs"), _read_tensors(node, "outputs")), duration.value
+
+
+def _read_tensors(node: DocumentNode, key: str) -> Shapes:
+    tensors = []
+    listed = node.get(key)
+    for item in (listed.items if listed is not None else None) or ():
+        dtype, _, dims = str(item.value).partition(" ")
+        parts = dims.split("x")
+        if dtype not in BYTES_PER_ELEMENT or not all(part.isdecimal() for part in parts):
+            raise ValueError(f"{key}: '{item.value}' is no tensor such as 'float16 4096x128'")
+        tensors.append((tuple(int(part) for part in parts), dtype))
+    return tuple(tensors)

@@ -1,0 +1,158 @@
+"""Device files -> Device. Strict: whatever is wrong is listed at once, with file, line and key."""
+
+import os
+from collections.abc import Mapping
+from decimal import Decimal
+from pathlib import Path
+
+from mindswap.config.nodes import Document, DocumentNode, MappingEntry, key_text, show
+from mindswap.config.parse import parse_file
+from mindswap.errors import CostError
+from mindswap.files import file_name
+from mindswap.policy.words import closest_names
+from mindswap.simulator.cost.figures import checked, parse_option, to_integer, unit_keys
+from mindswap.simulator.cost.hardware import FIGURES, OPTIONS, SET_BY_USER, Device, make_device
+from mindswap.units import format_bytes
+
+DEFAULT_DEVICE = "atlas_800t_a2"
+FOLDER = Path(__file__).parents[2] / "data" / "hardware"
+# What `mindswap calibrate` adds; read by `simulator.cost.measured`.
+MEASURED_KEYS = ("calibration", "measured")
+
+
+def list_devices() -> tuple[str, ...]:
+    """Names of the devices that come with mindswap."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def find_device_file(name_or_path: str | os.PathLike[str]) -> Path:
+    """The file of a device.
+
+    Raises:
+        CostError: if there is none; the text lists the known names.
+    """
+    text = file_name(name_or_path)
+    if text in list_devices():
+        return FOLDER / f"{text}.yaml"
+    path = Path(text)
+    if path.suffix in (".yaml", ".yml") or path.is_file():
+        return path
+    closest = closest_names(text, list_devices(), max_distance=min(len(text) // 2, 6))
+    hint = f"; did you mean {closest[0]}?" if closest else ""
+    raise CostError(f"device '{text}': no such device{hint}\n    known: {', '.join(list_devices())}, or a .yaml file")
+
+
+def load_device(
+    name_or_path: str | os.PathLike[str] = DEFAULT_DEVICE, overrides: Mapping[str, str] | None = None
+) -> Device:
+    """A device, by its name or from a file.
+
+    Args:
+        name_or_path: one of `list_devices()`, or a file of the same form.
+        overrides: figures to replace: name in `hardware.OPTIONS` -> value with its unit, such as
+            `{"d2h": "20GB/s", "memory": "54GiB"}`.
+
+    Raises:
+        CostError: with everything that is wrong.
+    """
+    path = find_device_file(name_or_path)
+    document = parse_file(os.fspath(path))
+    reader = _DeviceReader(document)
+    reader.read()
+    reader.override(overrides or {})
+    reader.judge()
+    if reader.wrong:
+        raise CostError("\n".join(reader.wrong))
+    return make_device(path.stem, reader.title or path.stem, reader.values, reader.sources)
+
+
+class _DeviceReader:
+    """Values of a file by figure, and what is wrong with it."""
+
+    def __init__(self, document: Document):
+        self.document = document
+        self.title = ""
+        self.values: dict[str, int] = {}
+        self.sources: dict[str, str] = {}
+        self.wrong: list[str] = []
+        self._figure_of = {key: figure for figure in FIGURES.values() for key in unit_keys(figure)}
+
+    def read(self) -> None:
+        for problem in self.document.problems:
+            self.wrong.append(f"{problem.location}: {problem.message}")
+        for duplicate in self.document.duplicates:
+            self.wrong.append(f"{duplicate.location}: {duplicate.path}: appears twice")
+        if self.document.root is None:
+            return
+        entries = tuple(self.document.root.unique_entries())
+        if entries and not any(entry.key == "title" or entry.key in self._figure_of for entry in entries):
+            self._complain(
+                self.document.root,
+                f"this is no device file\n    allowed: {', '.join(list_devices())}, or a "
+                f"file like {FOLDER / 'generic.yaml'}",
+            )
+            return
+        for entry in entries:
+            self._read_entry(entry)
+        for figure in FIGURES.values():
+            if figure.name not in self.sources and figure.default is not None:
+                self.values[figure.name] = figure.default
+                self.sources[figure.name] = "assumed: the file does not say it"
+            elif figure.name not in self.sources:
+                self._complain(self.document.root, f"missing: {' or '.join(list(unit_keys(figure))[-3:])}")
+
+    def override(self, overrides: Mapping[str, str]) -> None:
+        for name, text in overrides.items():
+            if name not in OPTIONS:
+                closest = closest_names(name, OPTIONS)[0]
+                self.wrong.append(f"{name}: no such figure of a device; closest: {closest}")
+                continue
+            figure = OPTIONS[name]
+            try:
+                self.values[figure.name] = parse_option(figure, text)
+            except ValueError as error:
+                self.wrong.append(f"{name}: {error}")
+            self.sources[figure.name] = SET_BY_USER
+
+    def judge(self) -> None:
+        """Figures that do not go together."""
+        if self.values.get("cache_size") and self.values.get("cache_bandwidth") == 0:
+            self.wrong.append("cache_bandwidth: 0 goes only with a cache_size of 0")
+        usable, whole = self.values.get("usable_memory", 0), self.values.get("device_memory", 0)
+        if usable > whole > 0:
+            self.wrong.append(f"memory: {format_bytes(usable)} is more than the {format_bytes(whole)} of the device")
+
+    def _read_entry(self, entry: MappingEntry) -> None:
+        key = entry.key
+        if key == "title" and isinstance(entry.value.value, str):
+            self.title = entry.value.value
+        elif key in self._figure_of:
+            self._read_figure(str(key), entry.value)
+        elif key not in MEASURED_KEYS:
+            known = ("title", *self._figure_of)
+            closest = ", ".join(closest_names(key_text(key), known, limit=3))
+            self._complain(entry, f"{key_text(key)}: no such key, or no such unit; closest: {closest}")
+
+    def _read_figure(self, key: str, node: DocumentNode) -> None:
+        figure = self._figure_of[key]
+        if figure.name in self.sources:
+            self._complain(node, f"{key}: {figure.name} is given twice")
+        value, source = node.get("value"), node.get("source")
+        self.sources[figure.name] = ""
+        keys = {entry.key for entry in node.entries or ()}
+        if value is None or source is None or keys != {"value", "source"} or not isinstance(source.value, str):
+            self._complain(node, f"{key}: write {{value: NUMBER, source: 'where it is from'}}")
+            return
+        self.sources[figure.name] = source.value
+        number = value.value
+        if isinstance(number, bool) or not isinstance(number, (int, float)):
+            self._complain(value, f"{key}: {show(value)} is no number")
+            return
+        try:
+            integer = to_integer(figure, Decimal(repr(number)), unit_keys(figure)[key])
+            self.values[figure.name] = checked(figure, integer)
+        except ValueError as error:
+            self._complain(value, f"{key}: {show(value)}: {error}")
+
+    def _complain(self, where: DocumentNode | MappingEntry, text: str) -> None:
+        self.wrong.append(f"{where.location}: {text}")

@@ -1,0 +1,194 @@
+"""A device as data. All that is known of a figure stands at the field of `Device` that it is."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass, field, fields
+from typing import Any
+
+from mindswap.simulator.cost.figures import Figure, FigureKind
+
+# Source of a figure that an option or a configuration replaces.
+SET_BY_USER = "set by the user"
+DTYPES = ("float16", "bfloat16", "float32")
+_K = FigureKind
+
+
+@dataclass(frozen=True)
+class Link:
+    """One direction of the way between device and host, as one card sees it."""
+
+    bandwidth_bytes_per_s: int  # of large copies
+    latency_ns: int  # fixed part of a copy
+
+
+@dataclass(frozen=True)
+class Network:
+    """What cards talk over, as one card sees it."""
+
+    bandwidth_bytes_per_s: int  # of one card, one direction, to all others together
+    latency_ns: int  # of one step of a collective
+    efficiency_permille: int  # share of the bandwidth that collectives reach, in thousandths
+    # cards with a link of their own between each two (full mesh): a group of n of them has n - 1 of the
+    # `num_mesh_cards` - 1 links of a card; 0 for a switch, where a group has all
+    num_mesh_cards: int = 0
+
+
+@dataclass(frozen=True)
+class _Part:
+    """How a field of a device and its figures hang together."""
+
+    figures: tuple[Figure, ...]
+    made_of: Callable[[Sequence[int]], Any]  # the field, of the values of its figures
+    values_of: Callable[[Any], Iterable[int]]  # and back; what no figure says comes last
+
+
+def _part(*part: Any) -> Any:
+    return field(metadata={"part": _Part(*part)})
+
+
+def _figure(name: str, kind: FigureKind, meaning: str, may_be_zero: bool = False, default: int | None = None) -> Any:
+    """A field that is one figure."""
+    figure = Figure(name, kind, meaning, may_be_zero, default)
+    return _part((figure,), lambda values: values[0], lambda value: (value,))
+
+
+def _figures(by_key: Mapping[str, Figure]) -> Any:
+    """A field that has a figure under each key."""
+    figures = tuple(by_key.values())
+    return _part(figures, lambda values: dict(zip(by_key, values, strict=True)), lambda value: map(value.get, by_key))
+
+
+def _way(kind: type[Link | Network], *figures: Figure) -> Any:
+    """A field whose own fields are figures, in order."""
+    return _part(figures, lambda values: kind(*values), astuple)
+
+
+@dataclass(frozen=True)
+class Device:
+    """One card and its place in a node."""
+
+    name: str  # key of the file
+    title: str  # as people call it
+    sources: Mapping[str, str]  # where each figure is from, by its name
+    # floating point operations per second, by dtype
+    peak_flops: Mapping[str, int] = _figures(
+        {dtype: Figure(f"matrix_{dtype}", _K.FLOPS, "peak of the matrix units") for dtype in DTYPES}
+    )
+    vector_flops: Mapping[str, int] = _figures(
+        {dtype: Figure(f"vector_{dtype}", _K.FLOPS, "peak of the vector units") for dtype in DTYPES}
+    )
+    compute_permille: int = _figure("compute_fraction", _K.FRACTION, "share of the peak that matrix products reach")
+    weight_gradient_permille: int = _figure(
+        "weight_gradient_fraction", _K.FRACTION, "the same of products with a transposed first operand"
+    )
+    # the tiles go over the cores in whole rounds
+    num_matrix_cores: int = _figure(
+        "num_matrix_cores", _K.COUNT, "cores that share the output tiles of a product; 0 for any share", True
+    )
+    attention_permille: int = _figure(
+        "attention_fraction", _K.FRACTION, "share of the peak that flash attention reaches"
+    )
+    attention_grad_permille: int = _figure("attention_grad_fraction", _K.FRACTION, "the same of its backward kernel")
+    memory_bandwidth_bytes_per_s: int = _figure("memory_bandwidth", _K.BANDWIDTH, "device memory")
+    memory_permille: int = _figure(
+        "memory_bandwidth_fraction", _K.FRACTION, "share of the memory bandwidth that kernels reach"
+    )
+    cache_bytes: int = _figure("cache_size", _K.SIZE, "cache that all cores share; 0 for none", True)
+    cache_bandwidth_bytes_per_s: int = _figure(
+        "cache_bandwidth", _K.BANDWIDTH, "what kernels reach that move no more than the cache holds", True
+    )
+    # elements per second of kernels that the vector units bound, by kind (`graph.ops`); 0 where only memory bounds them
+    vector_rates: Mapping[str, int] = _figures(
+        {
+            kind: Figure(f"{kind}_rate", _K.RATE, meaning, True)
+            for kind, meaning in (
+                ("norm", "RmsNorm and LayerNorm, if compute is the limit; 0 for memory only"),
+                ("norm_grad", "their backward kernels"),
+                ("softmax", "softmax, forward and backward"),
+                ("activation", "SiLU and GeLU"),
+                ("activation_grad", "their backward kernels"),
+            )
+        }
+    )
+    # fixed cost of an operator, by kind
+    op_latency_ns: Mapping[str, int] = _figures(
+        {
+            kind: Figure(f"{kind}_op_latency", _K.TIME, f"fixed cost of {what}", True)
+            for kind, what in (
+                ("matrix", "a matrix operator"),
+                ("vector", "any other operator"),
+                ("communication", "a collective"),
+            )
+        }
+    )
+    memory_bytes: int = _figure("device_memory", _K.SIZE, "memory of the card")
+    usable_memory_bytes: int = _figure("usable_memory", _K.SIZE, "what MindSpore can take of it")
+    margin_permille: int = _figure(
+        "margin", _K.FRACTION, "share of the usable memory that a plan leaves free by itself", True, 50
+    )
+    hccl_buffer_bytes: int = _figure(
+        "hccl_buffer", _K.SIZE, "HCCL_BUFFSIZE; each communicator has two, outside the pool", True
+    )
+    kernel_workspace_bytes: int = _figure(
+        "kernel_workspace", _K.SIZE, "what a kernel of the matrix units takes beside its tensors", True
+    )
+    pool_alignment_bytes: int = _figure("pool_alignment", _K.SIZE, "the memory of a tensor is a multiple of it")
+    # to the host (D2H), and back (H2D)
+    offload: Link = _way(
+        Link,
+        Figure("d2h", _K.BANDWIDTH, "copies from device to host, one card"),
+        Figure("d2h_latency", _K.TIME, "fixed part of a copy to the host", True),
+    )
+    prefetch: Link = _way(
+        Link,
+        Figure("h2d", _K.BANDWIDTH, "copies from host to device, one card"),
+        Figure("h2d_latency", _K.TIME, "fixed part of a copy from the host", True),
+    )
+    contended_permille: int = _figure(
+        "contended_fraction", _K.FRACTION, "rate of a copy while the other direction copies too"
+    )
+    num_cards_per_node: int = _figure("num_cards_per_node", _K.COUNT, "cards that share host memory")
+    host_memory_bytes: int = _figure("host_memory", _K.SIZE, "memory of a node")
+    host_bandwidth_bytes_per_s: int = _figure(
+        "host_bandwidth", _K.BANDWIDTH, "all cards of a node in one direction; 0 for no common limit", True
+    )
+    # between cards of a node, and of different nodes
+    intranode: Network = _way(
+        Network,
+        Figure("intranode_bandwidth", _K.BANDWIDTH, "one card to the others of its node"),
+        Figure("intranode_latency", _K.TIME, "one step of a collective within a node", True),
+        Figure("collective_fraction", _K.FRACTION, "share of intranode_bandwidth that collectives reach"),
+        Figure("num_mesh_cards", _K.COUNT, "cards with a link between each two; 0 for a switch", True),
+    )
+    internode: Network = _way(
+        Network,
+        Figure("internode_bandwidth", _K.BANDWIDTH, "one card to other nodes"),
+        Figure("internode_latency", _K.TIME, "one step of a collective between nodes", True),
+        Figure("internode_fraction", _K.FRACTION, "share of internode_bandwidth that collectives reach"),
+    )
+
+
+_PARTS: dict[str, _Part] = {each.name: each.metadata["part"] for each in fields(Device) if each.metadata}
+FIGURES = {figure.name: figure for part in _PARTS.values() for figure in part.figures}
+# Names of options and of keys in `mindswap:`; `memory` is the budget, the usable part.
+OPTIONS = {"memory": FIGURES["usable_memory"], **FIGURES}
+
+
+def with_figures(device: Device, values: Mapping[str, int], sources: Mapping[str, str] | None = None) -> Device:
+    """The device with other figures, by their names in `FIGURES`."""
+    figures, known = {**figure_values(device), **values}, {**device.sources, **(sources or {})}
+    return make_device(device.name, device.title, figures, known)
+
+
+def make_device(name: str, title: str, value: Mapping[str, int], sources: Mapping[str, str]) -> Device:
+    """A device of figures by their names in `FIGURES`."""
+    made = {key: part.made_of([value[figure.name] for figure in part.figures]) for key, part in _PARTS.items()}
+    return Device(name, title, sources, **made)
+
+
+def figure_values(device: Device) -> dict[str, int]:
+    """Every figure of a device by its name in `FIGURES`, each in its smallest unit."""
+    return {
+        figure.name: value
+        for key, part in _PARTS.items()
+        for figure, value in zip(part.figures, part.values_of(getattr(device, key)), strict=False)
+    }

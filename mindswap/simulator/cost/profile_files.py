@@ -1,0 +1,254 @@
+"""Where profiles are: a folder, its ranks, and in each the files that are recognised by what they hold.
+
+The profilers of MindSpore and torch_npu write `<rank>_ascend_ms/ASCEND_PROFILER_OUTPUT` (`_ascend_pt`), CANN's msprof
+`PROF_*/mindstudio_profiler_output`. The first keeps the second beside it: then the first counts.
+"""
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TypeVar
+
+from mindswap.errors import CostError
+from mindswap.simulator.cost.profile import Profile
+from mindswap.simulator.cost.profile_communication import read_transfers
+from mindswap.simulator.cost.profile_tables import Progress, Table, read_kernels, read_peak, read_steps, recognise_table
+from mindswap.simulator.cost.profile_trace import read_copies
+
+OUTPUT_FOLDERS = ("ASCEND_PROFILER_OUTPUT", "mindstudio_profiler_output")
+RANK_ENDINGS = ("_ascend_ms", "_ascend_pt")
+RAW_PATTERN = re.compile(r"PROF_\d+|device_\d+")
+# Written by MindSpore before 2.4; has no shapes.
+OLD_KERNELS_PATTERN = "aicore_intermediate_"
+# `ascend_mindspore_profiler_0.db`, `ascend_pytorch_profiler_0.db`, `msprof_0.db`: of ExportType.Db alone, all there is.
+DATABASE_PATTERN = re.compile(r"(ascend_\w+_profiler|msprof)\w*\.db")
+# Those of the frameworks go before those of msprof.
+KERNEL_TABLES = (Table.KERNELS, Table.SUMMARY)
+MAX_DEPTH = 6
+# Enough of a JSON file to tell what it is.
+SNIFFED_BYTES = 2**16
+MAX_INFO_BYTES = 2**20
+AS_WRITTEN = "analyse the profile again and leave its files as they are: a spreadsheet writes other ones"
+
+
+Kind = TypeVar("Kind", Table, "Text")
+
+
+class Text(Enum):
+    """What a JSON file holds."""
+
+    TRACE = "trace"
+    COMMUNICATION = "communication"
+    INFO = "how the profiler was set"
+
+
+# The first that is found in the beginning of the file. A matrix of communication is known as well, and left out.
+JSON_SIGNS = (
+    ('"traceEvents"', Text.TRACE),
+    ('"ph"', Text.TRACE),
+    ('"Transport Type"', None),
+    ('"Communication Bandwidth Info"', Text.COMMUNICATION),
+    ('"Communication Time Info"', Text.COMMUNICATION),
+    ("profiler_level", Text.INFO),
+)
+
+
+# A file of such a name that holds something else is broken, which its reader says.
+NAMES = (
+    ("kernel_details", Table.KERNELS),
+    ("op_summary", Table.SUMMARY),
+    ("step_trace_time", Table.STEPS),
+)
+JSON_NAMES = (("trace_view", Text.TRACE), ("msprof_", Text.TRACE), ("communication.json", Text.COMMUNICATION))
+
+
+@dataclass(frozen=True)
+class RankFiles:
+    """The files of one rank."""
+
+    folder: Path  # where they are
+    files: dict[Table | Text, tuple[Path, ...]]  # by what they hold
+
+    def get(self, *kinds: Table | Text) -> tuple[Path, ...]:
+        """Those of the first kind that there is."""
+        return next((self.files[kind] for kind in kinds if kind in self.files), ())
+
+
+def find_profiles(path: Path) -> tuple[RankFiles, ...]:
+    """The files of each rank below a folder, or a single file.
+
+    Args:
+        path: the folder that the profiler was given, that of a rank, that with the files, or a table of kernels.
+
+    Raises:
+        CostError: if there is no profile.
+    """
+    if path.is_file():
+        kind = _recognise(path)
+        if kind is None:
+            raise CostError(f"{path}: is no file of a profiler that is known here\n    fix:     name its folder")
+        return (RankFiles(path.parent, {kind: (path,)}),)
+    if not path.is_dir():
+        raise CostError(f"{path}: no such folder\n    fix:     name the output_path that the profiler was given")
+    ranks: dict[Path, list[RankFiles]] = {}
+    names: list[str] = []
+    for folder in _walk(path, names):
+        found = _recognise_all(folder)
+        if any(kind in found for kind in KERNEL_TABLES):
+            ranks.setdefault(_rank_of(folder), []).append(RankFiles(folder, found))
+    chosen = [min(entries, key=lambda entry: Table.KERNELS not in entry.files) for entries in ranks.values()]
+    if not chosen:
+        raise CostError(_nothing_found(path, names))
+    return tuple(_with_info(entry) for entry in chosen)
+
+
+def read_bytes(ranks: Iterable[RankFiles]) -> int:
+    """Bytes of all traces and tables of kernels, which are what takes long to read."""
+    files = [file for rank in ranks for file in (*rank.get(*KERNEL_TABLES), *rank.get(Text.TRACE))]
+    return sum(file.stat().st_size for file in files)
+
+
+def load_profile(path: Path, progress: Callable[[int], Progress] | None = None) -> Profile:
+    """Read the profiles of all ranks below a folder as one; `progress`, given the bytes to read, is told of those read.
+
+    Raises:
+        CostError: if there is none, or a file is not what a profiler writes.
+    """
+    ranks = find_profiles(path)
+    told = progress(read_bytes(ranks)) if progress else None
+    try:
+        profiles = [_load_rank(rank, number, told) for number, rank in enumerate(ranks)]
+    except CostError as error:
+        raise error if "fix:" in str(error) else CostError(f"{error}\n    fix:     {AS_WRITTEN}") from error
+    notes = tuple(dict.fromkeys(note for profile in profiles for note in profile.notes))
+    peaks = [profile.peak_memory_bytes for profile in profiles if profile.peak_memory_bytes is not None]
+    return replace(
+        profiles[0],
+        folder=str(path if len(ranks) > 1 else ranks[0].folder),
+        kernels=tuple(kernel for profile in profiles for kernel in profile.kernels),
+        copies=tuple(copy for profile in profiles for copy in profile.copies),
+        steps=tuple(step for profile in profiles for step in profile.steps),
+        transfers=tuple(transfer for profile in profiles for transfer in profile.transfers),
+        peak_memory_bytes=max(peaks, default=None),
+        num_unsized_copies=sum(profile.num_unsized_copies for profile in profiles),
+        num_ranks=len(profiles),
+        notes=notes,
+    )
+
+
+def _load_rank(rank: RankFiles, number: int, progress: Progress | None) -> Profile:
+    kernels = tuple(kernel for file in rank.get(*KERNEL_TABLES) for kernel in read_kernels(file, progress))
+    peaks = [read_peak(file) for file in rank.get(Table.BLOCKS, Table.MEMORY)]
+    copies, num_unsized = [], 0
+    for file in rank.get(Text.TRACE):
+        found, unsized = read_copies(file, number, progress)
+        copies += found
+        num_unsized += unsized
+    notes = [] if rank.get(Text.TRACE) else ["no trace_view.json: the links to the host keep their figures"]
+    return Profile(
+        folder=str(rank.folder),
+        kernels=kernels,
+        copies=tuple(sorted(copies, key=lambda copy: copy.start_ns)),
+        steps=tuple(step for file in rank.get(Table.STEPS) for step in read_steps(file)),
+        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
+        notes=tuple(notes),
+        transfers=tuple(transfer for file in rank.get(Text.COMMUNICATION) for transfer in read_transfers(file)),
+        num_unsized_copies=num_unsized,
+        level=_level(rank.get(Text.INFO)),
+    )
+
+
+def _walk(path: Path, names: list[str]) -> Iterator[Path]:
+    """The folder and those below it, in order, links left out; `names` gets the names of everything seen."""
+    for parent, folders, files in os.walk(path):
+        depth = len(Path(parent).relative_to(path).parts)
+        folders[:] = sorted(folders) if depth < MAX_DEPTH else []
+        names += [*folders, *files]
+        yield Path(parent)
+
+
+def _rank_of(folder: Path) -> Path:
+    """The folder that all files of a rank are below."""
+    for parent in (folder, *folder.parents):
+        if parent.name.endswith(RANK_ENDINGS):
+            return parent
+    return folder.parent if folder.name in OUTPUT_FOLDERS else folder
+
+
+def _recognise_all(folder: Path) -> dict[Table | Text, tuple[Path, ...]]:
+    found: dict[Table | Text, tuple[Path, ...]] = {}
+    try:
+        files = sorted(folder.iterdir())
+    except OSError as error:
+        raise CostError(f"{folder}: cannot be read: {error.strerror}") from error
+    for file in files:
+        kind = _recognise(file)
+        if kind is not None:
+            found[kind] = (*found.get(kind, ()), file)
+    return found
+
+
+def _recognise(file: Path) -> Table | Text | None:
+    if not file.is_file():
+        return None
+    if file.suffix == ".csv":
+        return recognise_table(file) or _by_name(file, NAMES)
+    if file.suffix != ".json":
+        return None
+    try:
+        with file.open("rb") as stream:
+            text = stream.read(SNIFFED_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    return next((kind for sign, kind in JSON_SIGNS if sign in text), _by_name(file, JSON_NAMES))
+
+
+def _by_name(file: Path, names: Iterable[tuple[str, Kind]]) -> Kind | None:
+    return next((kind for start, kind in names if file.name.startswith(start)), None)
+
+
+def _with_info(rank: RankFiles) -> RankFiles:
+    """With the files that stand beside the folder: settings of the profiler, blocks of memory."""
+    beside = _recognise_all(rank.folder.parent)
+    more = {kind: beside[kind] for kind in (Text.INFO, Table.BLOCKS) if kind in beside and kind not in rank.files}
+    return RankFiles(rank.folder, {**rank.files, **more})
+
+
+def _level(files: tuple[Path, ...]) -> str:
+    """`Level1` from `profiler_info_0.json`, wherever it stands there; empty if it does not."""
+    for file in files:
+        try:
+            text = file.read_text("utf-8", "replace")[:MAX_INFO_BYTES]
+            found = re.search(r'profiler_level"\s*:\s*' + r'"(?:ProfilerLevel\.)?(Level\w+)"', text)
+        except OSError:
+            continue
+        if found:
+            return found[1]
+    return ""
+
+
+def _nothing_found(path: Path, names: list[str]) -> str:
+    if any(name.startswith(OLD_KERNELS_PATTERN) for name in names):
+        return (
+            f"{path}: this profile is of a MindSpore before 2.4 and says nothing about shapes\n"
+            "    fix:     profile with MindSpore 2.9 and profiler_level=ProfilerLevel.Level2"
+        )
+    if any(DATABASE_PATTERN.fullmatch(name) for name in names):
+        return (
+            f"{path}: this profile was exported as a database: it has no table of kernels\n"
+            "    fix:     profile with export_type=[ExportType.Text]; where PROF_* is below it,\n"
+            "             msprof --export=on --output=PATH makes tables of what is there"
+        )
+    if any(RAW_PATTERN.match(name) for name in names):
+        return (
+            f"{path}: this profile was not analysed yet: it has no table of kernels\n"
+            "    fix:     mindspore.profiler.profiler.analyse(PATH), torch_npu.profiler.profiler.analyse(PATH), or\n"
+            "             msprof --export=on --output=PATH"
+        )
+    return (
+        f"{path}: no kernel_details.csv or op_summary_*.csv below it\n"
+        "    fix:     name the output_path of the profiler, or the folder of a rank in it"
+    )

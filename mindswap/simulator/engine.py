@@ -1,0 +1,213 @@
+"""Runs a program: discrete events on the streams of each pipeline stage, in integer nanoseconds.
+
+The streams are compute, communication, receiving, copy-out (D2H) and copy-in (H2D). Each runs its own work in order.
+An operator or a copy starts at the moment at which all that it waits for has ended. All stages share one
+clock, which goes from one end of something to the next; so what starts at a moment is decided with
+everything earlier known, copies that slow each other down included.
+
+Source of the rules: facts-mindspore.md section 4 (Ascend backend of MindSpore 2.9.0); see `program.Copies`.
+"""
+
+import numpy as np
+
+from mindswap.errors import SimulationError
+from mindswap.simulator.jit import compiled
+from mindswap.simulator.program import NO_OP, Program
+from mindswap.simulator.state import (
+    COMMUNICATION,
+    COMPUTE,
+    IN,
+    NEVER,
+    NO_COPY,
+    OUT,
+    RECEIVING,
+    EngineState,
+    initial_state,
+)
+from mindswap.simulator.timeline import StallCause, Timeline
+
+WORK_PER_NS = 1000  # a copy of 1 ns is 1000 units of work, so that rates in thousandths stay integers
+CAUSE_OUT, CAUSE_IN = int(StallCause.COPY_OUT), int(StallCause.COPY_IN)
+
+
+def simulate(program: Program) -> Timeline:
+    """Runs one step; a program that `benchmarks/reference/program_check.py` refuses gives undefined results.
+
+    Raises:
+        SimulationError: pipeline stages wait for each other.
+    """
+    state = initial_state(program)
+    _run(state, program.contended_permille)
+    _raise_deadlock(program, state)
+    num_copies = len(program.copies)
+    start_ns, end_ns = np.empty((2, 2, num_copies), np.int64)
+    for direction in (OUT, IN):
+        done = state.copies[direction]
+        start_ns[direction, done["copy"]] = done["start_ns"]
+        end_ns[direction, done["copy"]] = done["end_ns"]
+    op_end_ns = state.ops["end_ns"].copy()
+    return Timeline(
+        program=program,
+        op_start_ns=state.ops["start_ns"].copy(),
+        op_end_ns=op_end_ns,
+        stall_ns=state.ops["stall_ns"].copy(),
+        stall_cause=state.ops["stall_cause"].copy(),
+        stall_copy=state.ops["stall_copy"].copy(),
+        out_start_ns=start_ns[OUT],
+        out_end_ns=end_ns[OUT],
+        in_start_ns=start_ns[IN],
+        in_end_ns=end_ns[IN],
+        release_ns=np.maximum(op_end_ns[program.copies.release_op], end_ns[OUT]),
+    )
+
+
+@compiled
+def _run(state: EngineState, contended_permille: int) -> None:
+    """Takes the stage in which something can happen first, until nothing can happen any more."""
+    stages = state.stages
+    while True:
+        stage = _first_to_wake(stages)
+        now = stages[stage].wake_ns
+        if now == NEVER:
+            return
+        stages[stage].wake_ns = NEVER
+        _let_copies_run(state, stage, contended_permille, now)
+        changed = True
+        while changed:
+            changed = _start_ops(state, stage, COMPUTE, now)
+            changed |= _start_ops(state, stage, COMMUNICATION, now)
+            changed |= _start_ops(state, stage, RECEIVING, now)
+            changed |= _end_and_start_copies(state, stage, OUT, now)
+            changed |= _end_and_start_copies(state, stage, IN, now)
+        next_ns = _next_event_ns(state, stage, contended_permille, now)
+        stages[stage].wake_ns = min(stages[stage].wake_ns, next_ns)
+
+
+@compiled
+def _first_to_wake(stages: np.ndarray) -> int:
+    """The stage in which something can happen first; of several the lowest."""
+    first = 0
+    for stage in range(1, len(stages)):
+        if stages[stage].wake_ns < stages[first].wake_ns:
+            first = stage
+    return first
+
+
+@compiled
+def _start_ops(state: EngineState, stage: int, kind: int, now: int) -> bool:
+    """Starts what a stream can start at this moment; whether it did."""
+    stages, stream = state.stages, state.streams[stage, kind]
+    changed = False
+    while stream.next_op < stages[stage].end and stream.free_ns <= now and _has_inputs(state, stream.next_op, now):
+        op = state.ops[stream.next_op]
+        op.start_ns = now
+        op.end_ns = now + op.duration_ns
+        if now > stream.free_ns:
+            op.stall_ns = now - stream.free_ns
+            op.stall_cause, op.stall_copy = _waited_for(state, stream.next_op, now)
+        if op.is_awaited:
+            for other in range(len(stages)):
+                stages[other].wake_ns = min(stages[other].wake_ns, op.end_ns)
+        stream.free_ns = op.end_ns
+        stream.next_op = op.next_op
+        changed = True
+    return changed
+
+
+@compiled
+def _has_inputs(state: EngineState, position: int, now: int) -> bool:
+    """Whether everything that an operator waits for has ended."""
+    op, copies = state.ops[position], state.copies
+    return (
+        (op.wait_op == NO_OP or state.ops[op.wait_op].end_ns <= now)
+        and (op.outs_needed == 0 or copies[OUT, op.outs_needed - 1].end_ns <= now)
+        and (op.ins_needed == 0 or copies[IN, op.ins_needed - 1].end_ns <= now)
+    )
+
+
+@compiled
+def _waited_for(state: EngineState, position: int, now: int) -> tuple[int | np.int64, int]:
+    """Cause and copy of a stall that ends now; an operator before a copy, a copy out before a copy in."""
+    op, copies = state.ops[position], state.copies
+    if op.wait_op != NO_OP and state.ops[op.wait_op].end_ns == now:
+        return np.int64(op.wait_cause), NO_COPY
+    if op.outs_needed > 0 and copies[OUT, op.outs_needed - 1].end_ns == now:
+        return CAUSE_OUT, copies[OUT, op.outs_needed - 1].copy
+    return CAUSE_IN, copies[IN, op.ins_needed - 1].copy
+
+
+@compiled
+def _let_copies_run(state: EngineState, stage: int, contended_permille: int, now: int) -> None:
+    """Runs the copies of the stage on from its last moment to this one."""
+    done = _rate(state.links, stage, contended_permille) * (now - state.stages[stage].clock_ns)
+    for direction in (OUT, IN):
+        state.links[stage, direction].work_left -= done  # means nothing where no copy runs
+    state.stages[stage].clock_ns = now
+
+
+@compiled
+def _rate(links: np.ndarray, stage: int, contended_permille: int) -> int:
+    """Work per ns of each copy that runs."""
+    return contended_permille if links[stage, OUT].is_copying and links[stage, IN].is_copying else WORK_PER_NS
+
+
+@compiled
+def _end_and_start_copies(state: EngineState, stage: int, direction: int, now: int) -> bool:
+    """Ends the copy that is through and starts the next one that is ready; whether anything changed."""
+    link = state.links[stage, direction]
+    changed = False
+    while link.next_copy < link.end:
+        copy = state.copies[direction, link.next_copy]
+        if not link.is_copying:
+            has_left = copy.after_out == NO_COPY or state.copies[OUT, copy.after_out].end_ns <= now
+            if not has_left or (copy.after_op != NO_OP and state.ops[copy.after_op].end_ns > now):
+                break
+            copy.start_ns = now
+            link.work_left = WORK_PER_NS * copy.duration_ns
+            link.is_copying = True
+            changed = True
+        if link.work_left > 0:
+            break
+        copy.end_ns = now
+        link.is_copying = False
+        link.next_copy += 1
+        changed = True
+    return changed
+
+
+@compiled
+def _next_event_ns(state: EngineState, stage: int, contended_permille: int, now: int) -> int:
+    """When the next operator or copy of the stage ends, as far as known; `NEVER` if nothing runs."""
+    event_ns = NEVER
+    for kind in (COMPUTE, COMMUNICATION, RECEIVING):
+        stream = state.streams[stage, kind]
+        if stream.free_ns > now:
+            event_ns = min(event_ns, stream.free_ns)
+        if stream.next_op < state.stages[stage].end:
+            wait = state.ops[stream.next_op].wait_op
+            if wait != NO_OP and state.ops[wait].end_ns > now:
+                event_ns = min(event_ns, state.ops[wait].end_ns)
+    rate = _rate(state.links, stage, contended_permille)
+    for direction in (OUT, IN):
+        link = state.links[stage, direction]
+        if link.is_copying:
+            event_ns = min(event_ns, now + (link.work_left + rate - 1) // rate)
+    return event_ns
+
+
+def _raise_deadlock(program: Program, state: EngineState) -> None:
+    """Raises if operators are left over; each stage is named with the operator at which it stands."""
+    next_op = state.streams["next_op"].min(axis=1)
+    lines = []
+    for stage in np.flatnonzero(next_op < state.stages["end"]):
+        op = next_op[stage]
+        wait = program.ops.wait_op[op]
+        for_what = f" for operator {wait} ({_op_name(program, wait)})" if wait != NO_OP else ""
+        lines.append(f"stage {stage} stands at operator {op} ({_op_name(program, op)}), which waits{for_what}")
+    if lines:
+        raise SimulationError("pipeline stages wait for each other: " + "; ".join(lines))
+
+
+def _op_name(program: Program, op: int) -> str:
+    """Label and micro-batch of an operator, for messages."""
+    return f"{program.labels[program.ops.label[op]]}, micro-batch {program.ops.micro_batch[op]}"

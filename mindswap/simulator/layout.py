@@ -1,0 +1,128 @@
+"""Pipeline settings -> which section of the model is on which stage, in which order they run. Pure."""
+
+from dataclasses import dataclass
+
+from mindswap.config.pipeline import SCHEDULERS, LayoutError, Pipeline
+from mindswap.errors import SimulationError
+from mindswap.simulator.schedules import SCHEDULES, WITH_PIECES, Pass, Shape, find_schedule, order_passes
+
+# Forward passes through single layers in a step that is simulated, at most: it takes about 8 GB of memory.
+MAX_LAYER_PASSES = 250_000
+
+
+@dataclass(frozen=True)
+class StageLayout:
+    """Which sections of the model are where."""
+
+    # for each stage, for each of its virtual chunks, the sections in forward order: positions in the list of blocks (0
+    # is what is before the layers, the last what is behind them)
+    chunks: tuple[tuple[tuple[int, ...], ...], ...]
+    num_micro_batches: int = 1
+    # for each stage, gradients that are made for the optimizer when backward has ended, beside those that are there by
+    # then; none if empty
+    closing_bytes: tuple[int, ...] = ()
+    scheduler: str = "1f1b"  # a name of `schedules.SCHEDULES`
+    num_sequences: int = 1  # pieces that each sequence is cut into
+
+    @property
+    def num_stages(self) -> int:
+        return len(self.chunks)
+
+    @property
+    def num_turns(self) -> int:
+        """Passes of each chunk in either direction: pieces of sequences of all micro-batches."""
+        return self.num_micro_batches * self.num_sequences
+
+    @property
+    def shape(self) -> Shape:
+        """What the schedule arranges."""
+        num_chunks = max(map(len, self.chunks))
+        return Shape(self.num_stages, num_chunks, self.num_micro_batches, self.num_sequences)
+
+    def passes(self, stage: int) -> tuple[Pass, ...]:
+        """What a stage does in one step, in order."""
+        return order_passes(self.scheduler, stage, self.shape)
+
+    def stage_of(self, section: int) -> int:
+        return next(stage for stage, chunks in enumerate(self.chunks) if any(section in own for own in chunks))
+
+    def short_of(self, num_micro_batches: int) -> int:
+        """So many micro-batches or a few more, as many as show the same full pipeline; at most those of the step."""
+        return find_schedule(self.scheduler, self.shape).short_step(self.shape, num_micro_batches)
+
+    @property
+    def are_ends_together(self) -> bool:
+        """One stage has both what is before the layers and what is behind them."""
+        last = max(section for chunks in self.chunks for own in chunks for section in own)
+        return self.stage_of(0) == self.stage_of(last)
+
+
+def lay_out_stages(pipeline: Pipeline, num_layers: int, num_micro_batches: int, num_sequences: int = 1) -> StageLayout:
+    """Sections of each virtual chunk of each stage, as `StageLayout` numbers them.
+
+    Raises:
+        SimulationError: if the layers cannot be spread as the settings ask, the schedule is not known, or the step is
+            too long.
+    """
+    num_passes = num_layers * num_micro_batches * num_sequences
+    if num_passes > MAX_LAYER_PASSES:
+        raise SimulationError(
+            f"a step of {num_micro_batches} micro-batches is too long to simulate: {num_passes} passes through layers\n"
+            f"    allowed: up to {MAX_LAYER_PASSES} passes, {MAX_LAYER_PASSES // (num_layers * num_sequences)} "
+            "micro-batches here\n"
+            "    fix: fewer micro-batches in a step (micro_batch_num, gradient_accumulation_steps)"
+        )
+    require_schedule(pipeline, num_micro_batches, num_sequences, known=tuple(SCHEDULES))
+    try:
+        cells = list(pipeline.layout(num_layers).cells())
+    except LayoutError as error:
+        raise SimulationError(f"pipeline: {error}") from None
+    chunks: list[list[tuple[int, ...]]] = [[] for _ in range(pipeline.num_stages)]
+    for cell in cells:
+        sections = tuple(index + 1 for index in cell.layers)
+        if cell is cells[0]:
+            sections = (0, *sections)
+        if cell is cells[-1]:
+            sections = (*sections, num_layers + 1)
+        if not sections:
+            raise SimulationError(f"pipeline: chunk {cell.chunk} of stage {cell.stage} has no layers")
+        chunks[cell.stage].append(sections)
+    scheduler = pipeline.scheduler if pipeline.num_stages > 1 else "1f1b"
+    return StageLayout(tuple(tuple(stage) for stage in chunks), num_micro_batches, (), scheduler, num_sequences)
+
+
+def require_schedule(
+    pipeline: Pipeline,
+    num_micro_batches: int,
+    num_sequences: int = 1,
+    place: str = "pipeline_scheduler",
+    known: tuple[str, ...] = SCHEDULERS,
+) -> None:
+    """Refuses a schedule that is not known, and a step that it does not take; without a pipeline none acts.
+
+    Args:
+        place: where the schedule is set, for the message.
+        known: names that may be asked for; by default those that a configuration may have.
+
+    Raises:
+        SimulationError: if the step would run in an order that is not simulated, or MindSpore would not run it.
+    """
+    if pipeline.num_stages == 1:
+        return
+    name = pipeline.scheduler
+    if name not in known:
+        allowed = ", ".join(SCHEDULERS)
+        raise SimulationError(
+            f"{place}: {name!r} is not known\n    allowed: {allowed}\n    fix: pipeline_scheduler: 1f1b"
+        )
+    shape = Shape(pipeline.num_stages, pipeline.num_chunks, num_micro_batches, num_sequences)
+    refusal = find_schedule(name, shape).refusal(shape)
+    if refusal:
+        raise SimulationError(
+            f"{place}: MindSpore refuses {name} here: {refusal}\n    fix: change that, or pipeline_scheduler: seqpipe"
+        )
+    if num_sequences > 1 and pipeline.num_chunks > 1 and name not in WITH_PIECES:
+        raise SimulationError(
+            f"{place}: in which order {name} runs pieces of sequences (seq_split_num) is not known here\n"
+            f"    allowed: {', '.join(WITH_PIECES)}\n    fix: pipeline_scheduler: seqpipe"
+        )

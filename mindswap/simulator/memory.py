@@ -1,0 +1,104 @@
+"""Activation memory of a simulated step over time, and its peak.
+
+An interval is alive from its begin to just before its end: what is freed at a moment makes room for what is
+taken at the same moment.
+"""
+
+import numpy as np
+
+from mindswap.errors import SimulationError
+from mindswap.simulator.jit import compiled
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.timeline import MemoryProfile, Timeline
+
+
+def interval_times(timeline: Timeline) -> tuple[np.ndarray, np.ndarray]:
+    """Begin and end of each interval of the program: int64 ns, shape (num_intervals,) each.
+
+    Raises:
+        SimulationError: an interval ended before it began: its end waits for nothing that begins it.
+    """
+    intervals = timeline.program.intervals
+    # `~c` is -1 for copy 0, -2 for copy 1: positions from the end, if the copies stand there in reverse.
+    begin_ns = np.concatenate((timeline.op_start_ns, timeline.in_start_ns[::-1]))[intervals.begin]
+    end_ns = np.concatenate((timeline.op_end_ns, timeline.release_ns[::-1]))[intervals.end]
+    wrong = end_ns < begin_ns
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        label = timeline.program.labels[intervals.label[first]]
+        raise SimulationError(
+            f"interval {first} ({label}) ends at {end_ns[first]} ns, before it begins at {begin_ns[first]} ns"
+        )
+    return begin_ns, end_ns
+
+
+def peak_memory(timeline: Timeline) -> np.ndarray:
+    """Highest activation memory of each stage: int64 bytes, shape (num_stages,).
+
+    Raises:
+        SimulationError: as `interval_times`.
+    """
+    begin_ns, end_ns = interval_times(timeline)
+    intervals = timeline.program.intervals
+    size_bytes = np.ascontiguousarray(intervals.size_bytes, np.int64)
+    stage = np.ascontiguousarray(intervals.stage, np.int64)
+    by_begin, by_end = np.argsort(begin_ns, kind="stable"), np.argsort(end_ns, kind="stable")
+    alive_bytes, peak_bytes = np.zeros((2, timeline.program.num_stages), np.int64)
+    _fill_peaks(begin_ns, end_ns, by_begin, by_end, size_bytes, stage, alive_bytes, peak_bytes)
+    return peak_bytes
+
+
+@compiled
+def _fill_peaks(
+    begin_ns: np.ndarray,
+    end_ns: np.ndarray,
+    by_begin: np.ndarray,
+    by_end: np.ndarray,
+    size_bytes: np.ndarray,
+    stage: np.ndarray,
+    alive_bytes: np.ndarray,
+    peak_bytes: np.ndarray,
+) -> None:
+    """Walks over all begins in order of time; what has ended by then goes first."""
+    num_ended = 0
+    for position in range(len(by_begin)):
+        interval = by_begin[position]
+        while num_ended < len(by_end) and end_ns[by_end[num_ended]] <= begin_ns[interval]:
+            ended = by_end[num_ended]
+            alive_bytes[stage[ended]] -= size_bytes[ended]
+            num_ended += 1
+        own_stage = stage[interval]
+        alive_bytes[own_stage] += size_bytes[interval]
+        peak_bytes[own_stage] = max(peak_bytes[own_stage], alive_bytes[own_stage])
+
+
+def profile_memory(timeline: Timeline, stage: int) -> MemoryProfile:
+    """Activation memory of a stage by kind over time, its peak and who holds it.
+
+    Raises:
+        SimulationError: as `interval_times`.
+    """
+    intervals = timeline.program.intervals
+    begin_ns, end_ns = interval_times(timeline)
+    own = np.flatnonzero((intervals.stage == stage) & (begin_ns < end_ns))
+    begin_ns, end_ns = begin_ns[own], end_ns[own]
+    size_bytes, kind = intervals.size_bytes[own], intervals.kind[own]
+
+    time_ns = np.unique(np.concatenate(([0], begin_ns, end_ns)))
+    change_bytes = np.zeros((len(MemoryKind), len(time_ns)), np.int64)
+    np.add.at(change_bytes, (kind, np.searchsorted(time_ns, begin_ns)), size_bytes)
+    np.subtract.at(change_bytes, (kind, np.searchsorted(time_ns, end_ns)), size_bytes)
+    by_kind_bytes = np.cumsum(change_bytes, axis=1)
+
+    total_bytes = by_kind_bytes.sum(axis=0)
+    peak = int(np.argmax(total_bytes))
+    peak_ns = int(time_ns[peak])
+    alive = np.flatnonzero((begin_ns <= peak_ns) & (peak_ns < end_ns) & (size_bytes > 0))
+    return MemoryProfile(
+        stage=stage,
+        time_ns=time_ns,
+        by_kind_bytes=by_kind_bytes,
+        peak_bytes=int(total_bytes[peak]),
+        peak_ns=peak_ns,
+        holders=own[alive[np.argsort(-size_bytes[alive], kind="stable")]],
+    )

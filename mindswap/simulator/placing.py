@@ -1,0 +1,161 @@
+"""Tensors of a stage -> copies and memory intervals, by the rules of MindSpore's Ascend backend. Pure.
+
+Sources: acl_stream_assign.cc (release after three times `backward_prefetch` operators of the execution order, copies
+out and in included), insert_pre_fetch_depend.cc (prefetch `backward_prefetch + 1` operators before the first user,
+copies not included).
+
+    compute    | make |  3 x prefetch ops  | ...           ... |  prefetch + 1 ops  | use |
+    copies            | out ->                                 | in ->
+    memory     [  OFFLOADING               )                   [  PREFETCHED              ]
+                                    release                    begins with the copy
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import TypeVar
+
+import numpy as np
+
+from mindswap.simulator.program import NO_OP, ONE_WAY, Copies, Intervals, MemoryKind, OpKind, Ops
+
+# kDefaultDelayFactor of AddDelayedSendRecvKernel, acl_stream_assign.cc. Also in the machine code of the 2.9.0 wheel:
+# libmindspore_ascend.so.2, 0x5df8c9, `lea (%rax,%rax,2),%rax` behind the reading of `backward_prefetch`.
+RELEASE_FACTOR = 3
+
+Columns = TypeVar("Columns", Copies, Intervals)
+
+
+@dataclass(frozen=True)
+class TransferCosts:
+    """Time of moving bytes."""
+
+    copy_out_ns: Callable[[int], int]  # to the host, alone on the link
+    copy_in_ns: Callable[[int], int]  # and back
+    send_ns: Callable[[int], int] = lambda size_bytes: 0  # to the next pipeline stage
+    contended_permille: int = 1000  # as in `Program`
+
+
+def place_memory(
+    tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: int, stage: int, costs: TransferCosts, num_before: int
+) -> tuple[Copies, Intervals]:
+    """Copies and intervals of one stage.
+
+    Args:
+        tensors: columns of `turns.TENSOR_COLUMNS`, shape (num_tensors,).
+        ops: operators of all stages.
+        first, end: the operators of this stage.
+        num_before: copies of the stages before it: intervals name copies by their position among all.
+    """
+    is_saved = tensors["is_forward"].astype(bool) & (tensors["first_backward"] != NO_OP)
+    is_copied = (is_saved & (tensors["num_copies"] > 0)) | (tensors["num_copies"] == ONE_WAY)
+    tensors = {**tensors, "num_copies": np.abs(tensors["num_copies"])}
+    copies = _place_copies({key: column[is_copied] for key, column in tensors.items()}, ops, first, end, costs)
+
+    last_use = np.maximum.reduce([tensors["begin"], tensors["last_forward"], tensors["last_backward"]])
+    kind = np.where(is_saved, MemoryKind.KEPT, tensors["kind"])
+    parts = []
+    leaves = is_copied & ~tensors["is_held"].astype(bool)
+    stays = ~leaves
+    parts.append(_intervals(tensors, stays, tensors["begin"][stays], last_use[stays], kind[stays], stage))
+    # Copies of a tensor stand one after another; the last of them lets it go.
+    copy_ends = num_before + np.cumsum(tensors["num_copies"][is_copied]) - 1
+    let_go_by = np.zeros(len(is_copied), np.int64)
+    let_go_by[is_copied] = copy_ends
+    release = np.zeros(len(is_copied), np.int64)
+    release[is_copied] = copies.release_op[copy_ends - num_before]
+    is_read_later = tensors["last_forward"] > release
+    until = np.where(is_read_later, tensors["last_forward"], ~let_go_by)
+    out = np.full(int(leaves.sum()), MemoryKind.OFFLOADING)
+    parts.append(_intervals(tensors, leaves, tensors["begin"][leaves], until[leaves], out, stage))
+    times = np.repeat(np.flatnonzero(is_copied), tensors["num_copies"][is_copied])
+    begin = ~(num_before + np.arange(len(times)))
+    returns = is_saved[times]
+    times, begin = times[returns], begin[returns]
+    back = np.full(len(times), MemoryKind.PREFETCHED)
+    parts.append(_intervals(tensors, times, begin, tensors["last_backward"][times], back, stage))
+    return copies, join(parts)
+
+
+def _place_copies(tensors: Mapping[str, np.ndarray], ops: Ops, first: int, end: int, costs: TransferCosts) -> Copies:
+    """Copies in order of the table, `num_copies` of each tensor next to one another."""
+    times = np.repeat(np.arange(len(tensors["size_bytes"])), tensors["num_copies"])
+    size, producer = tensors["size_bytes"][times], tensors["begin"][times]
+    distance, user = tensors["prefetch"][times], tensors["first_backward"][times]
+    returns = user != NO_OP
+    prefetch_op = user - (distance + 1)
+    prefetch_op = np.where(prefetch_op < first, NO_OP, np.maximum(prefetch_op, producer))
+    # A copy in that waits for its copy out only stands behind that.
+    ins = np.where(prefetch_op == NO_OP, producer, prefetch_op)[returns]
+    return Copies(
+        size_bytes=size,
+        out_ns=_durations(size, costs.copy_out_ns),
+        in_ns=np.where(returns, _durations(size, costs.copy_in_ns), 0),
+        producer_op=producer,
+        release_op=_release_ops(producer, distance, ins, ops, first, end),
+        prefetch_op=prefetch_op,
+        first_user_op=np.where(returns, user, end - 1),
+        label=tensors["label"][times],
+        layer=tensors["layer"][times],
+        micro_batch=tensors["micro_batch"][times],
+    )
+
+
+def _durations(sizes: np.ndarray, duration_ns: Callable[[int], int]) -> np.ndarray:
+    """Few sizes are different."""
+    unique, inverse = np.unique(sizes, return_inverse=True)
+    return np.array([duration_ns(int(size)) for size in unique], np.int64)[inverse] if len(sizes) else sizes
+
+
+def _release_ops(
+    producer: np.ndarray, distance: np.ndarray, ins: np.ndarray, ops: Ops, first: int, end: int
+) -> np.ndarray:
+    """The operator three times `distance` places behind each copy out in the execution order, all copies counted.
+
+    Between two operators the copies out of the first stand before the copies in that wait for it. Where the place is
+    no operator of the compute stream, the next one is taken, and the last one at the end.
+
+    Args:
+        producer, distance: of the copies out.
+        ins: operators behind which the copies in stand.
+        ops, first, end: as in `place_memory`.
+    """
+    if not len(producer):
+        return producer
+    order = np.argsort(producer, kind="stable")
+    num_ops = end - first
+    ins = np.sort(ins)
+    positions = np.arange(first, end)
+    copies_before = np.searchsorted(producer[order], positions, side="left") + np.searchsorted(ins, positions)
+    place_of_op = np.arange(num_ops) + copies_before
+    place_of_copy = np.empty(len(producer), np.int64)
+    place_of_copy[order] = producer[order] - first + 1 + np.arange(len(producer))
+    place_of_copy += np.searchsorted(ins, producer)
+    is_compute = ops.kind[first:end] <= OpKind.RECOMPUTE
+    compute = np.flatnonzero(is_compute)
+    slot = np.searchsorted(place_of_op[compute], place_of_copy + RELEASE_FACTOR * distance, side="left")
+    return first + compute[np.minimum(slot, len(compute) - 1)]
+
+
+def _intervals(
+    tensors: Mapping[str, np.ndarray],
+    which: np.ndarray,
+    begin: np.ndarray,
+    end: np.ndarray,
+    kind: np.ndarray,
+    stage: int,
+) -> Intervals:
+    return Intervals(
+        size_bytes=tensors["size_bytes"][which],
+        begin=begin,
+        end=end,
+        kind=kind.astype(np.int8),
+        label=tensors["label"][which],
+        layer=tensors["layer"][which],
+        stage=np.full(len(begin), stage, np.int32),
+    )
+
+
+def join(parts: Sequence[Columns]) -> Columns:
+    """Tables of one kind, one behind the other."""
+    names = [column.name for column in fields(parts[0])]
+    return type(parts[0])(*(np.concatenate([getattr(part, name) for part in parts]) for name in names))

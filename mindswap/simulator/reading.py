@@ -1,0 +1,248 @@
+"""A compiled step read operator by operator: what runs in each section, which tensors it makes and reads. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from mindswap.graph.model import Graph, Node, TensorType
+from mindswap.graph.names import Label, Names
+from mindswap.graph.ops import COMMUNICATION_OPS, VIEW_OPS, WRITING_OPS, is_kernel
+from mindswap.graph.rewrite.fusion import fuse_work
+from mindswap.graph.rewrite.halves import find_weight_gradients
+from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.sharding.ring import RING, list_rounds
+from mindswap.graph.work import Work, measure_work
+from mindswap.simulator.block_parts import BlockOp, Uses
+from mindswap.simulator.program import NO_OP, OpKind
+from mindswap.simulator.ring import ring_buffers, ring_ops
+from mindswap.simulator.sections import backward_sections, count_layers, forward_sections
+
+
+class Place(NamedTuple):
+    """A list of operators in which positions count: forward or backward of a section, or what it does once."""
+
+    section: int
+    is_forward: bool
+    is_once: bool = False
+
+
+@dataclass(eq=False)
+class StepTensor:
+    """A tensor while the graph is read."""
+
+    label: Label  # who makes it
+    type: TensorType  # shape and bytes
+    place: Place  # where it is made
+    made_at: int  # position there
+    is_again: bool  # by an operator that runs again
+    uses: dict[int, dict[str, int]] = field(default_factory=dict)  # by section, what `Uses` says
+    last_once: int = NO_OP  # last use by an operator that runs once
+    is_read: bool = False  # by any operator
+    collective: int = NO_OP  # position of the collective that makes it what its readers want
+    prefetch: list[int] = field(default_factory=list)  # `backward_prefetch` of each of its copies to the host
+    has_keeper: bool = False  # backward holds it under a name that is not copied
+    is_gradient: bool = False  # backward hands it out
+    is_one_way: bool = False  # its copy never comes back
+
+    @property
+    def section(self) -> int:
+        """Where it is made."""
+        return self.place.section
+
+    def uses_in(self, section: int) -> Uses:
+        """Where a section reads it."""
+        last_once = self.last_once if section == self.section else NO_OP
+        return Uses(**self.uses.get(section, {}), last_once=last_once)
+
+    def note_use(self, place: Place, position: int, is_weight: bool) -> None:
+        """An operator reads it."""
+        self.is_read = True
+        if place.is_once:
+            self.last_once = position
+            return
+        uses = self.uses.setdefault(place.section, {})
+        if place.is_forward:
+            uses["last_forward"] = position
+            return
+        half = ("first_weight", "last_weight") if is_weight else ("first_input", "last_input")
+        for first, last in (("first_backward", "last_backward"), half):
+            uses.setdefault(first, position)
+            uses[last] = position
+
+
+@dataclass(eq=False)
+class StepReader:
+    """Reads forward, then backward, and books every operator and every use on a section of the step.
+
+    Raises:
+        SimulationError: if the step has no layers.
+    """
+
+    graph: Graph  # this and the next six: as `cut_blocks` takes them
+    operator_ns: Callable[[Node, Work], int]
+    label: Callable[[Node], Names]
+    collectives: Mapping[str, tuple[Collective, ...]]
+    collective_ns: Callable[[Collective], int]
+    once: Set[str]
+    is_fused: bool = False
+    ops: dict[Place, list[BlockOp]] = field(default_factory=dict)  # operators of each place, in order
+    tensors: list[StepTensor] = field(default_factory=list)  # in order of production
+    values: dict[str, tuple[StepTensor | None, ...]] = field(default_factory=dict)  # value -> its tensors, by output
+
+    def __post_init__(self) -> None:
+        self.num_layers = count_layers(self.graph)  # that were compiled
+        self.weight_nodes = find_weight_gradients(self.graph)
+
+    def read(self) -> None:
+        graph, saved = self.graph, self.graph.saved
+        works = measure_work(graph)
+        if self.is_fused:
+            works = fuse_work(graph, works)
+        sections = forward_sections(graph, self.num_layers)
+        for node, section, work in zip(graph.forward, sections, works[0], strict=True):
+            self._read(node, Place(section, True, node.name in self.once), work)
+        for value in saved:
+            self.values[value.backward_name] = self.values.get(value.forward_name, ())
+        behind = {
+            node.name for node, section in zip(graph.forward, sections, strict=True) if section == self.num_layers
+        }
+        sections = backward_sections(graph, self.num_layers, behind)
+        for node, section, work in zip(graph.backward, sections, works[1], strict=True):
+            self._read(node, Place(section, False), work)
+        self._note_copies()
+        self._note_gradients()
+
+    def _read(self, node: Node, place: Place, work: Work) -> None:
+        if node.op in VIEW_OPS or node.op == "MoveTo":
+            self.values[node.name] = self.values.get(node.inputs[0], ())
+        elif node.op == "TupleGetItem":
+            members = self.values.get(node.inputs[0], ())
+            index = self.graph.constants.get(node.inputs[1], 0)
+            self.values[node.name] = members[index : index + 1]
+        elif node.op == "MakeTuple":
+            self.values[node.name] = tuple((self.values.get(name) or (None,))[0] for name in node.inputs)
+        elif node.op == "TensorMove" and not self.values.get(node.inputs[0]):
+            return  # of a weight: it is read where it is
+        elif is_kernel(node.op):
+            self._run(node, place, work)
+
+    def _run(self, node: Node, place: Place, work: Work) -> None:
+        """Appends an operator with its communication; notes what it reads and makes.
+
+        Its communication is on the other stream. It comes before the operator, which then waits for it, or behind it;
+        then readers wait for it (`StepTensor.collective`).
+        """
+        ops = self.ops.setdefault(place, [])
+        label = self._label(node, place)
+        is_weight = not place.is_forward and node.name in self.weight_nodes
+        known = self.collectives.get(node.origin if node.is_duplicate else node.name, ())
+        begin = self._made_at(node, place) if known else NO_OP
+        waits = [
+            _communicate(ops, label, c.kind, self.collective_ns(c), begin, is_weight) for c in known if c.is_before
+        ]
+        after = [(c.kind, self.collective_ns(c)) for c in known if not c.is_before and c.kind != RING]
+        position = len(ops)
+        wait_once = NO_OP
+        for tensor in self._tensors_of(node.inputs):
+            tensor.note_use(place, position, is_weight)
+            if tensor.collective != NO_OP and tensor.place == place:
+                waits.append(tensor.collective)
+            elif tensor.place == place._replace(is_once=True):
+                wait_once = max(wait_once, tensor.collective)
+        if node.op in COMMUNICATION_OPS:  # the compiler has it as an operator of its own
+            # Without a collective it takes no time: another one has the tensor already.
+            duration_ns = after.pop()[1] if after else 0
+            _communicate(ops, label, node.op, duration_ns, NO_OP, is_weight)
+        else:
+            kind = OpKind.FORWARD if place.is_forward else OpKind.RECOMPUTE if node.is_duplicate else OpKind.BACKWARD
+            pieces = tuple(self.operator_ns(node, replace(work, flops=flops)) for flops in work.piece_flops)
+            duration_ns = sum(pieces) // len(pieces) if pieces else self.operator_ns(node, work)
+            wait_op = max(waits, default=NO_OP)
+            own = BlockOp(label, kind, duration_ns, wait_op, node.op, wait_once, is_weight, pieces)
+            exchange = next((c for c in known if c.kind == RING), None)
+            ops += [own] if exchange is None else self._run_ring(own, node, place, position, work, exchange)
+        outputs = self._make_outputs(node, label, place, position)
+        for name, duration_ns in after:
+            _communicate(ops, label, name, duration_ns, NO_OP, is_weight)
+        if ops[-1].kind is OpKind.COLLECTIVE:
+            for tensor in outputs:
+                tensor.collective = len(ops) - 1
+
+    def _run_ring(
+        self, own: BlockOp, node: Node, place: Place, begin: int, work: Work, exchange: Collective
+    ) -> list[BlockOp]:
+        """The operators of an attention whose keys and values come from other ranks, and its buffers."""
+        operands, is_forward = work.inputs[:3], node.op == "FlashAttentionScore"
+        statistic = self.graph.forward_nodes.get(node.origin, node).outputs[0].size_bytes
+        rounds = list_rounds(is_forward, exchange.num_ranks, work.flops, operands, statistic, self.is_fused)
+
+        def time_ns(kernel: Work, op: str) -> int:
+            return self.operator_ns(replace(node, op=op), replace(kernel, inputs=operands))
+
+        ops = ring_ops(own, rounds, begin, time_ns, self.collective_ns(exchange))
+        size_bytes = ring_buffers(operands, is_forward)
+        buffers = StepTensor(f"{own.label} ring", TensorType((), "", size_bytes), place, begin, False)
+        self.tensors.append(buffers)
+        for tensor in (buffers, *self._tensors_of(node.inputs)):
+            tensor.note_use(place, begin + len(ops) - 1, False)
+        return ops
+
+    def _make_outputs(self, node: Node, label: Label, place: Place, position: int) -> list[StepTensor]:
+        is_again = node.is_duplicate and not place.is_forward
+        outputs = tuple(
+            StepTensor(label, known, place, position, is_again) if known.size_bytes else None
+            for known in (() if node.op in WRITING_OPS else node.outputs)
+        )
+        self.values[node.name] = outputs
+        made = [tensor for tensor in outputs if tensor is not None]
+        self.tensors += made
+        return made
+
+    def _tensors_of(self, names: Sequence[str]) -> Iterator[StepTensor]:
+        return (tensor for name in names for tensor in self.values.get(name, ()) if tensor is not None)
+
+    def _made_at(self, node: Node, place: Place) -> int:
+        """Position of the last maker of a node's first operand, if it is in the same pass of the section."""
+        known = list(self._tensors_of(node.inputs[:1]))
+        is_here = all((tensor.section, tensor.place.is_forward) == place[:2] for tensor in known)
+        return max(tensor.made_at for tensor in known) if known and is_here else NO_OP
+
+    def _label(self, node: Node, place: Place) -> Label:
+        if place.is_forward:
+            return self.label(node)
+        origin = self.graph.forward_nodes.get(node.origin)
+        if origin is not None:
+            return self.label(origin)
+        return Names.of(f"{node.cell_path}.{node.op}".strip("."))
+
+    def _note_copies(self) -> None:
+        read_in_backward = {name for node in self.graph.backward for name in node.inputs}
+        nodes = self.graph.forward_nodes
+        for saved in self.graph.saved:
+            if saved.backward_name not in read_in_backward:
+                continue
+            copy = nodes.get(saved.forward_name)
+            for tensor in self._tensors_of((saved.forward_name,)):
+                if copy is not None and copy.op == "MoveTo":
+                    tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                else:
+                    tensor.has_keeper = True
+        for copy in self.graph.index.one_way_copies:
+            for tensor in self._tensors_of(copy.inputs[:1]):
+                if not any("first_backward" in uses for uses in tensor.uses.values()):
+                    tensor.prefetch.append(int(copy.attributes["backward_prefetch"]))  # type: ignore[call-overload]
+                    tensor.is_one_way = True
+
+    def _note_gradients(self) -> None:
+        """Backward gives the gradients of what its function reads from outside, as one tuple."""
+        last = self.graph.backward[-1] if self.graph.backward else None
+        if last is not None and last.op == "MakeTuple":
+            for tensor in self._tensors_of((last.name,)):
+                tensor.is_gradient = not tensor.place.is_forward
+
+
+def _communicate(ops: list[BlockOp], label: Label, kind: str, duration_ns: int, begin: int, is_weight: bool) -> int:
+    """Appends communication that begins when the operator at `begin`, by default the last one, ends; its position."""
+    wait_op = len(ops) - 1 if begin == NO_OP else begin
+    ops.append(BlockOp(f"{label} {kind}", OpKind.COLLECTIVE, duration_ns, wait_op, kind, is_weight=is_weight))
+    return len(ops) - 1

@@ -1,0 +1,194 @@
+"""The operators of one pass through a virtual chunk, to be laid down for every micro-batch. Pure.
+
+Positions count from the begin of the pass.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from mindswap.graph.names import Label
+from mindswap.simulator.block import Block, PassArrays
+from mindswap.simulator.block_parts import Read, Source
+from mindswap.simulator.program import NO_OP, OpKind
+
+# Where backward is cut, positions in the half of the weight gradients are this plus the position there.
+WEIGHT_HALF = 2**40
+
+
+@dataclass(frozen=True, eq=False)
+class StagePass:
+    """One pass through the sections of a virtual chunk."""
+
+    # duration_ns, kind, wait_op, label, layer; is_weight: it goes to the half of the weight gradients where backward is
+    # cut. Only where there are any: piece_ns, the durations of each piece of the sequence; wait_once, what an operator
+    # waits for where `wait_op` has nothing, from the begin of the first forward pass; wait_half, the same from the
+    # begin of the other half of backward
+    columns: dict[str, np.ndarray]
+    starts: dict[int, int]  # where each section begins
+    # where what a section does once in a step begins; only in the first forward pass
+    once: dict[int, int] = field(default_factory=dict)
+    receive: int | None = None  # the section for which another stage hands something over; None for none
+    send: int | None = None  # the section of another stage to which something is handed over
+    is_first_held_back: bool = False  # the pass begins with communication of what was computed just before it
+
+    @property
+    def num_ops(self) -> int:
+        """Operators, RECEIVE and SEND included."""
+        return len(self.columns["kind"])
+
+
+def shift(positions: np.ndarray, base: int | np.ndarray) -> np.ndarray:
+    """Positions counted from an earlier begin; `NO_OP` stays."""
+    return np.where(positions == NO_OP, NO_OP, positions + base)
+
+
+def neighbour_reads(block: Block, is_forward: bool) -> list[Read]:
+    """What a block reads that the neighbour makes from which a pass comes to it."""
+    source = Source.BEFORE if is_forward else Source.BEHIND
+    return [read for read in block.reads if read.source is source and read.role.is_forward == is_forward]
+
+
+def cut_backward(whole: StagePass) -> tuple[StagePass, StagePass, np.ndarray]:
+    """Both halves of a backward pass, and where each of its operators is in them.
+
+        whole    R  g  w  g  w  S      g gives a gradient of an input, w one of a weight
+        halves   R  g  g  S  |  w  w
+
+    Returns:
+        The half that the stage before waits for, the half of the weight gradients, and positions of all operators:
+        those in the second half count from `WEIGHT_HALF`.
+    """
+    is_weight = whole.columns["is_weight"]
+    place = np.cumsum(~is_weight) - 1  # of the last operator of the first half that is not behind; -1 is `NO_OP`
+    places = np.where(is_weight, np.cumsum(is_weight) - 1 + WEIGHT_HALF, place)
+    waits = whole.columns["wait_op"]
+    is_waiting = waits != NO_OP
+    waits = np.maximum(waits, 0)
+    # An operator of the first half waits for none of the second, but for the one before it.
+    in_first = np.where(is_waiting, place[waits], NO_OP)
+    waits_within = is_waiting & is_weight[waits]
+    in_second = np.where(waits_within, places[waits] - WEIGHT_HALF, NO_OP)
+    across = np.where(is_waiting & ~waits_within, places[waits], NO_OP)
+    first = {name: column[~is_weight] for name, column in (whole.columns | {"wait_op": in_first}).items()}
+    own = whole.columns | {"wait_op": in_second, "wait_half": across}
+    second = {name: column[is_weight] for name, column in own.items()}
+    return replace(whole, columns=first, starts={}), StagePass(second, {}), places
+
+
+class ModelSections:
+    """The sections of a model: numbers for all of their labels, and their operators one behind the other.
+
+    `send_ns` is the time of handing bytes on: (section, other section, bytes) -> ns.
+    """
+
+    def __init__(self, blocks: Sequence[Block], send_ns: Callable[[int, int, int], int]):
+        self.blocks = blocks
+        self.send_ns = send_ns
+        self.labels: dict[Label, int] = {}
+        self._numbers = {
+            block: np.array([self.label(name) for name in block.arrays.labels], np.int32)
+            for block in dict.fromkeys(blocks)
+        }
+
+    def label(self, name: Label) -> int:
+        return self.labels.setdefault(name, len(self.labels))
+
+    def labels_of(self, section: int, numbers: np.ndarray) -> np.ndarray:
+        """Labels of a section's block, as the block numbers them, in numbers of the step."""
+        return self._numbers[self.blocks[section]][numbers]
+
+    def layer_of(self, section: int) -> int:
+        return section - 1 if 0 < section < len(self.blocks) - 1 else NO_OP
+
+    def make_pass(self, sections: tuple[int, ...], is_forward: bool, once: dict[int, int] | None) -> StagePass:
+        """The operators of one pass; the first of them waits for what another stage sends.
+
+        Args:
+            once: where what is done once begins in the first pass; None if this is the first pass.
+        """
+        order, step = (sections, 1) if is_forward else (sections[::-1], -1)
+        # A pass begins and ends at the ends of the model, else at another stage.
+        ends = (0, len(self.blocks) - 1)[::step]
+        has_receive = order[0] != ends[0]
+        target = order[-1] + step if order[-1] != ends[1] else None
+        parts: list[tuple[int, PassArrays, bool]] = []
+        for section in order:
+            arrays = self.blocks[section].arrays
+            if once is None and self.blocks[section].once:
+                parts.append((section, arrays.once, True))
+            parts.append((section, arrays.forward if is_forward else arrays.backward, False))
+        sizes = [len(part.kind) for _, part, _ in parts]
+        *begins, end = np.cumsum([has_receive, *sizes]).tolist()
+        starts = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if not is_once}
+        begun = {section: at for (section, _, is_once), at in zip(parts, begins, strict=True) if is_once}
+
+        def joined(name: str) -> np.ndarray:
+            return np.concatenate([getattr(part, name) for _, part, _ in parts])
+
+        wait_op = shift(joined("wait_op"), np.repeat(begins, sizes))
+        columns = {
+            "duration_ns": joined("duration_ns"),
+            "kind": joined("kind"),
+            "wait_op": wait_op,
+            "label": np.concatenate([self.labels_of(section, part.label) for section, part, _ in parts]),
+            "layer": np.repeat([self.layer_of(section) for section, _, _ in parts], sizes),
+            "is_weight": joined("is_weight"),
+        }
+        if once is None and begun:
+            # Of two on the communication stream the later one, which is not the one that runs once, ends last.
+            wait_op[:] = np.where(wait_op == NO_OP, _wait_once(parts, sizes, begun), wait_op)
+        elif once:
+            columns["wait_once"] = _wait_once(parts, sizes, once)
+        if has_receive and len(wait_op):
+            wait_op[0] = max(int(wait_op[0]), 0)
+        # Communication of what the section before has made.
+        is_held_back = [not is_once and part.kind[:1].tolist() == [OpKind.COLLECTIVE] for _, part, is_once in parts]
+        for is_it, at in zip(is_held_back, begins, strict=True):
+            if is_it and at:
+                wait_op[at - has_receive] = max(int(wait_op[at - has_receive]), at - 1)
+        num_pieces = max(part.piece_ns.shape[1] for _, part, _ in parts)
+        if num_pieces:
+            columns["piece_ns"] = np.concatenate([_piece_ns(part, num_pieces) for _, part, _ in parts])
+        if has_receive:
+            columns = self._with_transfer(columns, 0, OpKind.RECEIVE, 0, NO_OP)
+        if target is not None:
+            duration_ns = self.send_ns(order[-1], target, self._handed_bytes(target, is_forward))
+            columns = self._with_transfer(columns, end, OpKind.SEND, duration_ns, end - 1)
+        receive = order[0] if has_receive else None
+        return StagePass(columns, starts, begun, receive, target, is_held_back[0] and not has_receive)
+
+    def _with_transfer(
+        self, columns: dict[str, np.ndarray], at: int, kind: OpKind, duration_ns: int, wait_op: int
+    ) -> dict[str, np.ndarray]:
+        values = {
+            "duration_ns": duration_ns,
+            "kind": kind,
+            "wait_op": wait_op,
+            "label": self.label(kind.name.lower()),
+            "layer": NO_OP,
+            "is_weight": False,
+            "piece_ns": duration_ns,
+            "wait_once": NO_OP,
+        }
+        return {name: np.insert(column, at, values[name], axis=0) for name, column in columns.items()}
+
+    def _handed_bytes(self, section: int, is_forward: bool) -> int:
+        """Hidden states or their gradient: what the section reads of its neighbour, in its smallest type.
+
+        Copies of it in another type (for a norm) are made on the other side.
+        """
+        return min((read.size_bytes for read in neighbour_reads(self.blocks[section], is_forward)), default=0)
+
+
+def _piece_ns(part: PassArrays, num_pieces: int) -> np.ndarray:
+    has_own = part.piece_ns.shape[1] > 0
+    return part.piece_ns if has_own else np.repeat(part.duration_ns[:, None], num_pieces, axis=1)
+
+
+def _wait_once(parts: Sequence[tuple[int, PassArrays, bool]], sizes: Sequence[int], once: dict[int, int]) -> np.ndarray:
+    """What operators wait for of what is done once, from the begin of the first forward pass."""
+    base = np.repeat([once.get(section, 0) for section, _, _ in parts], sizes)
+    wait_once = [np.full(len(part.kind), NO_OP) if is_once else part.wait_once for _, part, is_once in parts]
+    return shift(np.concatenate(wait_once), base)

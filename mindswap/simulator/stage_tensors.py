@@ -1,0 +1,206 @@
+"""The tensors of a virtual chunk as columns of a table. Pure.
+
+Positions are within the passes of the chunk, but for what is made once in a step: those are absolute.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+
+from mindswap.simulator.block import Block, TensorArrays, tensor_arrays, use_rows
+from mindswap.simulator.block_parts import BlockTensor, Read, Role, Uses
+from mindswap.simulator.program import NO_OP, MemoryKind
+from mindswap.simulator.stage_pass import ModelSections, neighbour_reads, shift
+from mindswap.simulator.turns import Turns
+
+FAR = 2**62  # behind every position
+ROW_COLUMNS = ("size_bytes", "is_forward", "begin", "label", "layer")
+# What the passes of a chunk do not change.
+FIXED_COLUMNS = ("size_bytes", "is_forward", "kind", "prefetch", "num_copies", "is_held")
+
+
+@dataclass(frozen=True)
+class TensorTable:
+    """Makes the columns of a chunk: sections of a model, and micro-batches that are laid down alike."""
+
+    model: ModelSections
+    sections: tuple[int, ...]
+    turns: Turns
+
+    def own(self) -> dict[str, np.ndarray]:
+        """Tensors that no other block reads."""
+        tables = [self.model.blocks[section].arrays.own for section in self.sections]
+        return self._columns(self.sections, tables) | {"is_final": _joined(tables, "is_final")}
+
+    def others(self) -> dict[str, np.ndarray]:
+        """What blocks hand on, what other stages send, and what the layers share."""
+        handed, elsewhere = self._handed(), self._from_elsewhere()
+        return {name: np.concatenate([column, elsewhere[name]]) for name, column in handed.items()}
+
+    def _columns(self, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+        """Tensors of sections, with the uses by the section that makes them."""
+        sizes = [len(own.label) for own in tables]
+        forward, backward = _starts(self.turns, sections, sizes)
+        made_at = _joined(tables, "made_at")
+        again_at = self.turns.placed(made_at + backward)
+        uses = self.turns.placed_uses(_joined(tables, "uses"), forward, backward)
+        columns = _labelled(self.model, sections, tables)
+        columns["begin"] = np.where(columns["is_forward"], made_at + forward, again_at)
+        return columns | dict(zip(("last_forward", "first_backward", "last_backward"), uses, strict=True))
+
+    def _handed(self) -> dict[str, np.ndarray]:
+        """Tensors that a block makes in one pass and its neighbour reads, on this stage or the next."""
+        blocks, sections, turns = self.model.blocks, self.sections, self.turns
+        # Each block with the next one in forward and in backward; itself where there is none.
+        pairs = [
+            (section, sections[near] if 0 <= near < len(sections) else section, is_forward)
+            for at, section in enumerate(sections)
+            for near, is_forward in ((at + 1, True), (at - 1, False))
+        ]
+        links = [
+            links_of(blocks[own], None if other == own else blocks[other], is_forward)
+            for own, other, is_forward in pairs
+        ]
+        columns = self._columns([own for own, _, _ in pairs], [link.made for link in links])
+        starts = _starts(turns, [other for _, other, _ in pairs], [len(link.is_sent) for link in links])
+        reads = turns.placed_uses(_joined(links, "reads"), *starts)
+        is_sent = _joined(links, "is_sent")
+        for part, rows in ((turns.forward, slice(0, 1)), (turns.backward, slice(1, 3))):
+            if part.send is not None:  # what another stage reads is read when it is sent
+                is_forward = part is turns.forward
+                sent = is_sent & (columns["is_forward"] == is_forward)
+                reads[rows, sent] = self._placed(part.num_ops - 1, is_forward)
+        last_forward, first, last = reads
+        first = np.minimum(_far_if_none(first), _far_if_none(columns["first_backward"]))
+        return columns | {
+            "last_forward": np.maximum(columns["last_forward"], last_forward),
+            "first_backward": np.where(first == FAR, NO_OP, first),
+            "last_backward": np.maximum(columns["last_backward"], last),
+        }
+
+    def _from_elsewhere(self) -> dict[str, np.ndarray]:
+        """What other stages send, and what the layers share; of those the uses by all sections together."""
+        model, sections, turns = self.model, self.sections, self.turns
+        rows: list[list[int]] = []  # of `ROW_COLUMNS`
+        readers: list[tuple[int, int, Uses]] = []  # number of a row, and who reads it
+        for part, section in ((turns.forward, sections[0]), (turns.backward, sections[-1])):
+            if part.receive is not None:
+                is_forward = part is turns.forward
+                for read in neighbour_reads(model.blocks[section], is_forward):
+                    readers.append((len(rows), section, read.uses))
+                    layer = model.layer_of(section)
+                    rows.append([read.size_bytes, is_forward, 0, model.label("received"), layer])
+        numbers: dict[Role, int] = {}
+        for section in sections:
+            entries: list[BlockTensor | Read] = [*model.blocks[section].arrays.handed, *model.blocks[section].reads]
+            for entry in entries:
+                if entry.role is None or not entry.role.is_shared:
+                    continue
+                number = numbers.setdefault(entry.role, len(rows))
+                is_forward = entry.role.is_forward
+                part, first_section = (turns.forward, sections[0]) if is_forward else (turns.backward, sections[-1])
+                if number == len(rows):  # what another stage makes is there from the start
+                    begin = self._placed(part.starts[first_section], is_forward)
+                    rows.append([entry.size_bytes, is_forward, begin, model.label("shared by layers"), NO_OP])
+                if isinstance(entry, BlockTensor):
+                    rows[number][2] = self._placed(part.starts[section] + entry.made_at, is_forward)
+                readers.append((number, section, entry.uses))
+        starts = _starts(turns, [section for _, section, _ in readers], [1] * len(readers))
+        uses = turns.placed_uses(use_rows([uses for _, _, uses in readers]), *starts)
+        row_of = np.array([number for number, _, _ in readers], np.int64)
+        last_forward, first, last = np.full((3, len(rows)), NO_OP)
+        first[:] = FAR
+        np.maximum.at(last_forward, row_of, uses[0])
+        np.minimum.at(first, row_of, _far_if_none(uses[1]))
+        np.maximum.at(last, row_of, uses[2])
+        zeros = np.zeros(len(rows), np.int64)
+        return dict(zip(ROW_COLUMNS, np.array(rows, np.int64).reshape(-1, len(ROW_COLUMNS)).T, strict=True)) | {
+            "last_forward": last_forward,
+            "first_backward": np.where(first == FAR, NO_OP, first),
+            "last_backward": last,
+            "kind": np.full(len(rows), MemoryKind.TRANSIENT),
+            "prefetch": zeros,
+            "num_copies": zeros,
+            "is_held": zeros,
+        }
+
+    def _placed(self, position: int, is_forward: bool) -> int:
+        """An operator of a pass; of the whole backward, where it is in the halves."""
+        return position if is_forward else int(self.turns.placed(np.array(position)))
+
+
+def once_columns(model: ModelSections, begins: Mapping[int, int], turns: Sequence[Turns]) -> dict[str, np.ndarray]:
+    """Tensors that are made once, where each section of a chunk `begins` with them, and read by all micro-batches."""
+    sections = tuple(begins)
+    tables = [model.blocks[section].arrays.shared for section in sections]
+    sizes = [len(own.label) for own in tables]
+    once = np.repeat(list(begins.values()), sizes)
+    uses = _joined(tables, "uses")
+    found = []
+    for own in turns:
+        starts = _starts(own, sections, sizes)
+        last_forward, first, last = own.placed_uses(uses, *starts)
+        forward = shift(last_forward, own.begins_of(0).max())
+        found.append((forward, own.in_backward(first).min(axis=0), own.in_backward(last).max(axis=0)))
+    last_forward, first, last = zip(*found, strict=True)
+    columns = _labelled(model, sections, tables)
+    return columns | {
+        "begin": _joined(tables, "made_at") + once,
+        "last_forward": np.maximum.reduce([*last_forward, shift(uses[-1], once)]),
+        "first_backward": np.minimum.reduce(first),
+        "last_backward": np.maximum.reduce(last),
+        "micro_batch": np.zeros(len(once), np.int64),
+    }
+
+
+def _starts(turns: Turns, sections: Sequence[int], sizes: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Where sections begin in forward and in backward, each as often as its size says."""
+    parts = (turns.forward, turns.backward)
+    forward, backward = np.array([[part.starts[section] for section in sections] for part in parts], np.int64)
+    return np.repeat(forward, sizes), np.repeat(backward, sizes)
+
+
+def _labelled(model: ModelSections, sections: Sequence[int], tables: Sequence[TensorArrays]) -> dict[str, np.ndarray]:
+    """What the passes do not change, with labels and layers of the step."""
+    columns = {name: _joined(tables, name) for name in FIXED_COLUMNS}
+    pairs = list(zip(sections, tables, strict=True))
+    columns["label"] = np.concatenate([model.labels_of(section, own.label) for section, own in pairs])
+    columns["layer"] = np.repeat([model.layer_of(section) for section in sections], [len(own.label) for own in tables])
+    return columns
+
+
+def _joined(tables: Sequence[object], name: str) -> np.ndarray:
+    return np.concatenate([getattr(table, name) for table in tables], axis=-1)
+
+
+def _far_if_none(positions: np.ndarray) -> np.ndarray:
+    return np.where(positions == NO_OP, FAR, positions)
+
+
+class TensorLink(NamedTuple):
+    """Tensors that a block makes in one pass and its neighbour, or another stage, reads."""
+
+    made: TensorArrays  # as the block has them
+    reads: np.ndarray  # uses by the neighbour, positions from where it begins: as `TensorArrays.uses`
+    is_sent: np.ndarray  # no neighbour is here: another stage may read it; shape (num_tensors,)
+
+
+@lru_cache(maxsize=2**14)
+def links_of(block: Block, other: Block | None, is_forward: bool) -> TensorLink:
+    """What a block hands on in one pass, which goes on with the other block; None where it ends here.
+
+    Made once for each pair, as a planner meets few pairs often.
+    """
+    arrays = block.arrays
+    labels = {label: position for position, label in enumerate(arrays.labels)}
+    reads = {read.role: read.uses for read in neighbour_reads(other, is_forward)} if other is not None else {}
+    handed = [
+        (tensor, reads.get(tensor.role, Uses()))
+        for tensor in arrays.handed
+        if tensor.role is not None and not tensor.role.is_shared and tensor.is_forward == is_forward
+    ]
+    made = tensor_arrays([tensor for tensor, _ in handed], labels.__getitem__)
+    return TensorLink(made, use_rows([uses for _, uses in handed]), np.full(len(handed), other is None))

@@ -1,0 +1,165 @@
+"""The weights of every pipeline stage, and what follows from them whatever a policy sets. Pure."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain
+
+from mindswap.config.step import StepSettings
+from mindswap.config.weight_sharding import WeightSharding, is_expert_weight
+from mindswap.graph.constants import constant_bytes
+from mindswap.graph.model import Graph
+from mindswap.graph.sequences import cache_bytes
+from mindswap.graph.sharding.gather import weight_name
+from mindswap.simulator.captured import CapturedStep, find_parameters, find_tied_parameters
+from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.cost.outside_memory import workspace_bytes
+from mindswap.simulator.cost.static_memory import Parameter, StaticMemory, estimate_static_memory
+from mindswap.simulator.cost.step_terms import (
+    accumulate_ns,
+    clip_ns,
+    exchange_gradient_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
+)
+from mindswap.simulator.gradients import GradientRule
+from mindswap.simulator.layout import StageLayout
+
+
+@dataclass(frozen=True, eq=False)
+class StageWeights:
+    """Weights and their gradients; each tuple has an entry for every stage."""
+
+    rule: GradientRule
+    parameters: tuple[tuple[Parameter, ...], ...]
+    static: tuple[StaticMemory, ...]
+    # gradients that the optimizer reads, without those that are there when backward ends
+    closing_bytes: tuple[int, ...]
+    exchange_ns: tuple[tuple[int, ...], ...]  # time of handing on the gradients of each section of the model
+    least_exchange_ns: int  # what of that no policy hides: gradients that are there only when backward of a stage ends
+
+
+def weigh_stages(
+    captured: CapturedStep, plain: Graph, layout: StageLayout, settings: StepSettings, device: Device
+) -> StageWeights:
+    """The weights of a captured step on the stages of a layout.
+
+    Args:
+        captured: the step with whole weights.
+        plain: the step as it runs without any policy.
+
+    Raises:
+        CostError: if the optimizer is not known.
+    """
+    placed = _place_parameters(captured, layout, settings.sharding)
+    parameters = tuple(tuple(parameter for _, parameter in stage) for stage in placed)
+    rule = _gradient_rule(captured.graph, settings)
+    exchange_ns = tuple(_exchange_ns(stage, captured.num_layers + 2, settings, device) for stage in placed)
+    return StageWeights(
+        rule,
+        parameters,
+        _static_memory(captured, plain, layout, parameters, settings, device),
+        tuple(_closing_bytes(stage, rule) for stage in parameters),
+        exchange_ns,
+        max(
+            sum(own[: max(min(chain(*chunks), default=1), 1) + 1])
+            for own, chunks in zip(exchange_ns, layout.chunks, strict=True)
+        ),
+    )
+
+
+def update_terms(parameters: Sequence[Sequence[Parameter]], settings: StepSettings, device: Device) -> dict[str, int]:
+    """Work on weights and gradients behind backward that no policy changes, on the stage where it takes longest."""
+    terms = {"gradient accumulation": accumulate_ns, "gradient scaling": scale_ns, "overflow check": overflow_ns}
+    if settings.is_clipping:
+        terms["gradient clipping"] = clip_ns
+    terms["optimizer"] = optimize_ns
+    if settings.is_state_offloaded:
+        terms["optimizer states, copied"] = move_states_ns
+    return {name: max(term_ns(own, settings, device) for own in parameters) for name, term_ns in terms.items()}
+
+
+def _place_parameters(
+    captured: CapturedStep, layout: StageLayout, sharding: WeightSharding
+) -> list[list[tuple[int, Parameter]]]:
+    """The weights of each stage with their sections.
+
+    Layers that are not compiled have those of the layer that stands for them.
+    """
+    layer_map = captured.sample.layer_map
+    last_section = len(layer_map) + 1
+    placed = find_parameters(captured.graph, sharding)
+    stages = []
+    for stage in layout.chunks:
+        parameters = []
+        for section in chain(*stage):
+            for weight in placed:
+                if section in (0, last_section):
+                    is_here = weight.layer_index is None and weight.is_behind == (section == last_section)
+                else:
+                    is_here = weight.layer_index == layer_map[section - 1]
+                if is_here:
+                    parameters.append((section, weight.parameter))
+        stages.append(parameters)
+    return stages
+
+
+def _gradient_rule(graph: Graph, settings: StepSettings) -> GradientRule:
+    """Gradients of experts stay whole where each of their ranks has its own experts."""
+    sharding = settings.sharding
+    experts = frozenset(
+        node.outputs[0].shape
+        for node in graph.forward
+        if is_expert_weight(weight_name(node)) and sharding.num_expert_copies != sharding.num_ranks
+    )
+    return GradientRule(settings.num_turns > 1, replace(sharding, whole_shapes=experts))
+
+
+def _static_memory(
+    captured: CapturedStep,
+    graph: Graph,
+    layout: StageLayout,
+    parameters: Sequence[Sequence[Parameter]],
+    settings: StepSettings,
+    device: Device,
+) -> tuple[StaticMemory, ...]:
+    constants = constant_bytes(graph)
+    workspace = workspace_bytes((*graph.forward, *graph.backward), device)
+    stages = [estimate_static_memory(own, settings, workspace) for own in parameters]
+    if not layout.are_ends_together:
+        # A weight of the first stage that the last one reads is there a second time, as what it receives and as
+        # the parameter that Receive names, with a gradient that it sends back (pipeline_transformer.cc,
+        # InsertReceive). The optimizer has it on the first stage only.
+        tied = sum(parameter.size_bytes for parameter in find_tied_parameters(graph))
+        last = stages[-1]
+        stages[-1] = replace(
+            last, parameter_bytes=last.parameter_bytes + 2 * tied, gradient_bytes=last.gradient_bytes + tied
+        )
+    layer_map = captured.sample.layer_map
+    layer_bytes = [constants.get(position, 0) + cache_bytes(graph, position) for position in range(max(layer_map) + 1)]
+    of_layers = [
+        sum(layer_bytes[layer_map[section - 1]] for section in chain(*chunks) if 1 <= section <= len(layer_map))
+        for chunks in layout.chunks
+    ]
+    return tuple(
+        replace(stage, constant_bytes=constants.get(None, 0) + own_bytes)
+        for stage, own_bytes in zip(stages, of_layers, strict=True)
+    )
+
+
+def _closing_bytes(parameters: Sequence[Parameter], rule: GradientRule) -> int:
+    return sum(
+        max(0, rule.final_bytes(p.size_bytes, p.num_elements, p.is_cut) - rule.kept_bytes(p.size_bytes, p.is_cut))
+        for p in parameters
+    )
+
+
+def _exchange_ns(
+    placed: Sequence[tuple[int, Parameter]], num_sections: int, settings: StepSettings, device: Device
+) -> tuple[int, ...]:
+    """Time of handing on the gradients of each section, one collective for each weight."""
+    durations = [0] * num_sections
+    for section, parameter in placed:
+        durations[section] += exchange_gradient_ns(parameter, settings, device)
+    return tuple(durations)

@@ -1,0 +1,151 @@
+"""What the engine works on: a program as tables of records, and where each stage and stream stands.
+
+Records, because compiled code passes a few tables around much faster than dozens of arrays.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from mindswap.simulator.jit import compiled
+from mindswap.simulator.program import NO_OP, OpKind, Program
+from mindswap.simulator.timeline import StallCause
+
+NEVER = np.iinfo(np.int64).max  # the time of what has not happened yet
+COMPUTE, COMMUNICATION, RECEIVING = 0, 1, 2  # streams of operators
+NUM_OP_STREAMS = 3
+OUT, IN = 0, 1  # streams of copies
+NO_COPY = -1
+
+OP = np.dtype(
+    [
+        ("duration_ns", np.int64),
+        ("wait_op", np.int64),
+        ("next_op", np.int64),  # the next operator of the same stream, or the end of the stage
+        # So many copies of the stream must have ended before. They end in order, so only the last one counts.
+        ("outs_needed", np.int64),
+        ("ins_needed", np.int64),
+        ("start_ns", np.int64),
+        ("end_ns", np.int64),
+        ("stall_ns", np.int64),
+        ("stall_copy", np.int64),
+        ("stall_cause", np.int8),
+        ("wait_cause", np.int8),  # StallCause if it has to wait for `wait_op`
+        ("is_awaited", np.bool_),  # an operator of another stage waits for this one
+    ],
+    align=True,
+)
+COPY = np.dtype(
+    [
+        ("copy", np.int64),  # position in `Copies`
+        ("duration_ns", np.int64),  # alone on the link
+        ("after_op", np.int64),
+        ("after_out", np.int64),  # a copy in: where the same tensor stands among the copies out
+        ("start_ns", np.int64),
+        ("end_ns", np.int64),
+    ]
+)
+STAGE = np.dtype([("end", np.int64), ("clock_ns", np.int64), ("wake_ns", np.int64)])
+STREAM = np.dtype([("next_op", np.int64), ("free_ns", np.int64)])
+LINK = np.dtype(
+    [("next_copy", np.int64), ("end", np.int64), ("work_left", np.int64), ("is_copying", np.bool_)], align=True
+)
+
+
+class EngineState(NamedTuple):
+    """A step at some moment."""
+
+    ops: np.ndarray  # `OP`, shape (num_ops,); times are `NEVER` until the operator has started
+    # `COPY`, shape (2, num_copies), copies out and copies in, each in the order in which they run; those of a stage are
+    # consecutive. Times are `NEVER` until the copy has started, or ended
+    copies: np.ndarray
+    # `STAGE`, shape (num_stages,): end of its operators, up to when it has been run, and when something can happen next
+    # in it
+    stages: np.ndarray
+    streams: np.ndarray  # `STREAM`, shape (num_stages, NUM_OP_STREAMS): next operator, and when the one before it ends
+    # `LINK`, shape (num_stages, 2): the copy that runs or is next, the end of the stage's copies, and what is left of
+    # the copy that runs
+    links: np.ndarray
+
+
+def initial_state(program: Program) -> EngineState:
+    """The program before its first moment."""
+    starts = np.asarray(program.stage_starts, np.int64)
+    num_stages = program.num_stages
+    copies = _copies_in_order(program)
+    stages = np.zeros(num_stages, STAGE)
+    stages["end"] = starts[1:]
+    streams = np.zeros((num_stages, NUM_OP_STREAMS), STREAM)
+    links = np.zeros((num_stages, 2), LINK)
+    # The operators of a stage are consecutive, so its copies are too, in both directions.
+    copies_begin = np.searchsorted(copies["after_op"][OUT], starts)
+    links["next_copy"] = copies_begin[:-1, None]
+    links["end"] = copies_begin[1:, None]
+    return EngineState(_operators(program, starts, copies, streams), copies, stages, streams, links)
+
+
+def _copies_in_order(program: Program) -> np.ndarray:
+    """`EngineState.copies`."""
+    copies = program.copies
+    records = np.zeros((2, len(copies)), COPY)
+    by_producer = np.argsort(copies.producer_op, kind="stable")
+    by_user = np.argsort(copies.first_user_op, kind="stable")
+    place_among_outs = np.empty(len(copies), np.int64)
+    place_among_outs[by_producer] = np.arange(len(copies))
+    out, back = records[OUT], records[IN]
+    out["copy"], back["copy"] = by_producer, by_user
+    out["duration_ns"], back["duration_ns"] = copies.out_ns[by_producer], copies.in_ns[by_user]
+    out["after_op"], back["after_op"] = copies.producer_op[by_producer], copies.prefetch_op[by_user]
+    out["after_out"], back["after_out"] = NO_COPY, place_among_outs[by_user]
+    records["start_ns"] = records["end_ns"] = NEVER
+    return records
+
+
+def _operators(program: Program, starts: np.ndarray, copies: np.ndarray, streams: np.ndarray) -> np.ndarray:
+    """`EngineState.ops`; sets the first operator of each stream."""
+    ops = np.zeros(len(program.ops), OP)
+    ops["duration_ns"] = program.ops.duration_ns
+    ops["wait_op"] = program.ops.wait_op
+    ops["start_ns"] = ops["end_ns"] = NEVER
+    ops["stall_copy"] = NO_COPY
+    kind = program.ops.kind
+    stream = np.where(kind == OpKind.RECEIVE, RECEIVING, kind >= OpKind.COLLECTIVE).astype(np.int8)
+
+    waiting = np.flatnonzero(program.ops.wait_op != NO_OP)
+    awaited = program.ops.wait_op[waiting]
+    is_remote = np.searchsorted(starts, waiting, side="right") != np.searchsorted(starts, awaited, side="right")
+    is_pipeline = is_remote | (program.ops.kind[awaited] == OpKind.RECEIVE)
+    by_stream = np.where(stream[awaited] == COMPUTE, int(StallCause.COMPUTE), int(StallCause.COMMUNICATION))
+    ops["wait_cause"][waiting] = np.where(is_pipeline, int(StallCause.PIPELINE), by_stream)
+    ops["is_awaited"][awaited[is_remote]] = True
+
+    release_op = np.ascontiguousarray(program.copies.release_op, np.int64)
+    first_user_op = np.ascontiguousarray(program.copies.first_user_op, np.int64)
+    _link_operators(ops, stream, starts, streams, copies, release_op, first_user_op)
+    return ops
+
+
+@compiled
+def _link_operators(
+    ops: np.ndarray,
+    stream: np.ndarray,
+    starts: np.ndarray,
+    streams: np.ndarray,
+    copies: np.ndarray,
+    release_op: np.ndarray,
+    first_user_op: np.ndarray,
+) -> None:
+    """Fills `next_op`, `outs_needed` and `ins_needed`."""
+    for place in range(copies.shape[1]):
+        ops[release_op[copies[OUT, place].copy]].outs_needed = place + 1
+        ops[first_user_op[copies[IN, place].copy]].ins_needed = place + 1
+    for stage in range(len(streams)):
+        needed = 0  # what is to be released after an operator holds all compute operators after it
+        for op in range(starts[stage], starts[stage + 1]):
+            released = ops[op].outs_needed
+            ops[op].outs_needed = needed if stream[op] == COMPUTE else 0
+            needed = max(needed, released)
+        streams[stage].next_op[:] = starts[stage + 1]
+        for op in range(starts[stage + 1] - 1, starts[stage] - 1, -1):
+            ops[op].next_op = streams[stage, stream[op]].next_op
+            streams[stage, stream[op]].next_op = op

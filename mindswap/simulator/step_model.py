@@ -1,0 +1,232 @@
+"""A model ready to be simulated under any policy: captured once, asked thousands of times. Pure.
+
+Everything here is simulated.
+"""
+
+import copy
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from functools import partial
+
+from mindswap.config.step import StepSettings
+from mindswap.errors import SimulationError
+from mindswap.graph.names import Label
+from mindswap.graph.ops import ComputeUnit, classify
+from mindswap.graph.sharding.collectives import Collective
+from mindswap.graph.work import measure_work
+from mindswap.policy.model import Policy
+from mindswap.policy.resolve import layer_key, with_recompute_only
+from mindswap.simulator.block import Block
+from mindswap.simulator.blocks import StepBlocks, cut_blocks
+from mindswap.simulator.build import build_program
+from mindswap.simulator.captured import CapturedStep, list_doubts
+from mindswap.simulator.compiled_layers import CompiledLayers
+from mindswap.simulator.cost.outside_memory import communication_bytes, list_communicators
+from mindswap.simulator.cost.static_memory import StaticMemory
+from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.cost.transfer import collective_ns, copy_in_ns, copy_out_ns, send_ns
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.exchange import backward_by_section_ns, last_forward_ns, repeated_exchange_ns
+from mindswap.simulator.layout import lay_out_stages
+from mindswap.simulator.memory import peak_memory
+from mindswap.simulator.placing import TransferCosts
+from mindswap.simulator.program import Program
+from mindswap.simulator.stage_weights import update_terms, weigh_stages
+from mindswap.simulator.timeline import StepTerm, Timeline
+
+PLAIN = Policy(is_swap_enabled=True)
+
+
+@dataclass(frozen=True, eq=False)
+class SimulatedStep:
+    """A step under one policy."""
+
+    timeline: Timeline  # operators and copies of all stages
+    terms: tuple[StepTerm, ...]  # what comes behind them
+    activation_bytes: tuple[int, ...]  # peak of each stage
+    static: tuple[StaticMemory, ...]  # static memory of each stage
+
+    @property
+    def step_time_ns(self) -> int:
+        return self.timeline.step_time_ns + sum(term.duration_ns for term in self.terms)
+
+    @property
+    def peak_bytes(self) -> int:
+        """Highest device memory of any stage."""
+        return max(a + s.total_bytes for a, s in zip(self.activation_bytes, self.static, strict=True))
+
+
+class StepModel:
+    """Gives the program of a step under a policy, and simulates it.
+
+    Layers on which a policy sets the same are the same block, made once.
+
+    Args:
+        captured: the step without swap and recompute.
+        costs: what operators and copies cost.
+        settings: micro-batches, parallel settings, optimizer.
+
+    Raises:
+        SimulationError: if the pipeline settings do not fit the model.
+        CostError: if the optimizer is not known.
+    """
+
+    def __init__(self, captured: CapturedStep, costs: CostTable, settings: StepSettings):
+        self.costs = costs
+        self.settings = settings
+        self.layers = CompiledLayers(captured, settings)  # the graphs under a policy, and the step as it was captured
+        self.names = self.layers.labels  # what to call its operators
+        self.doubts = list_doubts(captured.graph, self.layers.graph, settings)
+        # What runs without any policy: weights gathered, what layers share outside them, equal operators merged.
+        self.captured = replace(self.layers.plain, notes=(*captured.notes, *self.doubts))
+        stage_cards = settings.num_cards // settings.pipeline.num_stages
+        is_within_node = 2 * stage_cards <= costs.device.num_cards_per_node
+        self.transfers = TransferCosts(
+            partial(copy_out_ns, device=costs.device),
+            partial(copy_in_ns, device=costs.device),
+            partial(send_ns, is_within_node=is_within_node, device=costs.device),
+            costs.device.contended_permille,
+        )
+        layout = lay_out_stages(
+            settings.pipeline, captured.num_layers, settings.num_micro_batches, settings.num_sequences
+        )
+        self.weights = weigh_stages(captured, self.captured.graph, layout, settings, costs.device)
+        self.layout = replace(layout, closing_bytes=self.weights.closing_bytes)
+        self._collectives = {**captured.collectives, **self.layers.gathers}
+        self._update_terms = update_terms(self.weights.parameters, settings, costs.device)
+        self._blocks: dict[Hashable, StepBlocks] = {}
+
+    # -- other models of the same step ------------------------------------------------------------
+
+    def remade(self, costs: CostTable | None = None, settings: StepSettings | None = None) -> "StepModel":
+        """The same captured step with other costs, or under other settings."""
+        return StepModel(self.layers.source, costs or self.costs, settings or self.settings)
+
+    def with_micro_batches(self, num_micro_batches: int) -> "StepModel":
+        """The same model in a step of fewer or more micro-batches; what it knows of its layers is shared."""
+        other = copy.copy(self)
+        other.layout = replace(self.layout, num_micro_batches=num_micro_batches)
+        other.settings = replace(self.settings, num_micro_batches=num_micro_batches)
+        other._update_terms = update_terms(self.weights.parameters, other.settings, self.costs.device)
+        return other
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def simulate(self, policy: Policy) -> SimulatedStep:
+        timeline = simulate(self.program(policy))
+        peaks = tuple(int(peak) for peak in peak_memory(timeline))
+        return SimulatedStep(timeline, self.terms(timeline), peaks, self.static)
+
+    def program(self, policy: Policy) -> Program:
+        """Operators, copies and memory of a step under a policy; of one with swap disabled it is what is recomputed.
+
+        Raises:
+            SimulationError: if it computes several layers again at once, which no block can express.
+        """
+        return build_program(self.blocks(policy), self.transfers, self.layout)
+
+    def blocks(self, policy: Policy) -> list[Block]:
+        """What is before the layers, every layer under the policy, what is behind them."""
+        if policy.output_recompute:
+            raise SimulationError(
+                "mindswap.output_recompute is not simulated: backward has several layers at once then"
+            )
+        acting = with_recompute_only(policy)
+        plain = self._step_blocks(PLAIN, 0)
+        layers = [self.layer_block(acting, index) for index in range(self.captured.num_layers)]
+        return [plain.prologue, *layers, plain.epilogue]
+
+    def blocks_with_free_gathers(self) -> list[Block]:
+        """`blocks` without swap and recompute, in which gathering weights takes no time."""
+        if not self.layers.gathers:
+            return self.blocks(PLAIN)
+        free = copy.copy(self)
+        free._collectives, free._blocks = dict(self.captured.collectives), {}
+        return free.blocks(PLAIN)
+
+    def layer_block(self, policy: Policy, layer_index: int) -> Block:
+        """One layer under a policy, as `blocks` has it."""
+        position = self.captured.sample.layer_map[layer_index]
+        acting = with_recompute_only(policy)
+        try:
+            return self._step_blocks(acting, layer_index).layers[position]
+        except SimulationError as error:
+            raise self.layers.not_simulated(error, acting, layer_index) from None
+
+    def keepers(self, policy: Policy, layer_index: int) -> dict[Label, tuple[tuple[str, ...], ...]]:
+        """`CompiledLayers.keepers` of a layer, swap enabled or not."""
+        return self.layers.keepers(with_recompute_only(policy), layer_index)
+
+    def _step_blocks(self, policy: Policy, layer_index: int) -> StepBlocks:
+        """The compiled layers, all under what the policy sets on one layer."""
+        key = layer_key(policy, layer_index)
+        if key not in self._blocks:
+            self._blocks[key] = self._cut(policy, layer_index)
+        return self._blocks[key]
+
+    def _cut(self, policy: Policy, layer_index: int) -> StepBlocks:
+        return cut_blocks(
+            self.layers.in_turns(self.layers.rewritten(policy, layer_index)),
+            self.costs.operator_ns,
+            self.names,
+            self._collectives,
+            self.collective_ns,
+            self.settings.is_fused,
+            self.layers.once,
+            self.weights.rule,
+            self.costs.device.pool_alignment_bytes,
+        )
+
+    # -- figures ----------------------------------------------------------------------------------
+
+    @property
+    def static(self) -> tuple[StaticMemory, ...]:
+        return self.weights.static
+
+    @property
+    def communicators(self) -> tuple[str, ...]:
+        """What the communicators of a rank are for; HCCL keeps buffers for each, outside the pool."""
+        return list_communicators(self.settings)
+
+    @property
+    def outside_bytes(self) -> int:
+        """Device memory that HCCL takes beside what MindSpore may use."""
+        return communication_bytes(self.communicators, self.costs.device)
+
+    def terms(self, timeline: Timeline) -> tuple[StepTerm, ...]:
+        """The work on weights and gradients, each part as long as it takes on the stage that takes longest.
+
+        Gradients are handed on while backward of the last micro-batch goes on; what is left behind it is exposed.
+        Gathering of weights is in the timeline, which may be of any number of micro-batches: terms repeat as often as
+        this model has them.
+        """
+        durations = dict(self._update_terms)
+        if any(map(any, self.weights.exchange_ns)):
+            durations["gradients, exposed"] = self.exposed_exchange_ns(timeline)
+        return tuple(StepTerm(name, duration_ns) for name, duration_ns in durations.items())
+
+    def exposed_exchange_ns(self, timeline: Timeline) -> int:
+        """Time of handing on gradients that is left behind backward, on the stage where it is longest."""
+        times = self.settings.num_exchanges
+        return max(
+            repeated_exchange_ns(
+                own, backward_by_section_ns(timeline, stage, len(own)), last_forward_ns(timeline, stage), times
+            )
+            for stage, own in enumerate(self.weights.exchange_ns)
+        )
+
+    def model_flops(self) -> int:
+        """Floating point operations of the matrix units in one step without recompute, all cards."""
+        graph, counts = self.captured.graph, self.captured.sample.layer_map
+        total = 0
+        for nodes, works in zip((graph.forward, graph.backward), measure_work(graph), strict=True):
+            for node, work in zip(nodes, works, strict=True):
+                if classify(node.op).unit is ComputeUnit.MATRIX:
+                    total += work.flops * (1 if node.layer_index is None else counts.count(node.layer_index))
+        per_stage_rank = self.settings.num_cards // self.settings.pipeline.num_stages
+        return total * self.settings.num_turns * per_stage_rank
+
+    def collective_ns(self, collective: Collective) -> int:
+        """Duration of communication within a layer, in ns."""
+        sent = (collective.kind, collective.size_bytes, collective.num_ranks)
+        return collective_ns(*sent, self.costs.device, collective.stride)

@@ -1,0 +1,209 @@
+"""Timeline -> parts of a SimulationReport.
+
+Who waited for whom, what fills the memory of each stage at its peak; what each layer keeps, swaps and makes again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mindswap.policy.model import Layers
+from mindswap.policy.words import format_layers
+from mindswap.simulator.cost.static_memory import StaticMemory
+from mindswap.simulator.host import peak_host_bytes
+from mindswap.simulator.memory import profile_memory
+from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment, StageReport
+from mindswap.simulator.timeline import MemoryProfile, StallCause, Timeline
+from mindswap.simulator.waits import find_waits
+
+COPY_CAUSES = (StallCause.COPY_OUT, StallCause.COPY_IN)
+
+
+def measure_stages(timeline: Timeline, static: Sequence[StaticMemory]) -> tuple[StageReport, ...]:
+    """What each stage does, waits for and holds; `static` is its memory that is there all the time."""
+    memory = (profile_memory(timeline, stage) for stage in range(timeline.program.num_stages))
+    return tuple(_measure_stage(timeline, own, parts) for own, parts in zip(memory, static, strict=True))
+
+
+def _measure_stage(timeline: Timeline, memory: MemoryProfile, static: StaticMemory) -> StageReport:
+    program, stage = timeline.program, memory.stage
+    own = np.arange(program.stage_starts[stage], program.stage_starts[stage + 1])
+    compute = own[program.ops.kind[own] < OpKind.COLLECTIVE]
+    duration_ns = program.ops.duration_ns[compute]
+    compute_ns = int(duration_ns.sum())
+    _, begin_ns, end_ns, cause = find_waits(timeline, stage)
+    copy_out_ns, copy_in_ns, communication_ns = (
+        int((end_ns - begin_ns)[cause == one].sum())
+        for one in (StallCause.COPY_OUT, StallCause.COPY_IN, StallCause.COMMUNICATION)
+    )
+    copies = np.flatnonzero(program.copies_stage == stage)
+    return StageReport(
+        stage=stage,
+        static_parts=(
+            ("parameters", static.parameter_bytes),
+            ("sums of gradients", static.gradient_bytes),
+            ("optimizer state", static.optimizer_bytes),
+            ("workspace", static.workspace_bytes),
+            ("constants", static.constant_bytes),
+        ),
+        memory=memory,
+        moment=_find_moment(timeline, compute, memory.peak_ns),
+        holders=_find_holders(timeline, memory),
+        compute_ns=compute_ns,
+        recompute_ns=int(duration_ns[program.ops.kind[compute] == OpKind.RECOMPUTE].sum()),
+        # What is left, so that the parts always make the whole.
+        bubble_ns=timeline.step_time_ns - compute_ns - copy_out_ns - copy_in_ns - communication_ns,
+        copy_out_ns=copy_out_ns,
+        copy_in_ns=copy_in_ns,
+        communication_ns=communication_ns,
+        swapped_bytes=int(program.copies.size_bytes[copies].sum()),
+        offload_busy_ns=int((timeline.out_end_ns[copies] - timeline.out_start_ns[copies]).sum()),
+        prefetch_busy_ns=int((timeline.in_end_ns[copies] - timeline.in_start_ns[copies]).sum()),
+        host_bytes=peak_host_bytes(timeline, copies),
+    )
+
+
+def _find_moment(timeline: Timeline, compute: np.ndarray, peak_ns: int) -> Moment | None:
+    """The operator that runs, or ran last, on the compute stream at the peak."""
+    if not len(compute):
+        return None
+    ops = timeline.program.ops
+    op = compute[max(0, int(np.searchsorted(timeline.op_start_ns[compute], peak_ns, side="right")) - 1)]
+    return Moment(
+        time_ns=peak_ns,
+        phase=OpKind(ops.kind[op]).name.lower(),
+        layer=int(ops.layer[op]),
+        micro_batch=int(ops.micro_batch[op]) // timeline.program.num_sequences,
+        label=str(timeline.program.labels[ops.label[op]]),
+    )
+
+
+def _find_holders(timeline: Timeline, memory: MemoryProfile) -> tuple[Holder, ...]:
+    intervals, labels = timeline.program.intervals, timeline.program.labels
+    groups: dict[tuple[int, int], list[int]] = {}
+    for position in memory.holders.tolist():
+        groups.setdefault((int(intervals.label[position]), int(intervals.kind[position])), []).append(position)
+    holders = [
+        Holder(
+            label=str(labels[label]),
+            kind=MemoryKind(kind),
+            size_bytes=int(intervals.size_bytes[positions].sum()),
+            num_tensors=len(positions),
+            layers=tuple(np.unique(intervals.layer[positions]).tolist()),
+        )
+        for (label, kind), positions in groups.items()
+    ]
+    return tuple(sorted(holders, key=lambda holder: -holder.size_bytes))
+
+
+def find_causes(timeline: Timeline) -> tuple[Cause, ...]:
+    """Copies that compute waited for, longest first."""
+    program, copies = timeline.program, timeline.program.copies
+    waited: dict[tuple[int, int], tuple[int, set[int]]] = {}
+    is_compute = program.ops.kind < OpKind.COLLECTIVE
+    is_copy = is_compute & np.isin(timeline.stall_cause, COPY_CAUSES) & (timeline.stall_ns > 0)
+    for op in np.flatnonzero(is_copy).tolist():
+        copy = timeline.stall_copy[op]
+        key = int(copies.label[copy]), int(timeline.stall_cause[op])
+        exposed_ns, layers = waited.get(key, (0, set()))
+        waited[key] = exposed_ns + int(timeline.stall_ns[op]), layers | {int(copies.layer[copy])}
+    causes = [
+        Cause(str(program.labels[label]), StallCause(cause), tuple(sorted(layers)), exposed_ns)
+        for (label, cause), (exposed_ns, layers) in waited.items()
+    ]
+    return tuple(sorted(causes, key=lambda cause: -cause.exposed_ns))
+
+
+@dataclass(frozen=True)
+class EqualLayers:
+    """Layers with equal bytes and copies."""
+
+    name: str  # in words: `layers 0-30`
+    first: LayerRow  # one of them
+    exposed_ns: int  # of all of them
+
+
+def group_layer_rows(rows: Sequence[LayerRow]) -> list[EqualLayers]:
+    """Layers that hold, copy and compute the same as one, in order of their first."""
+    groups: dict[tuple[int, ...], list[LayerRow]] = {}
+    for row in rows:
+        outside = row.stage if row.layer < 0 else -1  # embedding and head are not the same thing
+        sizes = row.kept_bytes, row.swapped_bytes, row.recomputed_bytes, row.num_copies, row.out_only_bytes
+        times = row.forward_ns, row.backward_ns, row.recompute_ns
+        groups.setdefault((outside, *sizes, *times), []).append(row)
+    num_stages = len({row.stage for row in rows if row.layer < 0})
+    return [
+        EqualLayers(_name(group, num_stages), group[0], sum(row.exposed_ns for row in group))
+        for group in groups.values()
+    ]
+
+
+def _name(group: Sequence[LayerRow], num_stages: int) -> str:
+    if group[0].layer >= 0:
+        return format_layers(Layers(tuple(row.layer for row in group)))
+    return "outside the layers" + (f", stage {group[0].stage}" if num_stages > 1 else "")
+
+
+def measure_layers(timeline: Timeline) -> tuple[LayerRow, ...]:
+    """One row per layer, then one per stage for what is outside the layers.
+
+    Bytes and times are of the first micro-batch: the others do the same.
+    """
+    program = timeline.program
+    ops, copies, intervals = program.ops, program.copies, program.intervals
+    if not len(ops):
+        return ()
+    op_stage = np.repeat(np.arange(program.num_stages), np.diff(program.stage_starts))
+    num_layers = int(ops.layer.max()) + 1
+    # A row per layer, then one per stage.
+    op_row = np.where(ops.layer >= 0, ops.layer, num_layers + op_stage)
+    copy_row = np.where(copies.layer >= 0, copies.layer, num_layers + program.copies_stage)
+    interval_row = np.where(intervals.layer >= 0, intervals.layer, num_layers + intervals.stage)
+    num_rows = num_layers + program.num_stages
+
+    last = ops.micro_batch.min() + program.num_sequences - 1  # piece of the first micro-batch
+    is_first_op = ops.micro_batch <= last
+    is_first_copy = copies.micro_batch <= last
+    # An interval that begins with a copy in is counted as the copy.
+    is_first_interval = (intervals.begin >= 0) & is_first_op[np.maximum(intervals.begin, 0)]
+
+    def total(rows: np.ndarray, values: np.ndarray, chosen: np.ndarray) -> list[int]:
+        sums = np.zeros(num_rows, np.int64)
+        np.add.at(sums, rows[chosen], values[chosen])
+        return sums.tolist()
+
+    def compute_ns(kind: OpKind) -> list[int]:
+        return total(op_row, ops.duration_ns, is_first_op & (ops.kind == kind))
+
+    def held_bytes(kind: MemoryKind) -> list[int]:
+        return total(interval_row, intervals.size_bytes, is_first_interval & (intervals.kind == kind))
+
+    is_copy_stall = np.isin(timeline.stall_cause, COPY_CAUSES)
+    stalled = np.flatnonzero(is_copy_stall & (ops.kind < OpKind.COLLECTIVE))
+    exposed = np.zeros(num_rows, np.int64)
+    np.add.at(exposed, copy_row[timeline.stall_copy[stalled]], timeline.stall_ns[stalled])
+
+    stage_of_row = np.arange(num_rows) - num_layers
+    stage_of_row[op_row] = op_stage
+    returns = copies.in_ns > 0
+    columns = {
+        "kept_bytes": held_bytes(MemoryKind.KEPT),
+        "swapped_bytes": total(copy_row, copies.size_bytes, is_first_copy & returns),
+        "recomputed_bytes": held_bytes(MemoryKind.RECOMPUTED),
+        "num_copies": total(copy_row, np.ones(len(copies), np.int64), is_first_copy & returns),
+        "forward_ns": compute_ns(OpKind.FORWARD),
+        "backward_ns": compute_ns(OpKind.BACKWARD),
+        "recompute_ns": compute_ns(OpKind.RECOMPUTE),
+        "exposed_ns": exposed.tolist(),
+        "out_only_bytes": total(copy_row, copies.size_bytes, is_first_copy & ~returns),
+    }
+    return tuple(
+        LayerRow(
+            layer=row if row < num_layers else -1,
+            stage=int(stage_of_row[row]),
+            **{name: column[row] for name, column in columns.items()},
+        )
+        for row in np.unique(op_row[ops.kind < OpKind.COLLECTIVE]).tolist()
+    )

@@ -1,0 +1,78 @@
+"""What came out of a simulation: when everything ran, who waited for what, memory over time. Pure data.
+
+Every figure here is simulated.
+"""
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+
+from mindswap.simulator.program import OpKind, Program
+
+
+class StallCause(IntEnum):
+    """Why an operator started later than the one before it on its stream ended.
+
+    Only the last thing waited for is named; if several ended last, an operator before a copy, and a copy out
+    before a copy in. A compute operator that waits for a collective which itself waited for a copy has cause
+    `COMMUNICATION`.
+    """
+
+    NONE = 0
+    COPY_OUT = 1  # the release of a copied tensor had to wait for its copy
+    COPY_IN = 2  # a tensor was not back yet
+    COMMUNICATION = 3  # a collective or a send of the same stage had not ended
+    COMPUTE = 4  # an operator of the communication stream waited for the compute operator that feeds it
+    PIPELINE = 5  # another stage had not sent yet, or a receive had not ended: the bubble
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """A simulated step; all times int64 ns from its start."""
+
+    program: Program
+    op_start_ns: np.ndarray  # shape (num_ops,)
+    op_end_ns: np.ndarray  # shape (num_ops,)
+    # shape (num_ops,), time that the stream of the operator stood still before it, from the end of the operator before
+    # on that stream, or from 0. A bubble may be on both streams: a receive that waits, and the compute operator that
+    # waits for the receive
+    stall_ns: np.ndarray
+    stall_cause: np.ndarray  # int8, shape (num_ops,), `StallCause` of the last thing waited for
+    stall_copy: np.ndarray  # int64, shape (num_ops,), the copy waited for; -1 for none
+    out_start_ns: np.ndarray  # this and the next three: shape (num_copies,)
+    out_end_ns: np.ndarray
+    in_start_ns: np.ndarray
+    in_end_ns: np.ndarray
+    release_ns: np.ndarray  # shape (num_copies,), when the memory of the copied tensor was free
+
+    @property
+    def step_time_ns(self) -> int:
+        """End of the last operator of any stage."""
+        return int(self.op_end_ns.max(initial=0))
+
+    @property
+    def exposed_copy_ns(self) -> int:
+        """Time that compute streams stood still for copies, all stages together."""
+        is_copy = (self.stall_cause == StallCause.COPY_OUT) | (self.stall_cause == StallCause.COPY_IN)
+        return int(self.stall_ns[is_copy & (self.program.ops.kind < OpKind.COLLECTIVE)].sum())
+
+
+@dataclass(frozen=True)
+class StepTerm:
+    """A part of the step time behind the simulated operators: the optimizer, gradients that nothing hides."""
+
+    name: str
+    duration_ns: int
+
+
+@dataclass(frozen=True, eq=False)
+class MemoryProfile:
+    """Activation memory of one stage over time."""
+
+    stage: int
+    time_ns: np.ndarray  # int64, shape (num_moments,), rising; memory is constant from one to the next
+    by_kind_bytes: np.ndarray  # int64, shape (num_kinds, num_moments), in the order of `MemoryKind`
+    peak_bytes: int  # highest sum over the kinds
+    peak_ns: int  # the first moment at which it is reached
+    holders: np.ndarray  # intervals alive at that moment, largest first: positions in `Program.intervals`

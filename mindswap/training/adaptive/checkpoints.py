@@ -1,0 +1,122 @@
+"""The newest checkpoint that all ranks have complete, and a folder from which MindFormers resumes it."""
+
+import contextlib
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.training.adaptive.saved_steps import SavedStep, read_saved_step
+
+# `small_rank_0-1_10.safetensors`; after a restart `small_rank_0_1-1_5.safetensors`.
+_NAME = re.compile(r"(?P<prefix>.+)_rank_(?P<rank>\d{1,6})(?:_\d{1,6})?-\d{1,9}_\d{1,9}\.(?P<format>ckpt|safetensors)")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Files of one step, one per rank."""
+
+    saved: SavedStep  # when it was written
+    files: tuple[Path, ...]  # by rank
+    prefix: str  # what the names begin with
+    format: str  # `safetensors` or `ckpt`
+
+
+class CheckpointFolder:
+    """The folder with `rank_0`, `rank_1`, ..., as many as a checkpoint needs; it may not exist yet.
+
+    `ignored` are marks of files that do not count, from `marks`.
+    """
+
+    def __init__(self, folder: Path, num_ranks: int, ignored: Iterable[str] = ()) -> None:
+        self.folder = folder
+        self.num_ranks = num_ranks
+        self._ignored = frozenset(ignored)
+        self._known: dict[str, SavedStep | None] = {}
+
+    def marks(self) -> tuple[str, ...]:
+        """One mark per file that is there: name and what changes when it is written again."""
+        found = (_mark(path) for rank in range(self.num_ranks) for path in self._files(rank))
+        return tuple(sorted(mark for mark in found if mark))
+
+    def newest(self) -> Checkpoint | None:
+        """The newest step that every rank has a complete file of; None for none."""
+        by_rank = [self._read(rank) for rank in range(self.num_ranks)]
+        common = set.intersection(*map(set, by_rank)) if by_rank else None
+        if not common:
+            return None
+        saved, prefix, format_ = key = max(common)
+        return Checkpoint(saved, tuple(found[key] for found in by_rank), prefix, format_)
+
+    def _read(self, rank: int) -> dict[tuple[SavedStep, str, str], Path]:
+        found: dict[tuple[SavedStep, str, str], Path] = {}
+        last = self._last_complete(rank)
+        for path in self._files(rank):
+            match, mark = _NAME.fullmatch(path.name), _mark(path)
+            if match is None or mark is None or mark in self._ignored:
+                continue
+            if self._known.get(mark) is None:  # an incomplete file is looked at again
+                self._known[mark] = read_saved_step(path)
+            saved = self._known[mark]
+            if saved and (last is None or saved <= last):
+                found[saved, match["prefix"], match["format"]] = path
+        return found
+
+    def _last_complete(self, rank: int) -> SavedStep | None:
+        """The last step by `meta.json`, which MindFormers writes when a file is complete; None if it does not say."""
+        folder = self.folder / f"rank_{rank}"
+        try:
+            name = json.loads((folder / "meta.json").read_bytes())["last_ckpt_file"]
+            return read_saved_step(folder / Path(name).name)
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    def _files(self, rank: int) -> list[Path]:
+        try:
+            return sorted((self.folder / f"rank_{rank}").iterdir())
+        except OSError:
+            return []
+
+
+def _mark(path: Path) -> str | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return f"{path.parent.name}/{path.name}:{status.st_ino}:{status.st_size}:{status.st_mtime_ns}"
+
+
+def link_checkpoint(checkpoint: Checkpoint, target: Path, *, is_parallel: bool) -> str | bool:
+    """Links to the files in a folder for `load_checkpoint`, where no later checkpoint pushes them out.
+
+    Several processes take `rank_0`, `rank_1`, ... of it. One process refuses safetensors in such folders, and from 1.9
+    also a single file (mindformers 1.9.0: utils/load_checkpoint_utils.py:394, checkpoint/utils.py:468); it takes what
+    lies in the folder itself, with steps and epochs from `hyper_param.safetensors` (trainer/utils.py:373). A checkpoint
+    holds both, so that one name does.
+
+    Returns:
+        What `resume_training` takes: the name of the file of rank 0, or True.
+
+    Raises:
+        OSError: the links cannot be made.
+    """
+    if not is_parallel and checkpoint.format == "safetensors":
+        _link(checkpoint.files[0], target / "hyper_param.safetensors")
+        return True
+    saved = checkpoint.saved
+    name = f"{checkpoint.prefix}_rank_{{}}-{saved.epoch}_{saved.step}.{checkpoint.format}".format
+    for rank, path in enumerate(checkpoint.files):
+        _link(path, target / f"rank_{rank}" / name(rank))
+    return name(0)
+
+
+def _link(path: Path, link: Path) -> None:
+    link.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        link.unlink()
+    try:
+        os.link(path, link)
+    except OSError:  # another file system, or one without hard links
+        link.symlink_to(path.absolute())

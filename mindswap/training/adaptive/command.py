@@ -1,0 +1,174 @@
+"""The training command of the user, and the same command as an attempt starts it."""
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mindswap.config.nodes import Document, DocumentNode
+from mindswap.config.problem import Location
+from mindswap.errors import LaunchError
+from mindswap.training.launch.arguments import DEFAULT_LOG_DIR, DEFAULT_MASTER_PORT
+from mindswap.training.launch.msrun import find_msrun, find_python
+from mindswap.training.launch.order import worker_command
+from mindswap.training.launch.training import ADAPTIVE_FLAG, find_option, parse_training
+
+FLAG = ADAPTIVE_FLAG
+# What a restart sets in the YAML; on the command line it would go before that.
+_RESUME_OPTIONS = ("--load_checkpoint", "--resume_training", "--load_ckpt_format")
+
+
+@dataclass(frozen=True)
+class TrainingCommand:
+    """How the user starts the training."""
+
+    msrun_options: tuple[str, ...] | None  # options of msrun as given; None for one process without msrun
+    script: Path | None  # the training script; None for the package's own entry
+    options: tuple[str, ...]  # of the script, without `--config`
+    config_path: Path  # the YAML, absolute
+    num_workers: int = 1  # worker processes
+    log_dir: Path = Path(DEFAULT_LOG_DIR)  # folder of the logs as given: the run directory
+    master_port: int = DEFAULT_MASTER_PORT  # port of the scheduler
+
+    def words(self, config_path: Path, log_dir: Path, port: int, is_resumed: bool) -> list[str]:
+        """The command of an attempt; `is_resumed`: its configuration names a checkpoint.
+
+        msrun gives the name of `log_dir` to a shell, so it must be plain; `port` is of the scheduler.
+        """
+        options = without_options(self.options, lambda name: is_resumed and name in _RESUME_OPTIONS)
+        worker = ["-m", "mindswap", "run", *([str(self.script)] if self.script else [])]
+        worker += ["--config", str(config_path), *options]
+        if self.msrun_options is None:
+            return [sys.executable, *worker]
+        return [
+            *find_msrun(),
+            *self.msrun_options,
+            f"--log_dir={log_dir}",
+            f"--master_port={port}",
+            "--join=True",
+            f"--tail_worker_log={self.num_workers}",  # a worker that is not there: no log is copied to the terminal
+            "--",
+            find_python(),
+            *worker,
+        ]
+
+
+def parse_command(words: Sequence[str]) -> TrainingCommand:
+    """Read `msrun [OPTIONS] [python ...] [SCRIPT.py] --config CONFIG ...`, or the same without msrun.
+
+    Raises:
+        LaunchError: what is wrong with it.
+    """
+    if not words:
+        raise LaunchError(
+            f"{FLAG}: no training command\n    fix: mindswap run {FLAG} -- msrun ... (as you start it now)"
+        )
+    if Path(words[0]).name != "msrun":
+        return _with_training(None, list(words), {})
+    values, rest = _split_msrun(list(words[1:]))
+    options = words[1 : len(words) - len(rest)]
+    return _with_training(tuple(word for word in options if word != "--"), rest, values)
+
+
+def _split_msrun(words: list[str]) -> tuple[Mapping[str, str], list[str]]:
+    """Values of options of msrun, and what follows them."""
+    values, index = {}, 0
+    while index < len(words) and words[index].startswith("--") and words[index] != "--":
+        name, equals, value = words[index].partition("=")
+        if not equals and index + 1 < len(words):
+            index += 1
+            value = words[index]
+        values[name] = value
+        index += 1
+    return values, words[index + 1 :] if words[index : index + 1] == ["--"] else words[index:]
+
+
+def _with_training(
+    msrun_options: tuple[str, ...] | None, worker: list[str], values: Mapping[str, str]
+) -> TrainingCommand:
+    if not worker:
+        raise LaunchError(
+            "msrun has nothing to start\n    fix: msrun [OPTIONS] python -m mindswap run --config CONFIG.yaml"
+        )
+    if worker[:2] == ["mindswap", "run"]:
+        worker = worker[2:]
+    training = parse_training(worker_command(worker, f"{FLAG}: the training command")[0][3:] if worker else [])
+    options = without_options(training.options, lambda name: name in ("--config", FLAG))
+    command = TrainingCommand(msrun_options, training.script, tuple(options), training.config_path.absolute())
+    if msrun_options is None:
+        return command
+    total = _integer(values, "--worker_num", 8)
+    local = _integer(values, "--local_worker_num", 8)
+    if local != total:
+        fix = f"\n    fix:     add --local_worker_num={total}" if "--local_worker_num" not in values else ""
+        raise LaunchError(
+            f"{FLAG}: --worker_num={total}, --local_worker_num={local}\n"
+            f"    allowed: all workers on one machine, so far{fix}"
+        )
+    return replace(
+        command,
+        num_workers=total,
+        log_dir=Path(values.get("--log_dir") or DEFAULT_LOG_DIR),
+        master_port=_integer(values, "--master_port", DEFAULT_MASTER_PORT),
+    )
+
+
+def _integer(values: Mapping[str, str], name: str, default: int) -> int:
+    text = values.get(name, str(default))
+    if not text.isdecimal():
+        raise LaunchError(f"msrun {name} is {text!r}\n    allowed: a number")
+    return int(text)
+
+
+def without_options(words: Sequence[str], is_left_out: Callable[[str], bool]) -> list[str]:
+    """The words without some options and their values, by the names of the options."""
+    kept: list[str] = []
+    rest = list(words)
+    while rest:
+        word = rest.pop(0)
+        name, equals, _ = word.partition("=")
+        if not is_left_out(name):
+            kept.append(word)
+        elif not equals and rest and not rest[0].startswith("--"):
+            rest.pop(0)
+    return kept
+
+
+def checkpoint_folder(command: TrainingCommand, document: Document, working_folder: Path) -> Path:
+    """Where `rank_0`, `rank_1`, ... of the checkpoints are: in `checkpoint` below the output folder."""
+    output = find_option(list(command.options), "--output_dir")
+    if output is None:
+        output = str(document.value("output_dir") or "./output")
+    for monitor in _checkpoint_monitors(document):
+        directory = monitor.get("directory")
+        if directory is not None and directory.value:
+            output = str(directory.value)
+    return working_folder / output / "checkpoint"
+
+
+def saves_checkpoints(document: Document) -> bool:
+    """The configuration has a callback that saves them."""
+    return any(_checkpoint_monitors(document))
+
+
+def single_checkpoints(document: Document) -> Iterator[Location]:
+    """Where a callback keeps one checkpoint: MindFormers deletes it before it writes the next one."""
+    for monitor in _checkpoint_monitors(document):
+        # mindformers 1.9.0, core/callback/callback.py:1878: the oldest goes, then the new one is written
+        kept = monitor.get("keep_checkpoint_max")
+        if kept is not None and kept.value == 1:
+            yield kept.location
+
+
+def _checkpoint_monitors(document: Document) -> Iterator[DocumentNode]:
+    callbacks = document.get("callbacks")
+    for callback in (callbacks.items or ()) if callbacks is not None else ():
+        kind = callback.get("type")
+        if kind is not None and kind.value == "CheckpointMonitor":
+            yield callback
+
+
+def is_parallel(command: TrainingCommand, document: Document) -> bool:
+    """Whether MindFormers takes its processes for parts of one training: not so by default, whoever starts them."""
+    option = find_option(list(command.options), "--use_parallel")
+    return option.lower() == "true" if option is not None else document.value("use_parallel") is True

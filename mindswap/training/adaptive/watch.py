@@ -1,0 +1,136 @@
+"""The logs of the workers while they grow: new bytes only, whatever happens to the files."""
+
+import contextlib
+import os
+import re
+import statistics
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mindswap.training.logs.model import OomEvent, WorkerLog
+from mindswap.training.logs.scan import LogScanner
+from mindswap.training.logs.steps import StepScanner
+
+BLOCK_BYTES = 1 << 18
+# Of one log in one poll, so that a flood in one log does not hide the others.
+MAX_POLL_BYTES = 64 << 20
+MAX_FILES = 4
+# msrun, when a worker ends badly: `Worker process 20300 exit with exception. Error code: -9.`
+_EXIT = re.compile(r"Worker process (\d{1,9}) exit with exception\. Error code: (-?\d{1,5})")
+
+
+class LogFollower:
+    """Gives the new bytes of a file.
+
+    A file that was deleted or renamed is read on: the process that writes it still has it. One that stands under
+    the name since then is read from its beginning, and one that became shorter too.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._descriptors: dict[tuple[int, int], int] = {}
+
+    def poll(self, take: Callable[[bytes], None]) -> None:
+        """Hand over everything that is new, in order of age of the files."""
+        self._open_new()
+        for descriptor in self._descriptors.values():
+            with contextlib.suppress(OSError):
+                self._drain(descriptor, take)
+
+    def close(self) -> None:
+        """Close the files."""
+        for descriptor in self._descriptors.values():
+            os.close(descriptor)
+        self._descriptors.clear()
+
+    def _open_new(self) -> None:
+        try:
+            status = self.path.stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in self._descriptors:
+                return
+            self._descriptors[identity] = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        except OSError:
+            return  # not there, or not now
+        if len(self._descriptors) > MAX_FILES:
+            os.close(self._descriptors.pop(next(iter(self._descriptors))))
+
+    @staticmethod
+    def _drain(descriptor: int, take: Callable[[bytes], None]) -> None:
+        if os.fstat(descriptor).st_size < os.lseek(descriptor, 0, os.SEEK_CUR):
+            os.lseek(descriptor, 0, os.SEEK_SET)
+        remaining = MAX_POLL_BYTES
+        while remaining > 0 and (block := os.read(descriptor, BLOCK_BYTES)):
+            remaining -= len(block)
+            take(block)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the logs of all workers say so far."""
+
+    step: int  # the step that all workers have passed; 0 for none
+    num_steps: int  # of the whole training; 0 while unknown
+    num_timed_steps: int  # steps whose time is known, of the worker with the fewest
+    step_time_ns: int  # median of the slowest worker; 0 while unknown
+    peak_bytes: int | None  # highest use of any worker, with fragments; None if none reports it
+    out_of_memory: tuple[int, OomEvent] | None  # worker and event of the largest request that failed; None for none
+    num_finished: int  # workers that said that the training is over
+
+
+class _Worker:
+    def __init__(self, path: Path) -> None:
+        self.follower = LogFollower(path)
+        self.scanner = LogScanner()
+        self.steps = StepScanner()
+
+    def take(self, block: bytes) -> None:
+        self.scanner.feed(block)
+        self.steps.feed(block)
+
+
+class RunWatch:
+    """Follows the logs of one attempt, by rank."""
+
+    def __init__(self, logs: dict[int, Path]) -> None:
+        self._workers = {rank: _Worker(path) for rank, path in logs.items()}
+
+    def poll(self) -> Seen:
+        """Read what is new and say what is known."""
+        for worker in self._workers.values():
+            worker.follower.poll(worker.take)
+        logs = [worker.scanner.snapshot(rank) for rank, worker in self._workers.items()]
+        steps = [worker.steps for worker in self._workers.values()]
+        last = [scanner.last for scanner in steps]
+        return Seen(
+            step=min((step.number if step else 0 for step in last), default=0),
+            num_steps=max((step.num_steps for step in last if step), default=0),
+            num_timed_steps=min((len(scanner.times_ns) for scanner in steps), default=0),
+            step_time_ns=max((int(statistics.median(s.times_ns)) for s in steps if s.times_ns), default=0),
+            peak_bytes=_peak(logs),
+            out_of_memory=_worst(logs),
+            num_finished=sum(log.is_finished for log in logs),
+        )
+
+    def close(self) -> None:
+        """Close all logs."""
+        for worker in self._workers.values():
+            worker.follower.close()
+
+
+def _peak(logs: Iterable[WorkerLog]) -> int | None:
+    memory = [log.memory for log in logs]
+    peaks = [m.actual_peak_bytes if m.actual_peak_bytes is not None else m.used_peak_bytes for m in memory]
+    return max((peak for peak in peaks if peak is not None), default=None)
+
+
+def _worst(logs: Iterable[WorkerLog]) -> tuple[int, OomEvent] | None:
+    """The event that says most about what was missing; device memory before that of the host."""
+    events = [(log.worker, event) for log in logs for event in log.oom_events]
+    return max(events, key=lambda found: (not found[1].is_host, found[1].missing_bytes or 0), default=None)
+
+
+def read_worker_exits(text: str) -> list[tuple[int, int]]:
+    """Process and exit code of workers that ended badly, from what msrun printed; -9 is signal 9."""
+    return [(int(pid), int(code)) for pid, code in _EXIT.findall(text)]

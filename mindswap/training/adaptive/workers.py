@@ -1,0 +1,140 @@
+"""The processes of one attempt, what their logs say, and what their end means."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from mindswap.errors import LaunchError
+from mindswap.training.adaptive.events import Ended, Measured, OutOfMemory
+from mindswap.training.adaptive.model import Outcome
+from mindswap.training.adaptive.watch import LogFollower, RunWatch, Seen, read_worker_exits
+from mindswap.training.launch.lifeline import tie_to_parent
+from mindswap.training.launch.logs import failure_report, worker_log
+from mindswap.training.launch.processes import stop_descendants, worker_ranks
+
+# Signals with which somebody ends a process; others are crashes.
+_KILLS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# The last lines of the other workers arrive while msrun already ends them.
+DRAIN_S = 2.0
+MAX_KEPT_BYTES = 1 << 20
+
+
+class Workers:
+    """Starts the workers of an attempt, reads their logs and says how they ended. All are descendants of this process.
+
+    Args:
+        folder: of the attempt.
+        num_workers: each has its log there.
+        has_msrun: msrun starts them; what it prints goes to `msrun.log`. Without it the training writes `worker_0.log`.
+
+    Attributes:
+        step: the last step that was seen.
+    """
+
+    def __init__(self, folder: Path, num_workers: int, *, has_msrun: bool) -> None:
+        self.step = 0
+        self._folder = folder
+        self._has_msrun = has_msrun
+        self._watch = RunWatch({rank: worker_log(folder, rank) for rank in range(num_workers)})
+        self._output = LogFollower(folder / "msrun.log" if has_msrun else worker_log(folder, 0))
+        self._printed = b""
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ranks: dict[int, int] = {}
+        self._num_workers = num_workers
+        self._num_oom_kills = count_oom_kills()
+        self._started_s = time.monotonic()
+        self._startup_s = 0.0
+
+    def start(self, words: list[str], environment: Mapping[str, str]) -> None:
+        """Start them. Raises LaunchError: it cannot be started."""
+        log = self._output.path
+        try:
+            file = log.open("wb")
+        except OSError as error:
+            raise LaunchError(f"{log}: cannot be written: {error.strerror or error}") from error
+        try:
+            with file:
+                self._process = subprocess.Popen(
+                    words, env=dict(environment), stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
+                    start_new_session=True, preexec_fn=tie_to_parent(),
+                )  # fmt: skip
+        except OSError as error:
+            raise LaunchError(f"{words[0]} cannot be started: {error.strerror or error}") from error
+
+    def look(self) -> Seen:
+        """What their logs say by now."""
+        seen = self._watch.poll()
+        self.step = max(self.step, seen.step)
+        if seen.step and not self._startup_s:
+            self._startup_s = time.monotonic() - self._started_s
+        return seen
+
+    def measured(self, seen: Seen, has_checkpoints: bool) -> Measured:
+        """What was seen, as measurements of the plan."""
+        startup_ns = int(self._startup_s * 1e9)
+        return Measured(seen.step, seen.num_steps, seen.peak_bytes, seen.step_time_ns, startup_ns, has_checkpoints)
+
+    def is_over(self) -> bool:
+        """A worker ended badly, or all have ended."""
+        assert self._process is not None
+        if self._has_msrun:
+            if not self.step:  # processes are still being started
+                self._ranks.update(worker_ranks())
+            self._output.poll(self._keep)
+        return self._process.poll() is not None or bool(self._exits())
+
+    def explain(self) -> Ended | OutOfMemory:
+        """Why they are over."""
+        assert self._process is not None
+        code = self._process.poll()
+        deadline = time.monotonic() + (DRAIN_S if code != 0 else 0)
+        while (seen := self.look()).out_of_memory is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        if code == 0 and not self._exits():
+            if not seen.num_finished and 0 < seen.step < seen.num_steps:
+                return Ended(Outcome.KILLED, self.step, "msrun ended before the training did")
+            return Ended(Outcome.FINISHED, self.step)
+        if seen.out_of_memory is not None:
+            worker, event = seen.out_of_memory
+            return OutOfMemory(worker, self.step, event.missing_bytes, event.text)
+        return self._explain_exit(code)
+
+    def _explain_exit(self, code: int | None) -> Ended | OutOfMemory:
+        pid, exit_code = next(iter(self._exits()), (None, code or 0))
+        worker = 0 if pid is None else self._ranks.get(pid, 0)
+        name = f"worker {worker}" if pid is not None or not self._has_msrun else "msrun"
+        if exit_code < 0 and -exit_code in _KILLS:
+            if exit_code == -signal.SIGKILL and count_oom_kills() > self._num_oom_kills:
+                return OutOfMemory(worker, self.step, None, "killed by the system, whose memory ran out (oom_kill)")
+            return Ended(Outcome.KILLED, self.step, f"{name} was killed by {signal.Signals(-exit_code).name}")
+        crash = f"    {name} crashed with {signal.Signals(-exit_code).name}\n" if exit_code < 0 else ""
+        report = failure_report(self._folder, range(self._num_workers))
+        return Ended(Outcome.FAILED, self.step, crash + report, exit_code if exit_code > 0 else 1)
+
+    def stop_all(self) -> None:
+        """End all of them; their logs may still be read."""
+        stop_descendants()
+        if self._process is not None:
+            self._process.poll()
+
+    def close(self) -> None:
+        """Their logs are not read any more."""
+        self._output.close()
+        self._watch.close()
+
+    def _keep(self, block: bytes) -> None:
+        self._printed = (self._printed + block)[-MAX_KEPT_BYTES:]
+
+    def _exits(self) -> list[tuple[int, int]]:
+        return read_worker_exits(self._printed.decode(errors="replace"))
+
+
+def count_oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since it started; 0 if it does not say."""
+    try:
+        with Path("/proc/vmstat").open(encoding="ascii") as file:
+            return next((int(line.split()[1]) for line in file if line.startswith("oom_kill ")), 0)
+    except OSError:
+        return 0

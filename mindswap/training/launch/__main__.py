@@ -1,0 +1,7 @@
+"""`python -m mindswap.training.launch EXECUTE_ORDER [WORKER_NUM] ...`: the launcher without the shell script."""
+
+import sys
+
+from mindswap.training.launch.launcher import main
+
+sys.exit(main())

@@ -1,0 +1,194 @@
+"""`python -m mindswap.training.launch`
+
+`scripts/msrun_launch.sh` runs it: start the workers, wait for them, stop them.
+"""
+
+import contextlib
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mindswap.errors import LaunchError, PolicyError
+from mindswap.report.problems import format_problems
+from mindswap.training.launch.arguments import USAGE, Job, parse_arguments
+from mindswap.training.launch.logs import failure_report, put_old_logs_aside, worker_log
+from mindswap.training.launch.msrun import (
+    find_msrun,
+    find_python,
+    has_cards,
+    log_folder,
+    msrun_arguments,
+    plain_name,
+    worker_environment,
+)
+from mindswap.training.launch.network import check_port
+from mindswap.training.launch.order import split_order, worker_command
+from mindswap.training.launch.precheck import check_configuration
+from mindswap.training.launch.processes import adopt_orphans, raise_process_limit, stop_descendants
+from mindswap.training.launch.signals import StoppedBySignal, signals_raise
+from mindswap.training.launch.training import ADAPTIVE_FLAG
+
+
+def main(words: list[str] | None = None) -> int:
+    """Run one call of the launcher; prints, as commands do.
+
+    Returns:
+        The exit code of the training (with JOIN False: of starting it); 1 for a wrong call;
+        128 + the signal's number after Ctrl-C, SIGTERM or SIGHUP.
+    """
+    words = sys.argv[1:] if words is None else words
+    if words in (["-h"], ["--help"]):
+        print(USAGE)
+        return 0
+    usage = ""
+    try:
+        if ADAPTIVE_FLAG in words:
+            return _run_adaptive(words)
+        usage = f"{USAGE}\n\n"  # for a call that cannot be read
+        job, command = _read(words)
+        usage = ""
+        check_configuration(command)
+        with signals_raise():
+            return _run_one(job, command) if job.num_workers == 1 else _run_msrun(job, command)
+    except LaunchError as error:
+        print(f"{usage}{_as_error(error)}", file=sys.stderr)
+    except PolicyError as error:
+        print(format_problems(error.problems), file=sys.stderr)
+    except StoppedBySignal as stop:
+        return 128 + stop.number
+    return 1
+
+
+def _run_adaptive(words: list[str]) -> int:
+    """The same job, planned and watched; JOIN plays no role, because the loop goes on until the end."""
+    from mindswap.commands.adaptive import run_adaptive, split_words
+
+    own, rest = split_words(words)
+    job, command = _read(rest)
+    python, logs = [find_python(), *command], str(log_folder(job, os.environ))
+    msrun = ["msrun", *msrun_arguments(job, logs, python, bind_core=has_cards())]
+    folder = [] if "--run-dir" in own else ["--run-dir", logs]
+    return run_adaptive([*own, *folder, "--", *(python if job.num_workers == 1 else msrun)])
+
+
+def _read(words: list[str]) -> tuple[Job, list[str]]:
+    """The job and the worker's command, or all problems of both at once."""
+    problems = []
+    job = command = None
+    try:
+        job = parse_arguments(words)
+    except LaunchError as error:
+        problems.append(str(error))
+    if words and words[0].strip():
+        try:
+            command, remark = worker_command(split_order(words[0]))
+            if remark:
+                _say(remark)
+        except LaunchError as error:
+            problems.append(str(error))
+    if problems or job is None or command is None:
+        raise LaunchError("\n".join(problems))
+    return job, command
+
+
+def _run_msrun(job: Job, command: list[str]) -> int:
+    msrun, python = find_msrun(), find_python()
+    check_port("127.0.0.1" if job.is_single_node else job.master_addr, job.master_port)
+    folder = _prepare_folder(job)
+    with plain_name(folder) as name:
+        arguments = msrun_arguments(job, name, [python, *command], bind_core=has_cards())
+        _say(f"running: {shlex.join(['msrun', *arguments])}")
+        _say(f"logs: {folder.absolute()}")
+        code = _wait([*msrun, *arguments], worker_environment(os.environ, Path.cwd()), keep_workers=not job.join)
+    if code:
+        print(f"mindswap: error: the training failed\n{failure_report(folder, job.ranks)}", file=sys.stderr)
+        return code if code > 0 else 128 - code
+    if not job.join:
+        _say(
+            f"JOIN is False: {job.num_local_workers} workers run in the background, see "
+            f"{worker_log(folder, job.ranks[0])}; JOIN True waits and returns the exit code of the training"
+        )
+    return 0
+
+
+def _run_one(job: Job, command: list[str]) -> int:
+    folder = _prepare_folder(job)
+    log = worker_log(folder, 0)
+    _say(f"WORKER_NUM is 1: python runs without msrun, and JOIN has no effect; log: {log.absolute()}")
+    environment = {**worker_environment(os.environ, Path.cwd()), "PYTHONUNBUFFERED": "1"}
+    raise_process_limit()
+    adopt_orphans()
+    with log.open("wb") as file, _stopping_all():
+        process = subprocess.Popen(
+            [sys.executable, *command],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        assert process.stdout is not None
+        while block := os.read(process.stdout.fileno(), 1 << 16):
+            file.write(block)
+            file.flush()
+            _write(block)
+        code = process.wait()
+    if code:
+        print(f"mindswap: error: the training failed, exit code {code}\n    log: {log}", file=sys.stderr)
+    return code if code >= 0 else 128 - code
+
+
+def _wait(command: list[str], environment: dict[str, str], *, keep_workers: bool) -> int:
+    """Run a command to its end; whatever stops this process stops all that the command started."""
+    raise_process_limit()
+    adopt_orphans()
+    with _stopping_all():
+        # A session of its own: Ctrl-C reaches only this process, which then stops the rest in order.
+        process = subprocess.Popen(command, env=environment, start_new_session=True)
+        code = process.wait()
+    if not (keep_workers and code == 0):
+        stop_descendants()
+    return code
+
+
+@contextlib.contextmanager
+def _stopping_all() -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        _say("stopping all workers")
+        with contextlib.suppress(StoppedBySignal):  # an impatient second Ctrl-C must leave no orphan
+            stop_descendants()
+        stop_descendants(grace_s=0)
+        raise
+
+
+def _prepare_folder(job: Job) -> Path:
+    folder = log_folder(job, os.environ)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        is_master = job.is_single_node or job.node_rank <= 0
+        old = put_old_logs_aside(folder, job.ranks, job.num_workers, with_scheduler=is_master)
+    except OSError as error:
+        raise LaunchError(f"LOG_DIR {folder}: {error.strerror}: {error.filename}") from error
+    if old:
+        _say(f"{len(old)} logs of an earlier run are now {folder}/*.log.old")
+    return folder
+
+
+def _as_error(error: LaunchError) -> str:
+    return "\n".join(line if line.startswith(" ") else f"mindswap: error: {line}" for line in str(error).splitlines())
+
+
+def _say(text: str) -> None:
+    _write(f"mindswap: {text}\n".encode())
+
+
+def _write(data: bytes) -> None:
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:  # `msrun_launch.sh ... | head`: the training goes on
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

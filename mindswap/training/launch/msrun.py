@@ -1,0 +1,112 @@
+"""The msrun command line and the environment of the workers."""
+
+import contextlib
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from mindswap.errors import LaunchError
+from mindswap.training.launch.arguments import Job
+
+
+def msrun_arguments(job: Job, log_dir: str, command: list[str], *, bind_core: bool) -> list[str]:
+    """The arguments of msrun; `bind_core` gives every worker CPU cores of its own, near its card.
+
+    msrun hands the name of `log_dir` to a shell, so it must be plain. `command` is `python` and its arguments; after
+    `--`, without which msrun takes some of them for its own.
+    """
+    return [
+        *(["--bind_core=True"] if bind_core else []),
+        f"--worker_num={job.num_workers}",
+        f"--local_worker_num={job.num_local_workers}",
+        *([] if job.is_single_node else [f"--master_addr={job.master_addr}"]),
+        f"--master_port={job.master_port}",
+        *([] if job.is_single_node else [f"--node_rank={job.node_rank}"]),
+        f"--log_dir={log_dir}",
+        f"--join={job.join}",
+        f"--cluster_time_out={job.timeout_s}",
+        "--",
+        *command,
+    ]
+
+
+def find_python() -> str:
+    """The name, `python` or `python3`, under which msrun finds this very interpreter.
+
+    msrun starts workers with one of these two names only; `worker_environment` puts the folder of
+    this interpreter first in PATH.
+
+    Raises:
+        LaunchError: the folder has neither.
+    """
+    here = Path(sys.executable)
+    for name in ("python", "python3"):
+        if (here.parent / name).exists() and (here.parent / name).resolve() == here.resolve():
+            return name
+    raise LaunchError(
+        f"msrun starts workers as 'python', which {here.parent} lacks\n    fix:     a virtual environment"
+    )
+
+
+def find_msrun() -> list[str]:
+    """The command that starts the msrun of this interpreter's MindSpore.
+
+    Raises:
+        LaunchError: MindSpore is not installed.
+    """
+    if importlib.util.find_spec("mindspore") is None:
+        raise LaunchError(
+            f"MindSpore is not installed for {sys.executable}\n"
+            "    fix:     pip install mindspore==2.9.0, or on Ascend the MindSpore that matches your CANN"
+        )
+    beside = Path(sys.executable).with_name("msrun")
+    return [str(beside)] if beside.exists() else [sys.executable, "-P", "-m", "mindspore.parallel.cluster.run"]
+
+
+def has_cards() -> bool:
+    """Ascend cards are here, so binding workers to the cores near them pays; on a CPU it takes cores away."""
+    return shutil.which("npu-smi") is not None
+
+
+def count_cards(devices: Path = Path("/dev")) -> int:
+    """Ascend cards that the driver shows; 0 also where it shows them elsewhere."""
+    return len(list(devices.glob("davinci[0-9]*")))
+
+
+def log_folder(job: Job, environment: Mapping[str, str]) -> Path:
+    """LOG_DIR with MF_LOG_SUFFIX."""
+    return Path(job.log_dir + _suffix(environment))
+
+
+def worker_environment(environment: Mapping[str, str], folder: Path) -> dict[str, str]:
+    """The environment for msrun and its workers; MindFormers writes `output/` below `folder`."""
+    suffix = _suffix(environment)
+    result = dict(environment)
+    result["PATH"] = os.pathsep.join(filter(None, [str(Path(sys.executable).parent), environment.get("PATH")]))
+    if not environment.get("LOG_MF_PATH"):
+        result["LOG_MF_PATH"] = f"{folder}/output/log{suffix}"
+    if environment.get("PLOG_REDIRECT_TO_OUTPUT", "False") not in ("", "False"):
+        result["ASCEND_PROCESS_LOG_PATH"] = f"{folder}/output/plog{suffix}"
+    return result
+
+
+def _suffix(environment: Mapping[str, str]) -> str:
+    suffix = environment.get("MF_LOG_SUFFIX", "")
+    return f"_{suffix}" if suffix else ""
+
+
+@contextlib.contextmanager
+def plain_name(folder: Path) -> Iterator[str]:
+    """A name for the folder that is safe in a shell: msrun puts it into a command line unquoted."""
+    if re.fullmatch(r"[\w./+=:@%,-]+", str(folder)):
+        yield str(folder)
+        return
+    with tempfile.TemporaryDirectory(prefix="mindswap-") as place:
+        link = Path(place, "logs")
+        link.symlink_to(folder.absolute())
+        yield str(link)

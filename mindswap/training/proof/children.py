@@ -1,0 +1,107 @@
+"""What a proof starts: other commands of mindswap, whose answers are JSON, and the workers of a run."""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from mindswap.errors import LaunchError
+from mindswap.training.adaptive.watch import read_worker_exits
+from mindswap.training.launch.network import free_port
+from mindswap.training.launch.processes import stop_descendants
+from mindswap.training.logs.tail import find_last_step, read_tail
+
+POLL_S = 0.3
+SAY_EVERY_S = 15.0
+# Other workers have so long to say what went wrong.
+GRACE_S = 5.0
+# How long workers wait for each other to start.
+CLUSTER_TIMEOUT_S = 300
+PACKAGE_FOLDER = Path(__file__).parents[3]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    exit_code: int  # 0 and 1 come with data, if the command has any
+    data: Any  # its JSON; None where it printed none
+    error: str  # what it wrote to the standard error, last lines
+
+    def require(self, what: str) -> Any:
+        """The data. Raises LaunchError: there is none."""
+        if self.data is None:
+            raise LaunchError(f"{what}: {self.error or f'exit code {self.exit_code}'}")
+        return self.data
+
+
+def ask(words: Sequence[str]) -> Answer:
+    """Run `mindswap WORDS` in a process of its own: it takes the memory of MindSpore with it when it ends."""
+    done = subprocess.run(
+        [sys.executable, "-m", "mindswap", *words], env={**_environment(), "TQDM_DISABLE": "1"}, check=False,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", start_new_session=True,
+    )  # fmt: skip
+    try:
+        data = json.loads(done.stdout)
+    except ValueError:
+        data = None
+    if isinstance(data, dict) and data.get("error") is not None:
+        data = None  # it is on the standard error, too
+    error = "\n".join(done.stderr.strip().splitlines()[-12:])
+    return Answer(done.returncode, data, error.removeprefix("mindswap: error: "))
+
+
+def train(config: Path, folder: Path, num_workers: int, say: Callable[[str], None]) -> int:
+    """Run the workers to their end, and say how far they are; gives the exit code of the launcher.
+
+    They run in `folder`, and leave there all that they write, their logs in `logs`. One worker runs without msrun.
+    """
+    place = folder.absolute()
+    logs = place / "logs"
+    order = [
+        "--config", str(config.absolute()), "--run_mode", "train", "--use_parallel", str(num_workers > 1),
+        "--output_dir", str(place / "output"), "--profile_output", str(place),
+    ]  # fmt: skip
+    job = [str(num_workers), str(free_port()), str(logs), "True", str(CLUSTER_TIMEOUT_S)]
+    environment = {**_environment(), "PYTHONUNBUFFERED": "1", "MS_MEMORY_STATISTIC": "1"}
+    with (folder / "launcher.log").open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "mindswap.training.launch", shlex.join(order), *job], cwd=folder, env=environment,
+            stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+        try:
+            return _watch(process, folder / "launcher.log", logs / "worker_0.log", say)
+        finally:
+            stop_descendants()
+
+
+def _watch(process: subprocess.Popen[bytes], launcher: Path, log: Path, say: Callable[[str], None]) -> int:
+    """Wait for the end; a worker that failed ends the run, for which msrun may take minutes."""
+    said_s, said = time.monotonic(), ""
+    failed_s: float | None = None
+    while (code := process.poll()) is None:
+        time.sleep(POLL_S)
+        now_s = time.monotonic()
+        if failed_s is None and any(code for _, code in read_worker_exits("\n".join(read_tail(launcher)))):
+            failed_s = now_s
+        if failed_s is not None and now_s - failed_s > GRACE_S:
+            return 1
+        if now_s - said_s >= SAY_EVERY_S:
+            said_s = now_s
+            step = find_last_step(read_tail(log)) if log.exists() else ""
+            if step != said or not step:
+                say(f"    step {step}" if step else "    starting and compiling")
+            said = step
+    return code
+
+
+def _environment() -> dict[str, str]:
+    """Children find this very package, from whatever folder they run in."""
+    path = os.pathsep.join(filter(None, [str(PACKAGE_FOLDER), os.environ.get("PYTHONPATH")]))
+    return {**os.environ, "PYTHONPATH": path}

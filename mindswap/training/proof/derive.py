@@ -1,0 +1,191 @@
+"""The configuration that every run of a proof shares: the user's, made short, repeatable and measured. Pure."""
+
+import copy
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mindswap.config.render import block_lines, inline_text, is_inline
+from mindswap.errors import LaunchError
+from mindswap.policy.read import NUM_LAYERS_KEYS
+
+# A profile of this level has sizes and directions of copies; Level1 has neither.
+PROFILER_LEVEL = 2
+
+
+@dataclass(frozen=True)
+class SyntheticData:
+    """A MindRecord made on the spot, in place of the user's data."""
+
+    path: str
+    columns: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the runs are to be."""
+
+    num_steps: int  # steps of training
+    num_workers: int  # workers of msrun; 0: as the configuration has, which `derive` does not look up
+    num_layers: int | None = None  # layers of the cut model; None leaves them
+    data: SyntheticData | None = None  # in place of the user's; None keeps that
+    is_profiled: bool = True  # profile the last step of rank 0
+    is_deterministic: bool = False  # kernels that give the same bits each time
+
+
+def derive(config: Mapping[str, Any], wanted: Wanted) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The configuration of the runs, and in words what differs from the user's.
+
+    Swap and recompute stay as they are.
+
+    Raises:
+        LaunchError: the parallel sizes do not fit the number of workers.
+    """
+    edit = _Edit(copy.deepcopy(dict(config)))
+    edit.set("run_mode", "train")
+    edit.set("load_checkpoint", "")
+    for key in ("resume_training", "auto_trans_ckpt", "do_eval"):
+        edit.set(key, False)
+    if edit.get("seed") is None:  # weights would differ from run to run
+        edit.set("seed", 0)
+    edit.set("only_save_strategy", False)
+    edit.set("model.model_config.checkpoint_name_or_path", "", only_if_there=True)
+    edit.set("runner_config.epochs", 1)
+    edit.set("runner_config.sink_size", 1)
+    # No checkpoints, nothing that writes or waits. TrainCallBack ends the training: `runner_config.stop_step`, which
+    # should make one, is read and dropped by mindformers 1.9.0 (trainer/base_trainer.py:1344).
+    last = {"type": "TrainCallBack", "stop_step": wanted.num_steps}
+    edit.set("callbacks", [{"type": "MFLossMonitor", "per_print_times": 1}, {"type": "StepReport"}, last])
+    if wanted.num_layers is not None:
+        _set_layers(edit, wanted.num_layers)
+    _set_parallel(edit, wanted.num_workers)
+    _set_data(edit, wanted.data)
+    if wanted.is_deterministic:
+        edit.set("context.deterministic", "ON")
+    _set_profile(edit, wanted)
+    return edit.data, tuple(edit.changes)
+
+
+def switched_off(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The same with nothing swapped and nothing recomputed."""
+    data = copy.deepcopy(dict(config))
+    data["swap_config"] = {"swap": False}
+    data["recompute_config"] = {"recompute": False, "select_recompute": False, "select_comm_recompute": False}
+    if isinstance(data.get("mindswap"), dict):
+        data["mindswap"].pop("output_recompute", None)
+    return data
+
+
+def format_config(config: Mapping[str, Any], comment: str) -> str:
+    """The configuration as YAML that stands for itself, below a comment."""
+    lines = [f"# {line}".rstrip() for line in comment.splitlines()]
+    return "\n".join([*lines, *block_lines(config, 0, 2)]) + "\n"
+
+
+class _Edit:
+    """A configuration that remembers what was changed in it."""
+
+    def __init__(self, data: dict[str, Any]):
+        self.data = data
+        self.changes: list[str] = []
+
+    def get(self, path: str) -> Any:
+        """The value at a key path; None if it is not there."""
+        node: Any = self.data
+        for name in path.split("."):
+            node = node.get(name) if isinstance(node, dict) else None
+        return node
+
+    def set(self, path: str, value: Any, only_if_there: bool = False) -> None:
+        """Set a value; sections that are not there are made."""
+        *parents, last = path.split(".")
+        node = self.data
+        for name in parents:
+            if not isinstance(node.get(name), dict):
+                if only_if_there:
+                    return
+                node[name] = {}
+            node = node[name]
+        if last not in node and only_if_there:
+            return
+        old = node.get(last)
+        node[last] = value
+        if old != value and (old or value):
+            self.changes.append(f"{path}: {_show(old)} -> {_show(value)}")
+
+
+def _show(value: Any) -> str:
+    if value is None:
+        return "not set"
+    if is_inline(value):
+        text = inline_text(value)
+    else:
+        text = ", ".join(str(item.get("type", "...") if isinstance(item, dict) else item) for item in value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _set_layers(edit: _Edit, num_layers: int) -> None:
+    there = [key for key in NUM_LAYERS_KEYS if edit.get(f"model.model_config.{key}") is not None]
+    for key in there or ["num_layers" if edit.get("use_legacy") is not False else "num_hidden_layers"]:
+        edit.set(f"model.model_config.{key}", num_layers)
+    edit.set("model.model_config.offset", 0, only_if_there=True)
+
+
+def _set_parallel(edit: _Edit, num_workers: int) -> None:
+    if num_workers == 1:
+        edit.set("use_parallel", False)
+        return
+    others = 1
+    for name in ("model_parallel", "context_parallel", "pipeline_stage"):
+        size = edit.get(f"parallel_config.{name}")
+        others *= size if isinstance(size, int) and size > 0 else 1
+    if num_workers % others:
+        raise LaunchError(
+            f"{num_workers} workers, but model_parallel x context_parallel x pipeline_stage is {others}\n"
+            f"    fix:     --worker-num {others * -(-num_workers // others)}"
+        )
+    edit.set("use_parallel", True)
+    edit.set("parallel_config.data_parallel", num_workers // others)
+    edit.set("parallel.device_num", num_workers, only_if_there=True)
+
+
+def _set_data(edit: _Edit, synthetic: SyntheticData | None) -> None:
+    if synthetic is None:
+        edit.set("train_dataset.data_loader.shuffle", False, only_if_there=True)
+    else:
+        dataset = edit.get("train_dataset")
+        columns = list(synthetic.columns)
+        loader = {"type": "MindDataset", "dataset_dir": synthetic.path, "shuffle": False}
+        made = {**(dataset if isinstance(dataset, dict) else {}), "data_loader": loader, "input_columns": columns}
+        made |= {"drop_remainder": True, "repeat": 1}
+        if len(columns) > 1:
+            made["construct_args_key"] = columns
+        edit.data["train_dataset"] = made
+        edit.changes.append(f"train_dataset: {_show(synthetic.path)}, made for this proof")
+    # Written by an alias in most files; here the two must not differ.
+    edit.data["train_dataset_task"] = {
+        **(edit.get("train_dataset_task") or {"type": "CausalLanguageModelDataset"}),
+        "dataset_config": edit.get("train_dataset"),
+    }
+
+
+def _set_profile(edit: _Edit, wanted: Wanted) -> None:
+    edit.set("profile", wanted.is_profiled)
+    if not wanted.is_profiled:
+        return
+    # ProfileMonitor starts behind step `start` and writes at the end of step `stop`. The last step: it is not timed.
+    settings = {
+        "profile_start_step": wanted.num_steps,
+        "profile_stop_step": wanted.num_steps,
+        "profile_rank_ids": [0],
+        "profiler_level": PROFILER_LEVEL,
+        "init_start_profile": False,
+        "profile_communication": False,
+        "profile_memory": False,
+        "profile_pipeline": False,
+        "data_simplification": True,
+        "with_stack": False,
+        "mstx": False,
+    }
+    edit.data.update(settings)
+    edit.changes.append(f"profiler: step {wanted.num_steps} of rank 0, Level{PROFILER_LEVEL}")

@@ -1,0 +1,170 @@
+"""What `mindswap prove` does before anything runs: configurations, data, simulations, the plan."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from mindswap.api.step import policy_of
+from mindswap.check.check import check_document
+from mindswap.config.mode import device_target
+from mindswap.config.nodes import Document
+from mindswap.config.plain_data import document_from_data
+from mindswap.config.step import read_step_settings
+from mindswap.errors import LaunchError
+from mindswap.files import write_new
+from mindswap.policy.convert.sections import policy_sections
+from mindswap.simulator.cost.settings import read_cost_settings
+from mindswap.training.launch.msrun import count_cards
+from mindswap.training.proof.children import Answer, ask
+from mindswap.training.proof.cut import cut_policy, kept_layers
+from mindswap.training.proof.data import has_own_data, with_absolute_paths, write_synthetic_data
+from mindswap.training.proof.derive import SyntheticData, Wanted, derive, format_config, switched_off
+from mindswap.training.proof.model import Proof, Simulated, Variant
+from mindswap.training.proof.results import read_simulated
+from mindswap.training.proof.send_back import describe_machine
+from mindswap.units import format_bytes
+
+MAX_DEFAULT_WORKERS = 8
+# Without --memory: of what the step needs with everything kept, so that the plan has something to move.
+DEFAULT_BUDGET_PERCENT = 80
+TITLES = {
+    "off": "nothing swapped, nothing recomputed",
+    "yaml": "as the configuration asks",
+    "plan": "a plan of mindswap",
+}
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What was asked for."""
+
+    folder: Path  # for all that a proof writes
+    config: Path  # the user's file
+    variants: tuple[str, ...]  # runs to make
+    wanted: Wanted  # what each is to be
+    budget_bytes: int | None  # for the plan; None takes a share of what the step needs
+    wants_synthetic_data: bool  # also where the configuration has data
+    device_words: tuple[str, ...]  # options of the simulated device
+    say: Callable[[str], None]  # takes a line for the user
+
+    def file(self, name: str) -> Path:
+        """The configuration of a run."""
+        return self.folder / f"{name}.yaml"
+
+
+def prepare(bench: Bench, document: Document) -> Proof:
+    """Write the configurations and the data, simulate each run.
+
+    Raises:
+        MindswapError: the configuration is wrong, or cannot be simulated.
+    """
+    policy = policy_of(document, checked := check_document(document))
+    assert checked.num_layers is not None and document.root is not None
+    wanted = bench.wanted
+    num_layers = wanted.num_layers or checked.num_layers
+    if num_layers > checked.num_layers:
+        raise LaunchError(f"--layers {num_layers}: the model has {checked.num_layers}")
+    if not wanted.num_workers:
+        most = min(MAX_DEFAULT_WORKERS, count_cards() or MAX_DEFAULT_WORKERS)
+        wanted = replace(wanted, num_workers=min(read_step_settings(document).num_cards, most))
+    own = with_absolute_paths(_own_data(document))
+    config, _ = derive(own, wanted)
+    notes = []
+    if bench.wants_synthetic_data or not has_own_data(own):
+        bench.say(f"making data: {wanted.num_steps} steps of random tokens")
+        notes.append("The data is random tokens, made for this proof: losses are no measure of the model.")
+        wanted = replace(wanted, data=_make_data(bench, document_from_data(config, str(bench.config))))
+    config, changes = derive(own, wanted)
+    if num_layers < checked.num_layers:
+        kept = kept_layers(checked.num_layers, num_layers)
+        # In layer indices, which need `swap: True` also where only recompute is asked for.
+        cut = replace(cut_policy(policy, kept), is_swap_enabled=True)
+        config |= policy_sections(cut, config, num_layers)
+        notes.append(
+            f"{num_layers} of {checked.num_layers} layers run: each follows the settings of layer "
+            f"{', '.join(map(str, kept))} of the whole model, in this order."
+        )
+    header = f"Made by mindswap prove from {bench.config}; changed there:\n" + "\n".join(changes)
+    write_new(bench.file("yaml"), format_config(config, header))
+    write_new(bench.file("off"), format_config(switched_off(config), header + f"\nrun off: {TITLES['off']}"))
+    proof = Proof(
+        config=str(bench.config),
+        target=device_target(document),
+        device="",
+        num_workers=wanted.num_workers,
+        num_steps=wanted.num_steps,
+        is_profiled=wanted.is_profiled,
+        is_deterministic=wanted.is_deterministic,
+        num_layers=num_layers,
+        changes=changes,
+        notes=tuple(notes),
+        environment=describe_machine(),
+    )
+    return _simulate_all(bench, proof)
+
+
+def _own_data(document: Document) -> dict[str, Any]:
+    """The user's configuration with its bases merged, and with a device file that is found from anywhere."""
+    data = document.data()
+    asked = read_cost_settings(document)
+    if asked.device is not None and Path(asked.device).suffix:
+        key = "calibration" if asked.is_calibration else "device"
+        data["mindswap"] = {**data["mindswap"], key: str(Path(asked.device).absolute())}
+    return data
+
+
+def _make_data(bench: Bench, document: Document) -> SyntheticData:
+    size = document.count("model", "model_config", "vocab_size")
+    if size < 2:
+        raise LaunchError("model.model_config.vocab_size: is missing, so no data can be made\n    fix: name your data")
+    settings = read_step_settings(document)
+    return write_synthetic_data(bench.folder, settings, bench.wanted.num_steps, size, is_legacy=document.is_legacy)
+
+
+def _simulate_all(bench: Bench, proof: Proof) -> Proof:
+    """The runs with their simulations, and the plan."""
+    bench.say("simulating: swap off")
+    title, off = simulate(bench, "off")
+    variants = []
+    for name in bench.variants:
+        if name == "plan":
+            variants.append(_plan(bench, off))
+            continue
+        simulated = off
+        if name == "yaml":
+            bench.say("simulating: as the configuration asks")
+            simulated = simulate(bench, name)[1]
+        variants.append(Variant(name, TITLES[name], str(bench.file(name)), simulated))
+    return replace(proof, device=title, variants=tuple(variants))
+
+
+def simulate(bench: Bench, name: str, device: tuple[str, ...] | None = None) -> tuple[str, Simulated]:
+    """Title of the device, and the step of a run on it."""
+    words = bench.device_words if device is None else device
+    data = ask(["simulate", "--json", str(bench.file(name)), *words]).require(f"simulating {name}.yaml")
+    return data["device"], read_simulated(data)
+
+
+def _plan(bench: Bench, off: Simulated) -> Variant:
+    """The plan within the budget; without one asked for, within the least that is possible."""
+    budget = bench.budget_bytes or off.peak_bytes * DEFAULT_BUDGET_PERCENT // 100
+    bench.say(f"planning for {format_bytes(budget)}")
+    answer = _ask_plan(bench, budget)
+    if answer.exit_code == 1 and answer.data is not None:
+        least = answer.data["smallest_budget_bytes"]
+        if bench.budget_bytes is not None:
+            reason = f"nothing fits into {format_bytes(budget)}; the least found is {format_bytes(least)}"
+            return Variant("plan", TITLES["plan"], str(bench.file("plan")), skipped=reason, budget_bytes=budget)
+        budget = least
+        bench.say(f"planning for {format_bytes(budget)}, the least that is possible")
+        answer = _ask_plan(bench, budget)
+    answer.require("planning")
+    simulated = simulate(bench, "plan")[1]
+    title = f"{TITLES['plan']} for {format_bytes(budget)}"
+    return Variant("plan", title, str(bench.file("plan")), simulated, budget_bytes=budget)
+
+
+def _ask_plan(bench: Bench, budget_bytes: int) -> Answer:
+    words = ["--memory", f"{budget_bytes}B", "-o", str(bench.file("plan")), "--json", *bench.device_words]
+    return ask(["plan", str(bench.file("yaml")), *words])

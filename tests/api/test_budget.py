@@ -1,0 +1,73 @@
+import pytest
+
+from mindswap.api.device import with_environment, within_configuration
+from mindswap.api.plan import budget_doubt, budget_of
+from mindswap.api.step import Step
+from mindswap.policy.model import Policy
+from mindswap.simulator.cost.device_file import load_device
+from mindswap.simulator.cost.outside_memory import communication_bytes
+from mindswap.simulator.cost.settings import read_cost_settings
+from mindswap.simulator.cost.table import CostTable
+from tests.builders import document
+from tests.simulator.steps import model
+
+GIB = 2**30
+
+
+def step(text="{}", **overrides):
+    """A step that is planned for nothing but its budget: atlas_800t_a2 has 58 GiB, its margin is 5 %."""
+    config = document(text)
+    made = model()
+    made.costs = CostTable(within_configuration(load_device("atlas_800t_a2", overrides), config))
+    return Step(config, Policy(), made, None)
+
+
+def test_a_margin_of_the_device_stays_free():
+    """58 GiB less 5 %: 62277025792 * 950 // 1000."""
+    assert budget_of(step()) == (
+        59163174502,
+        "58.0 GiB (device atlas_800t_a2), less a margin of 5 %; --margin 0 for none",
+    )
+    assert budget_of(step(margin="0")) == (58 * GIB, "58.0 GiB (device atlas_800t_a2), no margin")
+
+
+def test_the_configuration_may_allow_less_than_the_device_has():
+    small = step("{context: {max_device_memory: 30GB}}", margin="0.1")
+    assert small.device.usable_memory_bytes == 30 * GIB
+    size, source = budget_of(small)
+    assert size == 27 * GIB
+    assert source.startswith("30.0 GiB (context.max_device_memory, x.yaml:1:31), less a margin of 10 %")
+    assert step("{context: {max_device_memory: 59GB}}").device.usable_memory_bytes == 58 * GIB
+
+
+def test_a_budget_that_is_named_is_taken_as_it_is():
+    assert budget_of(step(memory="40GiB")) == (40 * GIB, "")
+    assert budget_of(step(), "40GiB") == (40 * GIB, "")
+    assert budget_of(step(memory="40GiB", margin="0.1"))[0] == 36 * GIB
+
+
+def test_a_named_budget_above_the_configuration_is_doubted():
+    asked = step("{context: {max_device_memory: 30GB}}", memory="40GiB")
+    assert budget_of(asked) == (40 * GIB, "")
+    assert budget_doubt(asked, 40 * GIB) == (
+        "context.max_device_memory, x.yaml:1:31, is 30.0 GiB, less than the budget: raise it, or plan for less"
+    )
+    assert budget_doubt(asked, 30 * GIB) == budget_doubt(step(), 99 * GIB) == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "text", "size_mib", "source"),
+    [
+        ("120", "{}", 2 * 120 * 3, "environment, HCCL_BUFFSIZE=120"),
+        ("120", "{mindswap: {hccl_buffer: 50MiB}}", 2 * 50 * 3, "set by the user"),
+        ("", "{mindswap: {hccl_buffer: 50MiB}}", 2 * 50 * 3, "set by the user"),
+        ("0", "{}", 2 * 200 * 3, "CANN 8.5"),
+        ("1GB", "{}", 2 * 200 * 3, "CANN 8.5"),
+    ],
+)
+def test_buffers_of_hccl_follow_the_configuration_then_the_environment(value, text, size_mib, source):
+    """Two for each of three communicators; 200 MiB by the device file."""
+    device = load_device("atlas_800t_a2", read_cost_settings(document(text)).overrides)
+    device = with_environment(device, {"HCCL_BUFFSIZE": value})
+    assert communication_bytes(("world", "tensor parallel", "data parallel"), device) == size_mib * 2**20
+    assert device.sources["hccl_buffer"].startswith(source)

@@ -1,0 +1,72 @@
+"""What cannot be compiled is refused at once, with its place and what to do instead."""
+
+import re
+
+import pytest
+
+from mindswap.api.compilable import require_compilable
+from mindswap.api.inspect import inspect_memory
+from mindswap.api.step import load_step
+from mindswap.api.verify import NOTHING_ASKED, verify
+from mindswap.config.source import load_document
+from mindswap.errors import GraphError
+
+PYNATIVE = """context:
+  mode: 1
+  device_target: CPU
+model: {model_config: {type: LlamaConfig, num_layers: 2}}
+swap_config: {swap: True, op_swap: [{op_name: attention, backward_prefetch: 1, layers: [0]}]}
+"""
+
+
+def write(tmp_path, text):
+    path = tmp_path / "main.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("read", "instead"),
+    [(inspect_memory, "mindswap trace"), (load_step, "mindswap trace"), (verify, "the log of `mindswap run`")],
+)
+def test_pynative_mode_has_no_compiled_graph_to_read(tmp_path, read, instead):
+    path = write(tmp_path, PYNATIVE)
+    with pytest.raises(GraphError, match=re.escape(f"{path}:2:9: context.mode: 1: no graph is compiled")) as caught:
+        read(path)
+    assert instead in str(caught.value)
+    assert "mode: 0" in str(caught.value)
+
+
+def test_with_nothing_asked_there_is_nothing_to_refuse(tmp_path):
+    path = write(tmp_path, PYNATIVE.replace("swap: True", "swap: False"))
+    assert verify(path).text == NOTHING_ASKED
+
+
+@pytest.mark.parametrize("read", [inspect_memory, load_step])
+def test_a_file_without_a_model_says_so_before_mindformers_is_asked(tmp_path, read):
+    # As configs/general/run_general_task.yaml of MindFormers 1.9.0: no class, no number of layers, no folder.
+    path = write(tmp_path, "model:\n  model_config:\n    max_decode_length: 8\n")
+    with pytest.raises(GraphError, match=re.escape(f"{path}:3:5: model.model_config: it describes no model")):
+        read(path)
+
+
+@pytest.mark.parametrize("read", [inspect_memory, load_step])
+def test_a_folder_that_is_not_there_is_named_though_the_layers_are_known(tmp_path, read):
+    # As configs/deepseek3/finetune_deepseek3_12b_16p_pp16.yaml: 16 layers, and the rest in the folder.
+    path = write(tmp_path, "pretrained_model_dir: /no/such\nmodel: {model_config: {num_hidden_layers: 16}}\n")
+    with pytest.raises(GraphError, match=re.escape(f"{path}:1:23: pretrained_model_dir: the model is not known")):
+        read(path)
+
+
+def test_a_class_without_a_number_of_layers_is_left_to_mindformers(tmp_path):
+    require_compilable(load_document(write(tmp_path, "model: {model_config: {type: LlamaConfig}}\n")))
+
+
+@pytest.mark.parametrize("read", [inspect_memory, load_step, verify])
+def test_a_file_for_inference_is_refused_before_anything_is_compiled(tmp_path, read):
+    """MindFormers takes attention of its inference then, which has no training step."""
+    path = write(
+        tmp_path, PYNATIVE.replace("mode: 1", "mode: 0").replace("num_layers: 2", "num_layers: 2, use_past: True")
+    )
+    with pytest.raises(GraphError, match=re.escape(f"{path}:4:68: model.model_config.use_past: True: the file is for")):
+        read(path)

@@ -1,0 +1,100 @@
+"""Bytes that element-wise operators do not move when they are fused; every tensor has 1 KiB."""
+
+from mindswap.graph.rewrite.fusion import fuse_forward, fuse_work, least_work_again, readers_of_saved
+from mindswap.graph.work import measure_work
+from tests.graph.builders import KIB, graph, node
+
+
+def moved(forward, saved=""):
+    """(read, written, is fused into the one before it) of each operator of forward, in KiB."""
+    step = graph(forward, saved=saved)
+    return [
+        (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
+        for work in fuse_work(step, measure_work(step))[0]
+    ]
+
+
+START = node("start", "MatMul", "x w")
+
+
+def test_a_value_that_only_the_next_one_reads_is_neither_written_nor_read():
+    assert moved([START, node("cast", "Cast", "start"), node("mul", "Mul", "cast start")]) == [
+        (0, 1, False),
+        (1, 0, False),
+        (1, 1, True),
+    ]
+
+
+def test_a_value_that_backward_needs_is_written():
+    assert moved([START, node("cast", "Cast", "start"), node("mul", "Mul", "cast")], saved="cast")[1:] == [
+        (1, 1, False),
+        (0, 1, True),
+    ]
+
+
+def test_the_same_behind_a_view():
+    steps = [START, node("cast", "Cast", "start"), node("view", "Reshape", "cast"), node("mul", "Mul", "view")]
+    assert moved(steps) == [(0, 1, False), (1, 0, False), (0, 0, False), (0, 1, True)]
+    assert moved(steps, saved="view")[1] == (1, 1, False)
+
+
+def test_a_value_that_two_read_is_not_fused():
+    steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast"), node("add", "Add", "cast")]
+    assert moved(steps) == [(0, 1, False), (1, 1, False), (1, 1, False), (1, 1, False)]
+
+
+def test_matrix_products_end_a_cluster():
+    assert moved([START, node("cast", "Cast", "start"), node("end", "MatMul", "cast w")])[1:] == [
+        (1, 1, False),
+        (1, 1, False),
+    ]
+
+
+def again(forward, backward, saved, is_read_twice=False):
+    """(read, written, is fused) of each operator of forward if it runs again, in KiB."""
+    step = graph(forward, backward, saved)
+    return [
+        (work.read_bytes // KIB, work.written_bytes // KIB, work.is_fused)
+        for work in least_work_again(step, measure_work(step)[0], readers_of_saved(step), is_read_twice)
+    ]
+
+
+def test_a_copy_that_is_fused_with_its_only_reader_is_not_written():
+    silu = node("silu", "SiLU", "start")
+    step = graph([START, silu], [node("g", "SiLUGrad", "silu_b")], "silu")
+    assert again([START, silu], [node("g", "SiLUGrad", "silu_b")], "silu")[1] == (1, 0, False)
+    assert [user.name for user in readers_of_saved(step)["silu"]] == ["g"]
+
+
+def test_what_backward_does_not_hold_is_not_written():
+    """The activation is fused with the product behind it: written for backward alone."""
+    steps = [START, node("silu", "SiLU", "start"), node("mul", "Mul", "silu start")]
+    step = graph(steps, [node("g", "SiLUGrad", "silu_b")], "silu")
+    works = measure_work(step)
+    held, unsaved = (fuse_forward(step, works[0], is_saved) for is_saved in (True, False))
+    assert [(work.written_bytes // KIB) for work in held] == [1, 1, 1]
+    assert [(work.written_bytes // KIB) for work in unsaved] == [1, 0, 1]
+
+
+def test_a_copy_that_another_copy_reads_too_is_written():
+    silu = node("silu", "SiLU", "start")
+    steps = [START, silu], [node("g", "SiLUGrad", "silu_b")], "silu"
+    assert again(*steps)[1] == (1, 0, False)
+    assert again(*steps, is_read_twice=True)[1] == (1, 1, False)
+
+
+def test_a_copy_for_a_matrix_product_or_for_two_readers_is_written():
+    cast = node("cast", "Cast", "start")
+    assert again([START, cast], [node("g", "MatMul", "cast_b")], "cast")[1] == (1, 1, False)
+    two = [node("g", "Mul", "cast_b"), node("h", "Mul", "cast_b")]
+    assert again([START, cast], two, "cast")[1] == (1, 1, False)
+
+
+def test_a_copy_may_get_what_it_reads_from_another_copy():
+    steps = [START, node("cast", "Cast", "start"), node("mul", "Mul", "cast start")]
+    # The cast is read by nobody in backward: its copy writes nothing. The product reads only `start`.
+    assert again(steps, [node("g", "MatMul", "mul_b")], "mul")[1:] == [(1, 0, False), (1, 1, True)]
+
+
+def test_what_is_not_element_wise_takes_what_it_takes():
+    assert again([START], [node("g", "Mul", "start_b")], "start") == [(0, 1, False)]  # its inputs have no types here

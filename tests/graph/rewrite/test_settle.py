@@ -1,0 +1,69 @@
+"""Layers of operators whose scope does not tell."""
+
+from dataclasses import replace
+
+from mindswap.graph.rewrite.settle import settle_layers
+from tests.graph.builders import graph, node
+
+
+def scoped(name, op, inputs, layer):
+    return replace(node(name, op, inputs, layer=layer), scope=f"Default/{layer}-Layer/{op}-{name}")
+
+
+def layers(step):
+    return {n.name: n.layer_index for n in step.forward}
+
+
+def test_a_cast_without_scope_belongs_to_the_layer_that_reads_it():
+    forward = [
+        node("weight", "Load", "w", layer=None),
+        scoped("add", "Add", "weight", 0),
+        node("cast", "Cast", "add", layer=0),
+        scoped("norm", "RmsNorm", "cast", 1),
+    ]
+    assert layers(settle_layers(graph(forward, []))) == {"weight": None, "add": 0, "cast": 1, "norm": 1}
+
+
+def test_one_that_several_layers_read_stays():
+    forward = [scoped("add", "Add", "weight", 0), node("cast", "Cast", "add", layer=0)]
+    forward += [scoped("near", "Mul", "cast", 0), scoped("far", "Mul", "cast", 1)]
+    forward.insert(0, node("weight", "Load", "w", layer=0))
+    assert layers(settle_layers(graph(forward, [])))["cast"] == 0
+
+
+def test_a_table_that_all_layers_read_belongs_to_none():
+    forward = [
+        scoped("angle", "Muls", "positions", 0),
+        scoped("cos", "Cos", "angle", 0),
+        node("embedding", "Load", "w", layer=None),
+        scoped("first", "Mul", "embedding cos", 0),
+        scoped("second", "Mul", "first cos", 1),
+    ]
+    again = replace(node("cos_again", "Cos", "angle_b", layer=0, is_duplicate=True), origin="cos")
+    step = settle_layers(graph(forward, [again], saved="angle"))
+    # angle is needed for cos only.
+    assert layers(step) == {"angle": None, "cos": None, "embedding": None, "first": 0, "second": 1}
+    assert step.backward[0].layer_index is None
+
+
+def test_what_a_weight_goes_into_stays_in_its_layer():
+    forward = [
+        node("weight", "Load", "w", layer=0),
+        scoped("first", "Mul", "ids weight", 0),
+        scoped("second", "Mul", "first", 1),
+    ]
+    assert layers(settle_layers(graph(forward, []))) == {"weight": 0, "first": 0, "second": 1}
+
+
+def test_no_layer_reads_what_a_later_one_makes():
+    """Reshapes of a function that all layers call have the scope of layer 0, and so has their gradient."""
+    forward = [
+        node("weight", "Load", "w", layer=None),
+        scoped("one", "Mul", "weight", 1),
+        scoped("turned", "AllToAll", "one", 0),
+        scoped("attention", "FlashAttentionScore", "turned", 1),
+    ]
+    gradient = replace(node("back", "Reshape", "grad turned_b", layer=0), origin="turned")
+    step = settle_layers(graph(forward, [gradient], saved="turned"))
+    assert layers(step) == {"weight": None, "one": 1, "turned": 1, "attention": 1}
+    assert step.backward[0].layer_index == 1

@@ -1,0 +1,321 @@
+"""Sizes per rank from strategies, operator kind by operator kind, worked out by hand."""
+
+from mindswap.graph.sharding.sharding import shard_graph
+from mindswap.graph.sharding.split_table import Redistribution
+from mindswap.graph.sharding.stage import drop_head
+from mindswap.graph.sharding.strategies import LOCAL_MARK
+from tests.graph.cut_graphs import graph, op, shapes
+
+
+def test_without_a_cut_the_graph_is_the_same():
+    step = graph(op("mul", "Mul", "x y", (2, 8), in_strategy=((1, 1), (1, 1))))
+    sharding = shard_graph(step)
+    assert sharding.graph is step
+    assert (sharding.unresolved, sharding.redistributions) == ((), ())
+
+
+def test_a_weight_is_cut_as_its_reader_asks():
+    step = graph(
+        op("load", "Load", "weight u", (16, 8)),
+        op("cast", "Cast", "load half", (16, 8)),
+        op("out", "MatMul", "x cast no yes", (4, 16), in_strategy=((1, 1), (8, 1))),
+        types={"x": (4, 8)},
+        no=0,
+        yes=1,
+    )
+    assert shapes(shard_graph(step)) == {"load": (2, 8), "cast": (2, 8), "out": (4, 2)}
+
+
+def test_out_strategy_is_the_cut_of_the_output():
+    step = graph(
+        op("out", "MatMul", "x w no yes", (4, 8), in_strategy=((1, 2), (1, 2)), out_strategy=((2, 1),)),
+        types={"x": (4, 16), "w": (8, 16)},
+        no=0,
+        yes=1,
+    )
+    assert shapes(shard_graph(step)) == {"out": (2, 8)}
+
+
+def test_a_layout_counts_axes_from_the_right():
+    layout = {"device_matrix": (2, 4, 8), "tensor_map": (2, (1, 0), -1), "alias_name": ("dp", "cp", "mp")}
+    step = graph(op("neg", "Neg", "x", (2, 32, 4), in_layout=(layout,)), types={"x": (2, 32, 4)})
+    assert shapes(shard_graph(step)) == {"neg": (1, 1, 4)}  # 2 by dp, 32 by cp x mp
+
+
+def test_a_reshape_takes_the_cut_of_its_reader_and_gathers():
+    # Sequence parallel: the norm is cut along the sequence, the product after it needs all of it.
+    step = graph(
+        op("norm", "Neg", "x", (1, 8, 4), in_strategy=((1, 8, 1),)),
+        op("view", "Reshape", "norm", (8, 4)),
+        op("out", "MatMul", "view w no yes", (8, 16), in_strategy=((1, 1), (8, 1))),
+        types={"x": (1, 8, 4), "w": (16, 4)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding) == {"norm": (1, 1, 4), "view": (8, 4), "out": (8, 2)}
+    assert sharding.redistributions == (Redistribution("norm", step.forward[1], (1, 8, 1), (1, 1)),)
+    assert sharding.graph.forward[1].op == "AllGather"  # memory of its own, no view of the norm
+
+
+def test_a_gather_that_runs_again_in_backward_is_not_kept():
+    step = graph(
+        op("norm", "Neg", "x", (1, 8, 4), in_strategy=((1, 8, 1),), recompute_comm_op=True),
+        op("view", "Reshape", "norm", (8, 4)),
+        op("out", "Neg", "view", (8, 4), in_strategy=((1, 1),)),
+        types={"x": (1, 8, 4)},
+    )
+    assert shard_graph(step).graph.forward[1].op == "Reshape"
+
+
+def test_what_has_no_rule_is_whole_and_listed():
+    step = graph(
+        op("neg", "Neg", "x", (8, 4), in_strategy=((8, 1),)),
+        op("odd", "Mystery", "neg", (8, 4)),
+        types={"x": (8, 4)},
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding) == {"neg": (1, 4), "odd": (8, 4)}
+    assert [entry.node.name for entry in sharding.unresolved] == ["odd"]
+
+
+def test_an_operator_without_strategy_follows_its_operands_and_is_listed():
+    step = graph(
+        op("neg", "Neg", "x", (8, 4), in_strategy=((8, 1),)),
+        op("exp", "Exp", "neg", (8, 4)),
+        types={"x": (8, 4)},
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding)["exp"] == (1, 4)
+    assert "no strategy" in sharding.unresolved[0].reason
+
+
+def test_gradients_are_cut_as_what_they_are_gradients_of():
+    # y = x w^T with w cut by rows: dx = dy w is whole, dw = dy^T x is cut as w.
+    step = graph(
+        op("x", "Neg", "input", (4, 8), in_strategy=((1, 1),)),
+        op("w", "Load", "weight u", (16, 8)),
+        op("y", "MatMul", "x w no yes", (4, 16), in_strategy=((1, 1), (8, 1))),
+        op("loss", "Exp", "y", (4, 16), in_strategy=((1, 8),)),
+        backward=[
+            op("dy", "Neg", "loss_b", (4, 16)),
+            op("dx", "MatMul", "dy w_b no no", (4, 8)),
+            op("dw", "MatMul", "dy x_b yes no", (16, 8)),
+        ],
+        saved="x w loss",
+        types={"input": (4, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    found = shapes(sharding)
+    assert (found["dy"], found["dx"], found["dw"]) == ((4, 2), (4, 8), (2, 8))
+    assert sharding.unresolved == ()
+
+
+def test_gradients_of_swapped_operands_are_cut_as_without_swap():
+    # The same with x and w on the host in between: forward reads them through a tie to the copy out, backward reads
+    # the copies in. Both operands of the product have one shape, so only the way back tells which one is meant.
+    step = graph(
+        op("x", "Neg", "input", (16, 8), in_strategy=((1, 1),)),
+        op("x_out", "MoveTo", "x CPU", (16, 8)),
+        op("x_tied", "Depend", "x x_out", (16, 8)),
+        op("w", "Load", "weight u", (16, 8)),
+        op("w_out", "MoveTo", "w CPU", (16, 8)),
+        op("w_tied", "Depend", "w w_out", (16, 8)),
+        op("y", "MatMul", "x_tied w_tied no yes", (16, 16), in_strategy=((1, 1), (8, 1))),
+        op("loss", "Exp", "y", (16, 16), in_strategy=((1, 8),)),
+        backward=[
+            op("dy", "Neg", "loss_b", (16, 16)),
+            op("w_in", "MoveTo", "w_out_b Ascend", (16, 8)),
+            op("dx", "MatMul", "dy w_in no no", (16, 8)),
+            op("x_in", "MoveTo", "x_out_b Ascend", (16, 8)),
+            op("dw", "MatMul", "dy x_in yes no", (16, 8)),
+        ],
+        saved="x_out w_out loss",
+        types={"input": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    found = shapes(sharding)
+    assert (found["w_tied"], found["w_out"], found["w_in"], found["x_in"]) == ((2, 8), (2, 8), (2, 8), (16, 8))
+    assert (found["dx"], found["dw"]) == ((16, 8), (2, 8))
+    assert sharding.unresolved == ()
+
+
+def test_gradients_of_recomputed_operands_are_cut_by_the_operator_that_the_compiler_names():
+    # x is made again in backward; of the copy the compiler says only whose copy it is.
+    step = graph(
+        op("x", "Neg", "input", (16, 8), in_strategy=((1, 1),)),
+        op("w", "Load", "weight u", (16, 8)),
+        op("y", "MatMul", "x w no yes", (16, 16), in_strategy=((1, 1), (8, 1))),
+        op("loss", "Exp", "y", (16, 16), in_strategy=((1, 8),)),
+        backward=[
+            op("x_again", "Neg", "input", (16, 8), origin="x", is_duplicate=True, in_strategy=((1, 1),)),
+            op("dy", "Neg", "loss_b", (16, 16)),
+            op("dw", "MatMul", "dy x_again yes no", (16, 8), origin="y"),
+        ],
+        saved="loss",
+        types={"input": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding)["dw"] == (2, 8)
+    assert sharding.unresolved == ()
+
+
+def test_a_gradient_of_a_named_operator_needs_no_way_back():
+    # Shapes of the operands differ, so which one it is the gradient of is clear: w, cut in 8.
+    step = graph(
+        op("x", "Neg", "input", (4, 8), in_strategy=((1, 1),)),
+        op("y", "MatMul", "x w no yes", (4, 16), in_strategy=((1, 1), (8, 1))),
+        backward=[
+            op("lost", "Neg", "y_b", (4, 8)),
+            op("dw", "MatMul", "y_b lost yes no", (16, 8), origin="y"),
+        ],
+        saved="y",
+        types={"input": (4, 8), "w": (16, 8)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert shapes(sharding)["dw"] == (2, 8)
+
+
+def test_a_weight_that_all_groups_read_has_a_gradient_for_each_group():
+    # 4 groups of 8 experts: groups over 4, experts over 2, columns over 2 ranks.
+    step = graph(
+        op("y", "BatchMatMul", "x w", (4, 8, 20, 16), in_strategy=((4, 2, 1, 1), (2, 2, 1)), transpose_b=True),
+        backward=[op("dw", "BatchMatMul", "y_b x_b", (4, 8, 16, 32), origin="y")],
+        saved="y",
+        types={"x": (4, 8, 20, 32), "w": (8, 16, 32)},
+    )
+    found = shapes(shard_graph(step))
+    assert (found["y"], found["dw"]) == ((1, 4, 20, 8), (1, 4, 8, 32))
+
+
+def test_rows_that_each_group_looks_up_among_its_own_are_added_up_in_one_dimension():
+    step = graph(
+        op("rows", "Gather", "table ids", (4, 6, 8), in_strategy=((4, 1, 1), (4, 1))),
+        backward=[op("dtable", "UnsortedSegmentSum", "drows ids", (20, 8), origin="rows")],
+        saved="rows",
+        types={"table": (4, 5, 8), "ids": (4, 6), "drows": (4, 6, 8)},
+    )
+    assert shapes(shard_graph(step))["dtable"] == (5, 8)
+
+
+LOCAL = {LOCAL_MARK: True}
+
+
+def test_a_local_reshape_keeps_its_part_whichever_dimension_is_cut():
+    # (8, 2, 4) cut in the middle is no regular cut of (16, 4), and each rank reshapes its own half all the same.
+    step = graph(
+        op("norm", "Neg", "x", (8, 2, 4), in_strategy=((1, 2, 1),)),
+        op("rows", "Reshape", "norm", (16, 4), **LOCAL),
+        op("out", "MatMul", "rows w no yes", (16, 16), in_strategy=((2, 1), (4, 1))),
+        backward=[op("drows", "Neg", "out_b", (16, 4)), op("dnorm", "Reshape", "drows", (8, 2, 4), origin="rows")],
+        saved="out",
+        types={"x": (8, 2, 4), "w": (16, 4)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    found = shapes(sharding)
+    assert (found["rows"], found["out"], found["dnorm"]) == ((8, 4), (8, 4), (8, 1, 4))
+    assert sharding.redistributions == ()
+
+
+def test_a_local_reshape_of_more_parts_than_its_reader_takes_gathers_them():
+    step = graph(
+        op("norm", "Neg", "x", (8, 2, 4), in_strategy=((4, 2, 1),)),
+        op("rows", "Reshape", "norm", (16, 4), **LOCAL),
+        op("out", "Neg", "rows", (16, 4), in_strategy=((2, 1),)),
+        backward=[op("rows_again", "Reshape", "norm_b", (16, 4), origin="rows", is_duplicate=True, **LOCAL)],
+        saved="norm",
+        types={"x": (8, 2, 4)},
+    )
+    sharding = shard_graph(step)
+    assert [node.op for node in (sharding.graph.forward[1], sharding.graph.backward[0])] == ["AllGather", "AllGather"]
+    assert shapes(sharding)["rows"] == shapes(sharding)["rows_again"] == (8, 4)
+    # Whether backward keeps what was gathered, or gathers again, is not known here.
+    assert [(entry.node.name, "reads it as (2, 1)" in entry.reason) for entry in sharding.unresolved] == [
+        ("norm", True)
+    ]
+
+
+def test_rows_that_are_scattered_are_gathered_in_backward():
+    step = graph(
+        op("y", "MatMul", "x w no yes", (16, 4), in_strategy=((1, 8), (1, 8))),
+        op("part", "ReduceScatter", "y", (16, 4), in_strategy=((1, 1),), out_strategy=((8, 1),)),
+        backward=[op("dpart", "Neg", "part_b", (16, 4)), op("dy", "AllGather", "dpart", (16, 4), origin="part")],
+        saved="part",
+        types={"x": (16, 8), "w": (4, 8)},
+        no=0,
+        yes=1,
+    )
+    found = shapes(shard_graph(step))
+    assert (found["y"], found["part"], found["dpart"], found["dy"]) == ((16, 4), (2, 4), (2, 4), (16, 4))
+
+
+def test_what_gradients_of_a_product_read_is_cut_as_what_came_out_of_it():
+    step = graph(
+        op("y", "MatMul", "x w no yes", (16, 8), in_strategy=((2, 1), (4, 1))),
+        op("view", "Reshape", "y", (8, 2, 8), **LOCAL),
+        op("z", "Neg", "view", (8, 2, 8), in_strategy=((1, 2, 4),)),
+        backward=[
+            op("dz", "Neg", "z_b", (8, 2, 8)),
+            op("dy", "Reshape", "dz", (16, 8)),  # two views in one: the compiler names no origin
+            op("dw", "MatMul", "dy x_b yes no", (8, 6), origin="y"),
+        ],
+        saved="z",
+        types={"x": (16, 6), "w": (8, 6)},
+        no=0,
+        yes=1,
+    )
+    sharding = shard_graph(step)
+    assert (shapes(sharding)["dy"], shapes(sharding)["dw"]) == ((8, 2), (2, 6))
+    assert sharding.unresolved == ()
+
+
+def test_a_stage_without_head_has_no_loss():
+    step = graph(
+        op("embed", "Gather", "ids", (4,), layer=None),
+        op("a", "Mul", "embed", (4,), (4,)),
+        op("stat", "TupleGetItem", "a one", (4,), layer=None),  # the compiler's own, of the layer
+        op("head", "MatMul", "a", (4,), layer=None),
+        op("loss", "Exp", "head", (4,), layer=None),
+        backward=[
+            op("dhead", "Neg", "loss_b", (4,), layer=None),
+            op("da", "Mul", "dhead stat_b", (4,)),
+        ],
+        saved="stat loss",
+        one=1,
+    )
+    stage = drop_head(step)
+    assert [node.name for node in stage.forward] == ["embed", "a", "stat"]
+    assert [node.name for node in stage.backward] == ["da"]
+    assert [entry.forward_name for entry in stage.saved] == ["stat"]
+
+
+def test_further_outputs_of_an_operator_whose_rule_is_not_known_are_whole():
+    step = graph(
+        op("two", "Unknown", "x", (8, 4), (8, 2), in_strategy=((2, 1),), out_strategy=((2, 1),)), types={"x": (8, 4)}
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[0].outputs] == [(4, 4), (8, 2)]
+
+
+def test_a_tuple_with_members_that_are_no_tensors_is_not_cut():
+    """Its operands are one, its outputs two: which is which is not known."""
+    step = graph(
+        op("cut", "Neg", "x", (8, 4), in_strategy=((2, 1),)),
+        op("both", "MakeTuple", "cut number", (8, 4), (1,)),
+        types={"x": (8, 4)},
+    )
+    assert [known.shape for known in shard_graph(step).graph.forward[1].outputs] == [(8, 4), (1,)]
+
+
+def test_one_number_is_nothing_to_cut():
+    assert not op("sum", "ReduceSum", "x", (), (1,), (1, 1)).makes_more_than_a_number
+    assert op("two", "Split", "x", (1,), (2, 1)).makes_more_than_a_number

@@ -1,0 +1,350 @@
+"""The lower bound: by hand, and never above what a simulated policy takes."""
+
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from reference.exact import count_choices, enumerate_all
+
+from mindswap.graph.rewrite.fusion import readers_of_saved
+from mindswap.graph.work import measure_work
+from mindswap.planner.bound import Facts, facts_of, least_budget_bytes, least_step_ns
+from mindswap.planner.bound.facts import Stage, StageLayers
+from mindswap.planner.bound.flow import Flow, Window, handed_ns
+from mindswap.planner.bound.moments import BusyMoment, Presence, presence_of, upper_hull
+from mindswap.planner.catalog import Catalog, collect_items
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.problem import Allow, PlanProblem
+from mindswap.planner.rows import Rows
+from mindswap.policy.model import Policy
+from mindswap.simulator.memory import interval_times
+from mindswap.simulator.placing import TransferCosts
+from mindswap.simulator.program import OpKind
+from mindswap.simulator.timeline import Timeline
+from tests.graph.builders import KIB, graph, node
+from tests.planner.builders import ToySpace, random_space
+from tests.planner.loading import capture_apart
+from tests.strength import examples
+
+CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama2_7b" / "cpu" / "case3_op_swap.yaml"
+
+PLENTY = 10**12
+DISTANCES = (1, 2, 4)
+COUPLED = Allow(coupled=True)
+# Two tensors of 100 and 50 bytes; the second is made from the first in 20 ns.
+FLOW = Flow(
+    sizes_bytes=(100, 50),
+    makers=(0, 1),
+    saved=frozenset({0, 1}),
+    outputs=frozenset(),
+    reads=((1, 0),),
+    again_ns=(10, 20),
+    communication_ns=(0, 0),
+)
+
+
+def facts(flow: Flow = FLOW, ns_per_byte: int = 1, window_ns: int = 0, num_layers: int = 2, **options) -> Facts:
+    """A step of 1000 ns; all that the layers save is there at the fullest moment."""
+    costs = TransferCosts(lambda size: size * ns_per_byte, lambda size: size * ns_per_byte)
+    stage = Stage(num_layers * flow.saved_bytes, {StageLayers(0): num_layers}, window_ns, work_ns=1000)
+    return Facts((flow,), (stage,), costs, **options)
+
+
+def bound(known: Facts, budget_bytes: int, allow: Allow = COUPLED, host_bytes: int = PLENTY) -> int | None:
+    return least_step_ns(known, budget_bytes, host_bytes, allow)
+
+
+def test_what_fits_takes_its_time():
+    assert bound(facts(), 300) == 1000
+
+
+def test_the_cheaper_byte_runs_again():
+    """100 bytes over: the first tensor takes 10 ns for 100 bytes, the second 20 ns for 50; one of two layers does."""
+    assert bound(facts(), 200, Allow(swap=False)) == 1010
+
+
+def test_parts_of_tensors_count():
+    assert bound(facts(), 250, Allow(swap=False)) == 1005
+
+
+def test_copies_that_have_time_cost_nothing():
+    """60 bytes leave in 60 ns of forward, the other 40 wait 40 ns; or 40 bytes run again in 4 ns."""
+    assert bound(facts(window_ns=60), 200, Allow(recompute=False)) == 1040
+    assert bound(facts(window_ns=60), 200) == 1004
+
+
+def test_all_copies_go_over_the_link():
+    """100 bytes away in each of 12 micro-batches: 12 times 100 bytes of 11 ns each way."""
+    known = facts(ns_per_byte=11, window_ns=PLENTY, num_micro_batches=12)
+    assert bound(known, 200, Allow(recompute=False)) == 13_200
+
+
+def test_host_memory_is_a_limit():
+    assert bound(facts(window_ns=PLENTY), 200, host_bytes=40) == 1006
+    assert bound(facts(window_ns=PLENTY), 200, Allow(recompute=False), host_bytes=40) is None
+
+
+def test_a_swap_has_no_effect_where_what_reads_it_runs_again():
+    """Nothing may stay: the second tensor runs again, the first is swapped, which only `coupled` allows."""
+    known = facts(window_ns=PLENTY, flow=Flow(**{**vars(FLOW), "outputs": frozenset({0})}))
+    assert bound(known, 0, COUPLED) == 1000  # both are swapped
+    assert bound(known, 0, COUPLED, host_bytes=200) == 1040
+    assert bound(known, 0, Allow(coupled=False), host_bytes=200) is None
+
+
+def test_what_runs_again_needs_what_it_reads():
+    """The second tensor runs again in both layers: the first is there, or runs again too."""
+    dear = Flow(**{**vars(FLOW), "again_ns": (1000, 20)})
+    assert bound(facts(dear), 200, Allow(swap=False)) == 1040
+    assert bound(facts(dear), 0, Allow(swap=False)) == 1000 + 2 * 1020
+
+
+def test_a_gathered_weight_stays_for_what_runs_again():
+    """The 50 bytes are a cast of 40 that were gathered: made again they leave 10 a layer, and nothing swaps the 40.
+
+    So 2 * 40 can be free without swap in 2 * 10 ns of the first tensor, and 10 more a layer in 20 ns each; where the
+    gathered weights are there in any case, as before the end of forward, all 50 count.
+    """
+    cast = Flow((100, 50, 40), (0, 1, 2), frozenset({0, 1}), frozenset({2}), ((1, 2),), (10, 20, 0), (0, 0, 0))
+    held = Flow(**{**vars(cast), "gathered": frozenset({2})})
+    past, before = (
+        Facts((flow,), (replace(facts(flow).stages[0], is_past_forward=is_past),), facts(flow).transfers)
+        for flow, is_past in ((held, True), (held, False))
+    )
+    without_swap = Allow(swap=False)
+    assert bound(past, 100, without_swap) == bound(before, 100, without_swap) == 1000 + 2 * 10
+    assert bound(past, 80, without_swap) == 1000 + 2 * 10 + 2 * 20
+    assert bound(past, 79, without_swap) is None
+    assert bound(before, 0, without_swap) == 1000 + 2 * 10 + 2 * 20
+    # On the host: 100 ns on the link before the fullest moment, beside 10 ns a layer for the first tensor.
+    assert bound(past, 0, host_bytes=100) == 1000 + 2 * 10 + 2 * 50
+    assert bound(past, 0, host_bytes=99) is None
+
+
+def test_waits_for_communication_hide_what_runs_again():
+    waiting = Flow(**{**vars(FLOW), "windows": (Window(7, (0,)),)})
+    assert bound(facts(waiting), 100, Allow(swap=False)) == 1000 + 2 * (10 - 7)
+
+
+def test_what_two_read_is_not_handed_on_in_registers():
+    """Both run again in both layers: the first takes 5 ns more then, alone 10 ns; two that read it are no more."""
+    paired = Flow(**{**vars(FLOW), "apart_ns": (5, 0)})
+    assert bound(facts(paired), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 5)
+    assert bound(facts(paired), 100, Allow(swap=False)) == 1000 + 2 * 10
+    three = Flow((100, 50, 50), (0, 1, 2), frozenset({0, 1, 2}), frozenset(), ((1, 0), (2, 0)), (10, 20, 20), (0,) * 3)
+    three = Flow(**{**vars(three), "apart_ns": (5, 0, 0)})
+    assert bound(facts(three), 0, Allow(swap=False)) == 1000 + 2 * (10 + 20 + 20 + 5)
+
+
+def handed(*backward):
+    """What a reader of `silu` and `cast` saves if it gets `silu` in registers; 10 ns per KiB, 1 ns in the cache."""
+    forward = [node("start", "MatMul", "x w"), node("silu", "SiLU", "start"), node("cast", "Cast", "start")]
+    step = graph(forward, list(backward), "silu cast start")
+
+    def operator_ns(_, work):
+        moved = (work.read_bytes + work.written_bytes) // KIB
+        return moved * (1 if moved <= 2 else 10) + (0 if work.is_fused else 100)
+
+    return handed_ns(step, measure_work(step)[1], readers_of_saved(step), operator_ns).tolist()
+
+
+def test_a_reader_saves_what_it_need_not_read():
+    """It reads 3 KiB and writes 1: 40 ns and 100 ns to start, or 30 ns. A matrix product saves nothing."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b start_b dy")) == [0, 140 - 30, 0]
+    assert handed(node("g", "MatMul", "silu_b start_b")) == [0, 0, 0]
+    assert handed(node("g", "Mul", "silu_b start_b"), node("h", "Neg", "silu_b")) == [0, 0, 0]
+
+
+def test_a_reader_that_gets_more_in_registers_may_come_into_the_cache():
+    """Alone 140 - 30 as above. If `cast` comes in registers, too: 30 ns for 3 KiB, then 2 ns in the cache."""
+    big = node("dy", "MatMul", "start_b start_b")
+    assert handed(big, node("g", "Mul", "silu_b cast_b dy")) == [0, 130 - 2, 130 - 2]
+
+
+def test_what_other_stages_need_not_write_comes_back_sooner():
+    """A stage waits 200 ns for another, whose one layer may write less for 30 ns in each of 2 micro-batches."""
+    costs = facts().transfers
+    unwritten = Flow(**{**vars(FLOW), "unwritten_ns": 30})
+    first = Stage(150, {StageLayers(0, in_flight=1): 1}, 0, work_ns=300, idle_ns=200)
+    second = Stage(150, {StageLayers(0, in_flight=2): 1}, 0, work_ns=100)
+    assert bound(Facts((FLOW,), (first, second), costs), 150) == 500
+    assert bound(Facts((unwritten,), (first, second), costs), 150) == 500 - 2 * 30
+
+
+def test_what_runs_again_apart_hides_behind_communication_too():
+    """Alone the first takes no time; with the second 5 ns, all of which are behind 7 ns of waiting."""
+    hidden = Flow(**{**vars(FLOW), "again_ns": (0, 20), "apart_ns": (5, 0), "windows": (Window(7, (0,)),)})
+    assert bound(facts(hidden), 0, Allow(swap=False)) == 1000 + 2 * 20
+
+
+def test_what_forward_need_not_write_is_gained():
+    """The first takes 10 ns less than nothing; with the second 10 ns are left, and no step is faster than any work."""
+    gained = Flow(**{**vars(FLOW), "again_ns": (-10, 20)})
+    assert bound(facts(gained), 0, Allow(swap=False)) == 1000 + 2 * 10
+    assert bound(facts(gained), 100, Allow(swap=False)) == 1000
+
+
+def test_what_forward_holds_in_any_case_must_fit():
+    floor = replace(facts().stages[0], floor_bytes=120)
+    known = Facts((FLOW,), (floor,), facts().transfers)
+    assert least_budget_bytes(known, PLENTY, Allow()) == 120
+    assert bound(known, 119) is None
+    assert bound(known, 120, Allow(swap=False)) == bound(facts(), 120, Allow(swap=False))
+
+
+def test_another_moment_has_less_room_for_what_is_kept():
+    """120 bytes are there in any case while both layers wait, so 80 of their 300 are kept in 200 bytes.
+
+    The first tensors run again in 20 ns, and 20 of the 100 bytes of the second ones in 20 / 50 of 20 ns. Where not all
+    of the layers wait, those that do may be the ones that keep nothing.
+    """
+    for num_waiting, step_ns in ((1, 1028), (0, 1010)):
+        moment = BusyMoment(fixed_bytes=120, waiting={StageLayers(0): num_waiting})
+        known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+        assert bound(known, 200, Allow(swap=False)) == step_ns
+
+
+def test_what_is_swapped_late_is_away_at_another_moment():
+    """In 300 bytes all fits at the fullest moment, before which no copy has time; 100 leave later, and cost nothing."""
+    moment = BusyMoment(fixed_bytes=100, waiting={StageLayers(0): 1})
+    known = Facts((FLOW,), (replace(facts().stages[0], moments=(moment,)),), facts().transfers)
+    assert bound(known, 300, Allow(recompute=False)) == 1000
+    assert bound(known, 300, Allow(swap=False)) == 1010
+
+
+def test_the_upper_hull_has_what_can_be_most():
+    """(0, 9) at share 0; from 1/2 on (8, 5), as 9 = 4 + 5; (9, 4) ties at 1; (4, 6) is below, (10, 0) never most."""
+    points = [(0, 9), (4, 6), (8, 5), (9, 4), (10, 0)]
+    found = [points[at] for at in upper_hull(*np.array(points).T)]
+    assert found == [(0, 9), (8, 5)]
+
+
+def test_communication_and_compute_that_run_again_hide_each_other_at_most():
+    """Two thirds of each tensor: 20 ns of communication beside 6.7 + 13.3 ns of compute."""
+    gathered = Flow(**{**vars(FLOW), "communication_ns": (30, 0)})
+    assert bound(facts(gathered), 200, Allow(swap=False)) == 1020
+
+
+def test_stages_before_go_on_with_backward():
+    """Both stages run 10 ns again per micro-batch; behind the last of the second there are 100 + 10 of the first."""
+    costs = TransferCosts(lambda size: size, lambda size: size)
+    layers = {StageLayers(0): 1}
+    first = Stage(150, layers, 0, work_ns=300, backward_ns=100)
+    second = Stage(150, layers, 0, work_ns=300, idle_ns=200)
+    known = Facts((FLOW,), (first, second), costs, num_micro_batches=4)
+    assert bound(known, 50, Allow(swap=False)) == 200 + 4 * (300 + 10) + 100 + 10
+
+
+def test_gradients_hide_behind_what_runs_again():
+    known = facts(terms_ns=60, gradients_ns=4)
+    assert bound(known, 200, Allow(swap=False)) == 1060 + 10 - 4
+
+
+def test_the_least_budget_is_what_nobody_can_move():
+    stuck = Flow(**{**vars(FLOW), "outputs": frozenset({0})})
+    assert least_budget_bytes(facts(stuck), PLENTY, Allow(swap=False)) == 200
+    assert least_budget_bytes(facts(stuck), PLENTY, Allow()) == 0
+    assert bound(facts(stuck), 199, Allow(swap=False)) is None
+
+
+def toy_facts(case: ToySpace) -> Facts:
+    """All tensors of a toy model are there when forward has ended."""
+    flows = [
+        Flow(
+            sizes_bytes=tuple(tensor.size_bytes for tensor in tensors),
+            makers=tuple(range(len(tensors))),
+            saved=frozenset(range(len(tensors))),
+            outputs=frozenset(i for i, tensor in enumerate(tensors) if not tensor.can_recompute),
+            reads=tuple((i, i - 1) for i in range(1, len(tensors))),
+            again_ns=tuple(tensor.forward_ns for tensor in tensors),
+            communication_ns=(0,) * len(tensors),
+        )
+        for tensors in case.tensors
+    ]
+    forward_ns = sum(tensor.forward_ns for tensors in case.tensors for tensor in tensors) + 2
+    backward_ns = sum(tensor.backward_ns for tensors in case.tensors for tensor in tensors) + 2
+    saved_bytes = sum(flow.saved_bytes for flow in flows)
+    layers = {StageLayers(kind): 1 for kind in range(len(flows))}
+    stage = Stage(saved_bytes, layers, window_ns=forward_ns, work_ns=forward_ns + backward_ns)
+    return Facts(tuple(flows), (stage,), case.transfers)
+
+
+def test_no_choice_beats_the_bound():
+    """All choices of small random problems; often enough the bound is more than the step that keeps everything."""
+    num_binding = 0
+    for seed in range(examples(150, 1200)):
+        case = random_space(seed)
+        if count_choices(case.figures, DISTANCES) > examples(120, 300):
+            continue
+        exact = enumerate_all(case, distances=DISTANCES).best_score
+        known = toy_facts(case)
+        least_ns = least_step_ns(known, case.budget_bytes, PLENTY, COUPLED)
+        if least_ns is None:
+            assert not exact.fits, seed
+        elif exact.fits:
+            assert least_ns <= exact.step_time_ns, seed
+            num_binding += least_ns > known.stages[0].work_ns
+    assert num_binding >= examples(1, 10)
+
+
+@pytest.fixture(scope="module")
+def model():
+    return capture_apart(CONFIG)
+
+
+@pytest.mark.mindspore
+def test_no_policy_of_a_real_model_beats_the_bound(model):
+    """Random policies, each at the budget of its own peak; distances from too short to far."""
+    keep = evaluate(problem(model, PLENTY), Policy())
+    known = facts_of(model, keep.step)
+    assert least_step_ns(known, keep.peak_bytes, PLENTY, COUPLED) <= keep.step_time_ns
+    catalog = collect_items(model)
+    rows = Rows(model, catalog)
+    chance = random.Random(0)
+    present = presence_of(model, model.layout.num_micro_batches)
+    num_binding = 0
+    for _ in range(examples(60, 200)):
+        policy = rows.policy(random_choice(catalog, chance))
+        judged = evaluate(problem(model, PLENTY), policy)
+        least_ns = least_step_ns(known, judged.peak_bytes, PLENTY, COUPLED)
+        assert least_ns is not None and least_ns <= judged.step_time_ns, policy
+        assert least_budget_bytes(known, PLENTY, COUPLED) <= judged.peak_bytes
+        num_binding += least_ns > keep.step_time_ns
+        least_alive_bytes = spare_bytes(present, judged.step.timeline)
+        assert least_alive_bytes.min() == 0, policy  # never less, and at the begin nothing else is there
+    assert num_binding >= examples(5, 10)
+
+
+def spare_bytes(present: Presence, timeline: Timeline) -> np.ndarray:
+    """What a policy has on the device besides what every policy has, while each operator of all of them runs."""
+    of_every = np.flatnonzero(present.program.ops.kind <= OpKind.BACKWARD)
+    own = np.flatnonzero(timeline.program.ops.kind <= OpKind.BACKWARD)
+    assert len(own) == len(of_every)
+    begin_ns, end_ns = interval_times(timeline)
+    size_bytes = timeline.program.intervals.size_bytes
+    moments_ns = timeline.op_start_ns[own][:, None]
+    alive_bytes = ((begin_ns <= moments_ns) & (moments_ns < end_ns)) @ size_bytes
+    takes_time = timeline.program.ops.duration_ns[own] > 0
+    return (alive_bytes - present.fixed_bytes[of_every])[takes_time]
+
+
+def problem(model, budget_bytes: int) -> PlanProblem:
+    return PlanProblem(model, budget_bytes, PLENTY, 8)
+
+
+def random_choice(catalog: Catalog, chance: random.Random) -> np.ndarray:
+    """Each item of the first layers, as many as chance will have it, is kept, swapped or made again."""
+    freed = catalog.freed_bytes[list(catalog.kinds)]
+    choice = np.zeros(freed.shape[:2], np.int64)
+    for item in range(1, freed.shape[1]):
+        ways = np.flatnonzero(freed[0, item] > 0).tolist()
+        way = chance.choice([None, *ways])
+        if way is not None:
+            choice[: chance.randint(0, len(choice)), item] = -way or chance.choice((1, 3, 33))
+    if chance.random() < 0.3:
+        whole = chance.randint(0, len(choice))
+        choice[whole:, 0], choice[whole:, 1:] = -1, 0
+    return choice

@@ -1,0 +1,170 @@
+"""Plans for hand-made models, without MindSpore: they fit, are not below the bound, and more memory is not slower."""
+
+from dataclasses import replace
+
+import pytest
+
+from mindswap.planner import curve, planner, stages
+from mindswap.planner.curve import CLOSE_PPM
+from mindswap.planner.evaluate import evaluate
+from mindswap.planner.planner import Planner
+from mindswap.planner.problem import Allow, Objective, PlanProblem
+from mindswap.planner.result import Plan
+from mindswap.planner.solvers import fast
+from mindswap.planner.solvers.search import Stop
+from mindswap.policy.model import NO_LAYERS, Policy
+from mindswap.simulator.cost.hardware import Device
+from mindswap.simulator.step_model import StepModel
+from tests.planner.models import small_model
+from tests.simulator.cost.builders import GENERIC
+from tests.strength import examples, is_nightly
+
+PLENTY = 2**50
+SMALL_STEP = curve.SMALL_STEP
+NUM_BUDGETS = examples(3, 5)
+
+
+def with_links(bandwidth_bytes_per_s: int, memory_permille: int = 1000) -> Device:
+    """The generic device with other links and slower memory."""
+    return replace(
+        GENERIC,
+        offload=replace(GENERIC.offload, bandwidth_bytes_per_s=bandwidth_bytes_per_s),
+        prefetch=replace(GENERIC.prefetch, bandwidth_bytes_per_s=bandwidth_bytes_per_s),
+        memory_permille=memory_permille,
+    )
+
+
+# A copy takes 100, 10 or 5 us beside operators of 2 and 3 us; with slow memory these take three times as long.
+DEVICES = {
+    "slow link": GENERIC,
+    "link": with_links(10**11),
+    "fast link": with_links(2 * 10**11),
+    "slow memory": with_links(10**11, 333),
+}
+MODELS = {
+    "4 layers": small_model(4),
+    "9 layers": small_model(9),
+    "pipeline": small_model(6, num_stages=2, num_micro_batches=4),
+}
+
+
+@pytest.fixture(autouse=True)
+def little_effort(monkeypatch):
+    """A quick search will do: what is asked here holds for any."""
+    monkeypatch.setattr(fast, "MAX_EVALUATIONS", examples(15, 60))
+    monkeypatch.setattr(stages, "MAX_OPERATORS", examples(500, 2000))
+    if not is_nightly():  # as for large models
+        monkeypatch.setattr(curve, "SMALL_STEP", 0)
+
+
+def problem(model: StepModel, budget_bytes: int, **options) -> PlanProblem:
+    return PlanProblem(model, budget_bytes, PLENTY, 8, **options)
+
+
+def on_device(name: str, device: str) -> StepModel:
+    known = MODELS[name]
+    layout = known.layout
+    return small_model(known.captured.num_layers, layout.num_stages, layout.num_micro_batches, DEVICES[device])
+
+
+def plan(model: StepModel, budget_bytes: int, **options) -> Plan:
+    """By a planner that knows of no other budget."""
+    allow = options.get("allow", Allow())
+    return Planner(model, allow).plan(problem(model, budget_bytes, **options))
+
+
+@pytest.mark.parametrize(
+    ("name", "device"),
+    [("pipeline", "fast link"), *([("4 layers", "link")] if is_nightly() else [])],
+)
+def test_more_memory_is_never_slower(name, device, monkeypatch):
+    """`benchmarks/plan_sweeps.py` asks the same of six real models."""
+    monkeypatch.setattr(curve, "SMALL_STEP", SMALL_STEP)
+    model = on_device(name, device)
+    planner = Planner(model)
+    keep = evaluate(problem(model, PLENTY), Policy())
+    budgets = [keep.peak_bytes * (100 - 4 * i) // 100 for i in reversed(range(NUM_BUDGETS))]
+    plans = [planner.plan(problem(model, budget)) for budget in reversed(budgets)][::-1]
+    fitting = [now for now in plans if now.fits]
+    assert len(fitting) >= NUM_BUDGETS // 2
+    assert plans[-len(fitting) :] == fitting  # what fits goes on fitting
+    for less, more in zip(fitting, fitting[1:], strict=False):
+        assert more.step_time_ns * 1_000_000 <= less.step_time_ns * (1_000_000 + CLOSE_PPM)
+    for now in fitting:
+        again = evaluate(problem(model, now.budget_bytes), now.policy)
+        assert again.fits
+        assert (again.step_time_ns, again.stage_peak_bytes) == (now.step_time_ns, now.stage_peak_bytes)
+        assert now.lower_bound_ns is not None and now.step_time_ns >= now.lower_bound_ns
+
+
+def test_a_plan_does_not_depend_on_what_was_planned_before():
+    model = on_device("9 layers", "link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    planner = Planner(model)
+    for permille in (960, 920):
+        budget = keep.peak_bytes * permille // 1000
+        assert planner.plan(problem(model, budget)).policy == plan(model, budget).policy
+
+
+def test_everything_is_kept_where_it_fits():
+    model = MODELS["4 layers"]
+    keep = evaluate(problem(model, PLENTY), Policy())
+    found = plan(model, keep.peak_bytes)
+    assert found.fits
+    assert found.step_time_ns == keep.step_time_ns == found.lower_bound_ns
+    assert not found.policy.op_swap and not found.policy.select_recompute
+
+
+def test_the_least_that_is_found_is_found_again():
+    model = MODELS["4 layers"]
+    found = plan(model, 1)
+    assert not found.fits
+    assert plan(model, found.smallest_budget_bytes).fits
+
+
+def test_stopped_at_once_and_not_remembered():
+    model = MODELS["9 layers"]
+    keep = evaluate(problem(model, PLENTY), Policy())
+    budget = keep.peak_bytes * 3 // 4
+    planner = Planner(model)
+
+    def stop() -> None:
+        raise Stop
+
+    stopped = planner.plan(problem(model, budget), progress=stop)
+    assert stopped.is_interrupted
+    assert stopped.num_evaluations == 1
+    assert planner.plan(problem(model, budget)).step_time_ns == plan(model, budget).step_time_ns
+
+
+@pytest.mark.parametrize("name", ["4 layers", "pipeline"])
+def test_a_safe_plan_fits_by_both_readings(name):
+    """A plan without `coupled` has no swap of what recomputed operators use: coupling rule 2 leaves it as it is."""
+    model = on_device(name, "link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    num_fitting = 0
+    for permille in (900,):
+        safe = plan(model, keep.peak_bytes * permille // 1000, allow=Allow(coupled=False))
+        assert safe.uncoupled_peak_bytes is None
+        num_fitting += safe.fits
+    assert num_fitting
+
+
+@pytest.mark.parametrize("allow", [Allow(swap=False), Allow(recompute=False)])
+def test_what_is_not_allowed_is_not_done(allow):
+    model = on_device("4 layers", "fast link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    found = plan(model, keep.peak_bytes * 9 // 10, allow=allow)
+    assert found.fits
+    assert bool(found.policy.op_swap or found.policy.layer_swap) == allow.swap
+    assert bool(found.policy.select_recompute or found.policy.layer_recompute != NO_LAYERS) == allow.recompute
+
+
+def test_least_memory_costs_next_to_no_time(monkeypatch):
+    monkeypatch.setattr(planner, "NUM_HALVINGS", examples(1, 6))
+    model = on_device("4 layers", "fast link")
+    keep = evaluate(problem(model, PLENTY), Policy())
+    found = plan(model, PLENTY, objective=Objective.MEMORY)
+    assert found.fits and found.peak_bytes <= keep.peak_bytes
+    assert found.step_time_ns * 1000 <= keep.step_time_ns * 1010
+    assert found.budget_bytes == PLENTY

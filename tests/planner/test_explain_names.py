@@ -1,0 +1,24 @@
+"""Names of tensors in the sentences about a plan, where the step has no other name for them."""
+
+from types import SimpleNamespace
+
+from mindswap.planner.explain import _Found, _names, _wasted_line
+from mindswap.policy.model import ALL_LAYERS, OpSwap, Policy
+from tests.builders import trees
+
+
+def test_a_tensor_without_another_name_is_no_error():
+    """`KeyError: 'feed_forward.w1.AllGather'` before: what is gathered goes by a name that only the swap makes."""
+    captured = SimpleNamespace(sample=SimpleNamespace(layer_map=(0, 0)), trees=trees(1).layers)
+    model = SimpleNamespace(captured=captured, keepers=lambda policy, layer: {"add": (("add",),)})
+    policy = Policy(True, op_swap=(OpSwap("add", ALL_LAYERS, 5),))
+    assert _names(model, policy, "feed_forward.w1.AllGather", 1) == ([], [])
+    assert _names(model, policy, "add", 1) == (["add"], [])
+
+
+def test_a_copy_for_nothing_goes_by_its_maker_then():
+    """3 layers with 3072 bytes together: 1024 bytes of a layer."""
+    assert _wasted_line("a.AllGather", _Found([0, 1, 2], 3072), [], []) == (
+        "copy a.AllGather in layers 0-2 for nothing: 1.0 KiB of a layer go with a.AllGather, "
+        "which is swapped for something else, and stay"
+    )

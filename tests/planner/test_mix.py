@@ -1,0 +1,53 @@
+"""Mixes of two choices, by hand."""
+
+import numpy as np
+
+from mindswap.planner.mix import best_mix, mixed, orders_of, stretched
+from mindswap.planner.space import KEEP, Figures, Score
+
+LEAN, RICH = np.full((4, 1), -1), np.full((4, 1), KEEP)
+
+
+def score(choice, budget_bytes: int) -> Score:
+    """Each layer that is kept takes 10 bytes, each that runs again 3 ns on top of 100 ns."""
+    peak_bytes = 10 * int((choice == KEEP).sum())
+    step_ns = 100 + 3 * int((choice < KEEP).sum())
+    return Score(max(0, peak_bytes - budget_bytes), step_ns, step_ns, peak_bytes)
+
+
+def test_some_layers_of_each():
+    assert mixed(LEAN, RICH, [0, 3]).ravel().tolist() == [-1, 0, 0, -1]
+
+
+def test_as_few_lean_layers_as_fit():
+    """25 bytes hold two layers, so two run again: 106 ns."""
+    found, choice = best_mix(lambda choice: score(choice, 25), [LEAN, RICH], [range(4), range(3, -1, -1)])
+    assert (found.step_time_ns, found.peak_bytes) == (106, 20)
+    assert choice.ravel().tolist() == [-1, -1, 0, 0]  # of equal ones the first
+
+
+def test_what_fits_is_not_mixed():
+    assert best_mix(lambda choice: score(choice, 40), [LEAN, RICH], [range(4)])[0].step_time_ns == 100
+
+
+def test_nothing_fits():
+    found, choice = best_mix(lambda choice: score(choice, -5), [RICH, LEAN], [range(4)])
+    assert found.excess_bytes == 5
+    assert (choice == LEAN).all()
+
+
+def test_orders_go_through_the_stages_in_turn():
+    stages = [[0, 1], [2, 3, 4]]
+    assert orders_of(stages) == [[0, 2, 1, 3, 4], [1, 4, 0, 3, 2]]
+    assert orders_of(stages, [1, 7])[2] == [2, 3, 4, 0, 1]  # the fuller one first
+    assert orders_of([[0, 1]], [5]) == [[0, 1], [1, 0]]
+
+
+def test_a_choice_for_other_layers():
+    """Four layers of one stage to two of another: its first and its third; item 1 cannot be swapped there."""
+    freed = np.zeros((2, 2, 2), np.int64)
+    freed[:, :, 1] = 5
+    freed[:, 0, 0] = 5
+    figures = Figures(freed, np.zeros_like(freed), np.zeros((2, 2), np.int64))
+    choice = np.array([[4, 4], [5, 5], [6, -1], [7, 7]])
+    assert stretched(choice, figures).tolist() == [[4, KEEP], [6, -1]]

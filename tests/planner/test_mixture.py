@@ -1,0 +1,79 @@
+"""How many layers get which row, by hand."""
+
+import numpy as np
+import pytest
+
+from mindswap.planner.solvers.mixture import Mixture, in_front, spread
+from mindswap.planner.space import Figures, Worth
+from tests.planner.builders import Tensor, ToySpace
+
+# Two layers: 100 bytes that take 10 ns to make again, and 50 bytes that take 20 ns and cannot be swapped; a byte takes
+# 1 ns on the link.
+SPACE = ToySpace([[Tensor(100, 10, 30), Tensor(50, 20, 40, can_swap=False)]] * 2)
+PLENTY = 10**9
+
+
+def test_the_cheapest_bytes_run_again():
+    assert Mixture(SPACE).choice(100, 0, PLENTY).tolist() == [[0, 0, 0], [0, -1, 0]]
+    assert Mixture(SPACE).choice(200, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+    assert Mixture(SPACE).choice(300, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+
+
+def test_more_than_there_is_is_as_much_as_there_is():
+    assert Mixture(SPACE).choice(1000, 0, PLENTY).tolist() == [[0, -1, -1]] * 2
+
+
+def test_what_the_link_can_take_is_swapped_in_the_first_layers():
+    assert Mixture(SPACE).choice(100, 100, PLENTY).tolist() == [[0, 1, 0], [0, 0, 0]]
+    assert Mixture(SPACE).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+
+
+def test_no_room_on_the_host_and_what_stays_still():
+    assert (Mixture(SPACE).choice(100, 100, 0) <= 0).all()
+    all_still, first_still = np.ones((2, 3), bool), np.array([[True] * 3, [False] * 3])
+    assert (Mixture(SPACE, all_still).choice(100, 100, PLENTY) <= 0).all()
+    assert Mixture(SPACE, first_still).choice(200, 100, PLENTY).tolist() == [[0, -1, 0], [0, 1, 0]]
+    assert (Mixture(SPACE, first_still).with_still(~first_still).choice(100, 100, PLENTY) <= 0).all()
+
+
+def test_rows_are_for_whole_layers():
+    """150 of 300 bytes: halves of layers would do, but one tensor of each size in a layer is 150 exactly, in 30 ns.
+
+    Two layers with the first tensor alone take 20 ns, and are 200 bytes: less time, so they are chosen.
+    """
+    assert Mixture(SPACE).choice(150, 0, PLENTY).tolist() == [[0, -1, 0]] * 2
+
+
+def test_what_more_time_on_the_link_would_save():
+    """100 bytes in 10 ns of compute or 100 ns of the link: a tenth."""
+    mixture = Mixture(SPACE)
+    mixture.choice(200, 50, PLENTY)
+    assert mixture.link_price == pytest.approx(0.1)
+    mixture.choice(0, 50, PLENTY)
+    assert mixture.link_price == 0
+
+
+def test_rows_in_front_and_spread():
+    """Two layers of A with 30 ns on the link, four of B with 10 ns.
+
+    In parts of their number A, the longer one, is at 0 and 1/2, B at 1/4, 1/2, 3/4 and 1.
+    """
+    a, b = ((np.array([value]), Worth(0, 0, link_ns, 0)) for value, link_ns in ((1, 30), (0, 10)))
+    rows = [b, a, b, b, a, b]
+    assert [int(row[0]) for row, _ in in_front(rows)] == [1, 1, 0, 0, 0, 0]
+    assert [int(row[0]) for row, _ in spread(rows)] == [1, 0, 1, 0, 0, 0]
+    assert Mixture(SPACE, arrange=spread).choice(200, 100, PLENTY).tolist() == [[0, 1, 0], [0, -1, 0]]
+
+
+def test_a_swap_that_recompute_would_undo_goes_to_another_layer():
+    """Item 1 leaves with 10 bytes in 10 ns of the link, item 2 runs again for 20 bytes in 5 ns; both free 20.
+
+    So 30 bytes are free in 5 ns if one layer swaps and the other one computes again.
+    """
+    space = ToySpace([[Tensor(10, 1, 1), Tensor(20, 1, 1)]] * 2)
+    freed = np.array([[[0, 0], [10, 0], [15, 20]]] * 2)
+    conflicts = np.zeros((1, 3, 2, 3), bool)
+    conflicts[0, 2, 1, 1] = True
+    again_ns = np.array([[[0, 0], [0, 0], [0, 5]]] * 2)
+    space.figures = Figures(freed, again_ns, np.array([[0, 10, 16]] * 2), conflicts=conflicts)
+    assert Mixture(space).choice(30, 10, PLENTY).tolist() == [[0, 1, 0], [0, 0, -1]]

@@ -1,0 +1,62 @@
+import numpy as np
+
+from tests.planner.builders import Tensor, ToySpace
+
+
+def test_a_layer_on_the_clock():
+    """One tensor of 10 bytes, made in 5 ns, copied in 4 ns, read in backward in 7 ns.
+
+    Operators: end 0-1, t0 1-6, end 6-7, then backward end 7-8, g0 8-15, end 15-16.
+    """
+    case = ToySpace(((Tensor(10, 5, 7),),))
+    timeline = case.timeline(np.array([[0, 0]]))
+    assert timeline.op_start_ns.tolist() == [0, 1, 6, 7, 8, 15]
+    assert case.evaluate(np.array([[0, 0]])).step_time_ns == 16
+    assert case.evaluate(np.array([[0, -1]])).step_time_ns == 16 + 5
+
+
+def test_a_swap_close_to_its_use_waits():
+    """Out 6-16, in 16-26. Order: end t0 out end in end g0 end; three places behind `out` stands the `end` of backward.
+
+    So that one runs, 7-8, and g0 waits for both copies.
+    """
+    case = ToySpace(((Tensor(10, 5, 7),),))
+    timeline = case.timeline(np.array([[0, 1]]))
+    assert (timeline.out_start_ns.tolist(), timeline.out_end_ns.tolist()) == ([6], [16])
+    assert timeline.op_start_ns.tolist() == [0, 1, 6, 7, 26, 33]
+
+
+def test_the_smallest_distances_delay_nothing_where_copies_have_time():
+    """Four layers of 100 ns forward; each copy takes 40 ns, so one layer of distance is enough for all but the last."""
+    layers = ((Tensor(40, 50, 100), Tensor(1, 50, 100, can_swap=False)),) * 4
+    case = ToySpace(layers)
+    choice = np.zeros((4, 3), np.int64)
+    choice[:3, 1] = 20
+    loose = case.timeline(choice)
+    needed = case.smallest_distances(loose)
+    assert (needed[:3, 1] > 0).all()
+    assert (needed[:3, 1] < 20).all()
+    assert not needed[3].any()
+    tight = case.timeline(np.where(choice > 0, needed, 0))
+    assert tight.step_time_ns == loose.step_time_ns == case.evaluate(np.zeros((4, 3), np.int64)).step_time_ns
+
+
+def test_what_is_swapped_and_on_the_device_at_the_peak():
+    """The peak is behind the last layer: the first tensor is away by then if it goes three operators behind its copy.
+
+    Far ahead of its use it stays until the end of forward, and is back at once.
+    """
+    case = ToySpace(((Tensor(10, 50, 100),),) * 4 + ((Tensor(90, 50, 100, can_swap=False),),))
+    choice = np.zeros((5, 2), np.int64)
+    for distance, is_there in ((1, False), (50, True)):
+        choice[0, 1] = distance
+        found = case.at_peak(case.timeline(choice))
+        assert found[0, 1] == is_there
+        assert found.sum() == is_there
+
+
+def test_memory_over_either_budget_is_excess():
+    case = ToySpace(((Tensor(10, 5, 7),),), budget_bytes=4)
+    assert case.evaluate(np.array([[0, 0]])).excess_bytes == 6
+    full_host = ToySpace(((Tensor(10, 5, 7),),), budget_bytes=100, host_budget_bytes=3)
+    assert full_host.evaluate(np.array([[0, 2]])).excess_bytes == 7

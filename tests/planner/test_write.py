@@ -1,0 +1,112 @@
+from mindswap.check.check import check_document, check_shape
+from mindswap.config.parse import parse_document
+from mindswap.planner.result import Plan
+from mindswap.planner.write import compact_policy, write_plan
+from mindswap.policy.cell_tree import CellNode
+from mindswap.policy.model import ALL_LAYERS, Layers, OpRecompute, OpSwap, Policy
+
+SOME = Layers((0, 1))
+
+
+def cell(name: str, *children: CellNode) -> CellNode:
+    return CellNode(name, "Cell", False, children)
+
+
+def op(name: str) -> CellNode:
+    return CellNode(name, "Op", True)
+
+
+LAYER = cell(
+    "",
+    cell("attention", cell("wq", op("cast")), cell("wk", op("cast")), cell("wo", op("cast"))),
+    cell("feed_forward", op("mul"), op("silu")),
+    op("add"),
+)
+
+
+def swaps(*entries: tuple[str, Layers, int]) -> Policy:
+    return Policy(True, op_swap=tuple(OpSwap(*entry) for entry in entries))
+
+
+def test_names_that_differ_in_a_letter_become_one():
+    policy = swaps((r"attention\.wq\.cast", ALL_LAYERS, 3), (r"attention\.wk\.cast", ALL_LAYERS, 3))
+    assert compact_policy(policy, [LAYER]).op_swap == (OpSwap(r"attention\.w[kq]\.cast", ALL_LAYERS, 3),)
+
+
+def test_names_that_differ_altogether_become_alternatives():
+    policy = swaps((r"feed_forward\.mul", SOME, 3), (r"feed_forward\.silu", SOME, 3))
+    assert compact_policy(policy, [LAYER]).op_swap == (OpSwap(r"feed_forward\.(mul|silu)", SOME, 3),)
+
+
+def test_the_default_strategy_stays_as_it_is():
+    """It is not in the order of its names: written and read back, entries in another one would be another policy."""
+    policy = Policy(True, default_prefetch=10)
+    assert compact_policy(policy, [LAYER]) == policy
+
+
+def test_other_layers_or_distances_stay_apart():
+    policy = swaps((r"attention\.wk\.cast", SOME, 3), (r"attention\.wq\.cast", ALL_LAYERS, 3))
+    assert compact_policy(policy, [LAYER]) == policy
+    policy = swaps((r"attention\.wk\.cast", SOME, 2), (r"attention\.wq\.cast", SOME, 3))
+    assert compact_policy(policy, [LAYER]) == policy
+
+
+def plan_of(policy: Policy) -> Plan:
+    return Plan(
+        fits=True, policy=policy, step_time_ns=1_010_000_000, stage_peak_bytes=(2**34,),
+        stage_static_bytes=(2**33,), host_bytes=0, budget_bytes=2**35, unconstrained_ns=10**9, lower_bound_ns=10**9,
+        smallest_budget_bytes=2**34, least_budget_bytes=2**33, host_budget_bytes=2**40, holders=(), compared=(),
+        num_evaluations=1,
+    )  # fmt: skip
+
+
+TEXT = """\
+# mine
+model: {model_config: {num_layers: 4}}  # four
+swap_config:
+  swap: False  # off
+recompute_config:
+  recompute: [1]
+  mp_comm_recompute: False
+"""
+
+
+def test_what_is_written_reads_back_the_same_and_the_rest_stays():
+    policy = Policy(
+        True,
+        op_swap=(OpSwap("add", ALL_LAYERS, 7), OpSwap(r"feed_forward\.mul", SOME, 2)),
+        layer_recompute=Layers((3,)),
+        select_recompute=(OpRecompute(r"attention\.w[kq]\.cast", SOME),),
+        mp_comm_recompute=False,
+    )
+    text = write_plan(TEXT, parse_document(TEXT.encode(), "a.yaml"), plan_of(policy), 4, "some card")
+    assert check_shape(parse_document(text.encode(), "a.yaml")).policy == policy
+    assert text.startswith("# mine\nmodel: {model_config: {num_layers: 4}}  # four\n")
+    assert "# mindswap: plan for 32.0 GiB per card on some card\n" in text
+    # 1.01 s against 1 s; 2**34 bytes are 16 GiB
+    assert "simulated: step 1.01 s, 1.0 % over keeping every activation; peak memory 16.0 GiB\n" in text
+
+
+def test_a_second_plan_replaces_the_comment_of_the_first():
+    once = write_plan(TEXT, parse_document(TEXT.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
+    twice = write_plan(once, parse_document(once.encode(), "a"), plan_of(swaps(("add", SOME, 2))), 4, "card")
+    assert twice == once.replace("backward_prefetch: 1", "backward_prefetch: 2")
+
+
+def test_a_budget_above_what_the_file_allows_is_written_for_check_to_see():
+    """The plan is for 32 GiB, 32768 MiB."""
+
+    def written(text: str) -> str:
+        return write_plan(text, parse_document(text.encode(), "a"), plan_of(swaps(("add", SOME, 1))), 4, "card")
+
+    small = TEXT + 'context: {max_device_memory: "30GB"}\n'
+    text = written(small)
+    assert text.endswith("\nmindswap:\n  memory: '32768MiB'\n")
+    (problem,) = [each for each in check_document(parse_document(text.encode(), "a")).problems if "memory" in each.rule]
+    assert problem.message.startswith(
+        "mindswap.memory: '32768MiB' is more than the 30.0 GiB of context.max_device_memory"
+    )
+    assert "\nmindswap:" not in written(small.replace("30GB", "32GB"))
+    # What was too much before is not any more.
+    again = small.replace("30GB", "32GB") + "mindswap: {memory: 40GiB, ignore: [overlap]}\n"
+    assert "mindswap: {memory: '32768MiB', ignore: [overlap]}\n" in written(again)

@@ -1,0 +1,53 @@
+import pytest
+import yaml
+
+from mindswap.api.plan import refuse_unwritable
+from mindswap.check.check import check_document
+from mindswap.config.parse import parse_document
+from mindswap.errors import PolicyError
+from mindswap.policy.convert.swap_on import rewrite_for_swap, with_swap_enabled
+from tests.builders import document
+
+TEXT = """\
+# mine
+context:
+  mode: 0
+  memory_optimize_level: "O1"  # why
+model: {model_config: {num_layers: 4}}
+swap_config: {swap: False}
+"""
+
+
+def rewritten(text):
+    own = parse_document(text, "x.yaml")
+    return rewrite_for_swap(text, own, own)
+
+
+def test_the_level_that_swap_needs_is_written_with_a_comment():
+    assert rewritten(TEXT) == TEXT.replace('"O1"', "'O0'").replace(
+        "context:", "# mindswap: swap needs memory_optimize_level O0; it was 'O1'\ncontext:"
+    )
+
+
+@pytest.mark.parametrize("text", ["a: 1", "context: {mode: 0}", "context: {memory_optimize_level: O0}"])
+def test_what_is_good_stays(text):
+    assert rewritten(text) == text
+
+
+def test_a_level_of_the_base_is_overruled_in_the_file_itself():
+    own, whole = document("swap_config: {swap: False}"), document("context: {mode: 0, memory_optimize_level: O1}")
+    text = rewrite_for_swap("swap_config: {swap: False}\n", own, whole)
+    assert yaml.safe_load(text) == {"swap_config": {"swap": False}, "context": {"memory_optimize_level": "O0"}}
+
+
+def test_a_plan_for_a_file_with_that_level_is_not_refused():
+    text = TEXT.replace("swap: False", "swap: True, op_swap: []")
+    assert [p.rule for p in check_document(parse_document(text, "x")).errors] == ["memory-optimize-level"]
+    refuse_unwritable(parse_document(TEXT, "x.yaml"))
+    assert check_document(with_swap_enabled(parse_document(TEXT, "x.yaml"))).errors == ()
+
+
+def test_what_no_plan_can_mend_is_said_at_its_line_before_planning():
+    with pytest.raises(PolicyError) as error:
+        refuse_unwritable(parse_document(TEXT.replace("mode: 0", "mode: 0\n  max_device_memory: 58"), "x.yaml"))
+    assert [str(problem.location) for problem in error.value.problems] == ["x.yaml:4:22"]

@@ -1,0 +1,109 @@
+"""From a profile to a device, counted by hand, starting from the generic device (100 TFLOPS, 1 TB/s)."""
+
+from dataclasses import replace
+
+from mindswap.simulator.cost.calibrate import calibrate
+from mindswap.simulator.cost.profile import Profile, ProfiledCopy, ProfiledKernel, Share, Transfer
+from tests.simulator.cost.builders import GENERIC, device, matmul, mul
+
+MB = 10**6
+GB_PER_S = 10**9
+# 2, 3 and 4 MB, 20 us and 10 GB/s.
+MOVED = tuple(
+    ProfiledCopy(start, duration, size, True)
+    for start, duration, size in ((0, 220_000, 2 * MB), (MB, 320_000, 3 * MB), (2 * MB, 420_000, 4 * MB))
+)
+
+
+def profile(kernels=(), moved=(), **others) -> Profile:
+    return replace(Profile("p", tuple(kernels), tuple(moved), (), None, ()), **others)
+
+
+def accepted(result):
+    return {figure.name: figure.fitted for figure in result.changes}
+
+
+def objections(result):
+    return {figure.name: figure.objection for figure in result.figures if figure.objection}
+
+
+def test_figures_and_their_source():
+    result = calibrate(profile([*[matmul(40_000)] * 3, *[mul(24_000)] * 3]), GENERIC)
+    assert accepted(result) == {"compute_fraction": 500, "memory_bandwidth_fraction": 250}
+    assert (result.device.compute_permille, result.device.memory_permille) == (500, 250)
+    assert result.device.sources["compute_fraction"] == "measured, 1 rank of a profile, 3 samples"
+    assert result.explained.explained_permille == 1000
+
+
+def test_what_has_no_types_is_not_covered_and_collectives_do_not_count():
+    blank = ProfiledKernel("Cast", 10_000, None, None)
+    collective = ProfiledKernel("hcom_allReduce_", 10**6, None, None, "HCCL")
+    result = calibrate(profile([matmul(40_000), blank, collective]), GENERIC)
+    assert (result.num_kernels, result.num_covered, result.kernels_ns, result.covered_ns) == (2, 1, 50_000, 40_000)
+
+
+def test_links():
+    result = calibrate(profile(moved=MOVED), GENERIC)
+    assert accepted(result) == {"d2h": 10 * GB_PER_S, "d2h_latency": 20_000}
+    assert result.device.offload.latency_ns == 20_000
+    assert result.device.prefetch == GENERIC.prefetch
+    assert objections(result)["h2d"] == "no copies in this direction"
+
+
+def test_links_need_large_copies():
+    small = [replace(copy, size_bytes=copy.size_bytes // 1000) for copy in MOVED]
+    result = calibrate(profile(moved=small), GENERIC)
+    assert objections(result)["d2h"] == "too few copies of 1.0 MiB or more (0); 3 are needed"
+    assert result.device.offload == GENERIC.offload
+
+
+def test_times_that_do_not_grow_with_sizes_are_no_link():
+    # 4 MB take 1 ns more than 2 MB: faster than the memory of the device.
+    moved = [replace(copy, duration_ns=120_000 + index) for index, copy in enumerate(MOVED)]
+    result = calibrate(profile(moved=moved), GENERIC)
+    assert result.links == {} and result.device.offload == GENERIC.offload
+    assert objections(result)["d2h"].startswith("3 copies, of which fewer than three ran alone")
+
+
+def test_level_1_says_that_level_2_is_needed():
+    result = calibrate(profile(num_unsized_copies=14, level="Level1"), GENERIC)
+    assert objections(result)["d2h"] == "copies have no size below Level2"
+    assert result.notes == (
+        "14 copies without a size (Level1): only profiler level 2 writes sizes, so the links to the host keep their "
+        "figures",
+    )
+
+
+def sent(link, *entries):
+    return tuple(Transfer("hcom_x", link, size, time, time) for size, time in entries)
+
+
+def test_collectives_by_the_bandwidth_of_one_link():
+    # 80 GB/s to four others: 20 GB/s a link. 10 MB in 1 ms: 10 GB/s, half.
+    mesh = replace(GENERIC.intranode, bandwidth_bytes_per_s=80 * GB_PER_S, num_mesh_cards=5)
+    result = calibrate(profile(transfers=sent("HCCS", *[(10 * MB, MB)] * 3)), device(intranode=mesh))
+    assert result.device.intranode.efficiency_permille == 500
+    # 200 GB/s a link is more than there is; two samples are too few.
+    result = calibrate(profile(transfers=sent("HCCS", *[(200 * MB, MB)] * 3)), device(intranode=mesh))
+    assert objections(result)["collective_fraction"].startswith("links are faster than those of")
+    result = calibrate(profile(transfers=sent("HCCS", *[(10 * MB, MB)] * 2)), device(intranode=mesh))
+    assert objections(result)["collective_fraction"] == "too few collectives (2); 3 are needed"
+
+
+def test_a_card_with_another_number_of_cores():
+    kernels = [replace(matmul(40_000), num_blocks=blocks) for blocks in (16, 20, 20)]
+    assert calibrate(profile(kernels), device(num_matrix_cores=20)).notes == ()
+    assert calibrate(profile(kernels), device(num_matrix_cores=24)).notes == (
+        "matrix kernels run on 20 cores, a device of round numbers has 24: is --device the card of this profile?",
+    )
+    # Vector kernels are split otherwise.
+    assert calibrate(profile([replace(mul(40_000), num_blocks=48)] * 3), device(num_matrix_cores=24)).notes == ()
+
+
+def test_kernels_that_are_not_those_of_the_steps():
+    # Kernels of 40 us against 100 us of computing.
+    result = calibrate(profile([matmul(40_000)], steps=(Share(100_000, 0, 0),)), GENERIC)
+    assert result.notes == (
+        "kernels take 40 % of the computing time in step_trace_time.csv: is a part of one of them missing?",
+    )
+    assert calibrate(profile([matmul(40_000)], steps=(Share(45_000, 9, 9),)), GENERIC).notes == ()

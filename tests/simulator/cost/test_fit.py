@@ -1,0 +1,113 @@
+"""Links from copies and collectives, counted by hand."""
+
+import pytest
+
+from mindswap.simulator.cost.fit import ShareFit, fit_contention, fit_link, fit_share
+from mindswap.simulator.cost.profile import ProfiledCopy, Transfer
+
+MB = 10**6
+GB_PER_S = 10**9
+
+
+def copies(*entries: tuple[int, int, int], is_out: bool = True) -> list[ProfiledCopy]:
+    """Copies from (start, duration, size)."""
+    return [ProfiledCopy(start, duration, size, is_out) for start, duration, size in entries]
+
+
+def one_after_another(times: dict[int, int], is_out: bool = True) -> list[ProfiledCopy]:
+    """Copies with gaps between them, from size -> duration."""
+    start, result = 0, []
+    for size, duration in times.items():
+        result.append(ProfiledCopy(start, duration, size, is_out))
+        start += duration + 10
+    return result
+
+
+def test_an_exact_line():
+    # 20 us and 10 GB/s: 1 MB takes 120 us, 2 MB 220 us, 4 MB 420 us. Two of them are larger than 1 MiB.
+    fit = fit_link(one_after_another({MB: 120_000, 2 * MB: 220_000, 4 * MB: 420_000}), True)
+    assert (fit.latency_ns, fit.bandwidth_bytes_per_s, fit.num_copies, fit.num_large) == (20_000, 10 * GB_PER_S, 3, 2)
+    assert (fit.middle_error_permille, fit.largest_error_permille) == (0, 0)
+
+
+def test_least_squares_and_what_is_left():
+    # Times 1, 2, 2, 3 us for 1, 1, 2, 2 units of 10 KB: line through the means 1.5 and 2.5 us: slope 1 us, from 0.5 us.
+    points = [(0, 1000, 10_000), (5000, 2000, 10_000), (9000, 2000, 20_000), (15_000, 3000, 20_000)]
+    fit = fit_link(copies(*points), True)
+    assert (fit.latency_ns, fit.bandwidth_bytes_per_s) == (500, 10 * GB_PER_S)
+    # Fitted 1.5, 1.5, 2.5, 2.5 us: off by 50 %, 25 %, 25 % and 16.6 %.
+    assert (fit.middle_error_permille, fit.largest_error_permille) == (250, 500)
+
+
+def test_one_size_gives_no_latency():
+    fit = fit_link(copies((0, 100_000, MB), (200_000, 100_000, MB), (400_000, 100_000, MB)), True)
+    assert (fit.latency_ns, fit.bandwidth_bytes_per_s) == (0, 10 * GB_PER_S)
+
+
+def test_a_line_below_zero_begins_at_zero():
+    # 1 MB in 50 us, 2 MB in 200 us, 2 MB in 200 us: the line would begin at -100 us. Through zero: sum(s t) / sum(s s)
+    # = (50 + 400 + 400) / (1 + 4 + 4) us per MB = 94.44: 10.588 GB/s.
+    fit = fit_link(copies((0, 50_000, MB), (60_000, 200_000, 2 * MB), (300_000, 200_000, 2 * MB)), True)
+    assert (fit.latency_ns, fit.bandwidth_bytes_per_s) == (0, 10_588_235_294)
+
+
+def test_copies_beside_the_other_direction_are_left_out():
+    alone = one_after_another({MB: 120_000, 2 * MB: 220_000, 4 * MB: 420_000})
+    end = alone[-1].start_ns + alone[-1].duration_ns + 10
+    slow = [ProfiledCopy(end, 900_000, MB, True), ProfiledCopy(end + 100, 800_000, MB, False)]
+    assert fit_link([*alone, *slow], True) == fit_link(alone, True)
+
+
+@pytest.mark.parametrize("times", [{}, {MB: 1, 2 * MB: 2}, {MB: 0, 2 * MB: 0, 3 * MB: 0}])
+def test_too_little_to_fit(times):
+    assert fit_link(one_after_another(times), True) is None
+
+
+def test_contention_is_time_alone_by_time_together():
+    out = fit_link(one_after_another({MB: 100_000, 2 * MB: 200_000, 4 * MB: 400_000}), True)
+    # 1 MB each way at once, three times: 100 us alone, 125 us together.
+    together = [ProfiledCopy(start, 125_000, MB, way) for start in (0, 10**6, 2 * 10**6) for way in (True, False)]
+    assert fit_contention(together, out, out) == (800, 6)
+    # Half beside the other direction says neither.
+    assert fit_contention(copies((0, 100_000, MB)) + copies((50_000, 100_000, MB), is_out=False), out, out) is None
+
+
+def test_a_copy_that_was_held_up_moves_nothing():
+    # The middle of 100, 100 and 9000 us is 100 us: 10 GB/s.
+    fit = fit_link(copies((0, 100_000, MB), (200_000, 9_000_000, MB), (20_000_000, 100_000, MB)), True)
+    assert (fit.latency_ns, fit.bandwidth_bytes_per_s) == (0, 10 * GB_PER_S)
+    assert fit.largest_error_permille == 988  # 8900 of 9000
+
+
+def test_copies_of_other_ranks_are_beside_nothing():
+    alone = one_after_another({MB: 120_000, 2 * MB: 220_000, 4 * MB: 420_000})
+    other = [ProfiledCopy(0, 10**6, MB, False, rank=1)]
+    assert fit_link([*alone, *other], True) == fit_link(alone, True)
+    assert fit_link([*alone, ProfiledCopy(0, 10**6, MB, False, rank=0)], True) is None
+
+
+def gather(size_bytes: int, link_ns: int, elapsed_ns: int, number: int = 0, link: str = "HCCS") -> Transfer:
+    return Transfer(f"hcom_allGather__1_{number}", link, size_bytes, link_ns, elapsed_ns)
+
+
+def test_the_quickest_of_the_same_collective_counts():
+    # 20 MB over one link, 1.9 ms busy of 2, twice; once it waited: 10 GB/s of 20. 40 MB over four links, 3.6 ms
+    # together within 1 ms: 10 GB/s each. Fixed cost: none.
+    found = [
+        *[gather(20 * MB, 1_900_000, elapsed, n) for n, elapsed in enumerate((2 * MB, 9 * MB, 2 * MB))],
+        gather(40 * MB, 3_600_000, MB),
+        gather(20 * MB, 500_000, MB, link="RDMA"),
+    ]
+    assert fit_share(found, "HCCS", 20 * GB_PER_S) == ShareFit(500, 4, 0)
+    assert fit_share(found, "PCIE", 20 * GB_PER_S) is None
+
+
+def test_the_fixed_cost_of_a_collective_is_no_part_of_the_share():
+    # 20 MB in 2.1 ms, of which 0.1 ms are fixed.
+    assert fit_share([gather(20 * MB, 1_900_000, 2_100_000)], "HCCS", 20 * GB_PER_S, 100_000) == ShareFit(500, 1, 0)
+
+
+def test_collectives_that_only_wait_or_are_small_say_nothing():
+    waited = gather(20 * MB, 2 * MB, 9 * MB)  # busy for 22 %
+    small = gather(MB, 2 * MB, 2 * MB)  # less than 1 MiB
+    assert fit_share([waited, small], "HCCS", 20 * GB_PER_S) is None

@@ -1,0 +1,71 @@
+"""What collectives sent, from communication.json; foreign and broken files."""
+
+import pytest
+
+from mindswap.errors import CostError
+from mindswap.simulator.cost import profile_communication
+from mindswap.simulator.cost.profile import Transfer
+from mindswap.simulator.cost.profile_communication import read_transfers
+from tests.simulator.cost.profiles import collective, write_json
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "communication.json"
+
+
+# 14 MB over seven links side by side, 0.1 ms each: 0.7 ms of links within 0.15 ms.
+GATHER = collective(0.15, HCCS=(14, 0.7))
+
+
+def test_steps_and_kinds_of_links(path):
+    both = collective(1, HCCS=(2, 0.1), RDMA=(20, 0.8))
+    steps = {"step2": {"p2p": {"hcom_send__1_0@77": both}, "collective": {"hcom_allGather__4_3@99": GATHER}}}
+    write_json(path, steps)
+    assert read_transfers(path) == (
+        Transfer("hcom_send__1_0", "HCCS", 2_000_000, 100_000, 1_000_000),
+        Transfer("hcom_send__1_0", "RDMA", 20_000_000, 800_000, 1_000_000),
+        Transfer("hcom_allGather__4_3", "HCCS", 14_000_000, 700_000, 150_000),
+    )
+
+
+def test_sums_and_what_sent_nothing_are_left_out(path):
+    entries = {"hcom_reduceScatter__4_4@99": collective(1.3), "Total Op Info": GATHER}
+    write_json(path, {"step": {"p2p": {}, "collective": entries}})
+    assert read_transfers(path) == ()
+
+
+def test_operators_at_the_top_as_msprof_has_them(path):
+    write_json(path, {"hcom_allGather__4_3@99": GATHER, "Total HCCL Operators": GATHER})
+    assert [found.op for found in read_transfers(path)] == ["hcom_allGather__4_3"]
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ([], "no object where steps"),
+        ({"step1": 3}, "no object where steps"),
+        ({"a": {"Communication Bandwidth Info": 3}}, "a: no object where figures"),
+        ({"a": {"Communication Bandwidth Info": {"HCCS": 3}}}, "a: no object where figures"),
+        ({"a": {"Communication Bandwidth Info": {"HCCS": {"Transit Size(MB)": "x"}}}}, "'x' is no time or size"),
+        ({"a": {"Communication Bandwidth Info": {"HCCS": {"Transit Size(MB)": 5}}}}, "'' is no time or size"),
+    ],
+)
+def test_foreign_files(path, data, said):
+    write_json(path, data)
+    with pytest.raises(CostError, match=f"communication.json: .*{said}"):
+        read_transfers(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff", b"[" * 100_000])
+def test_what_is_no_json(path, content):
+    path.write_bytes(content)
+    with pytest.raises(CostError, match="communication.json: is no communication.json"):
+        read_transfers(path)
+
+
+def test_a_file_that_is_too_large(path, monkeypatch):
+    monkeypatch.setattr(profile_communication, "MAX_BYTES", 10)
+    write_json(path, {"hcom_allGather__4_3@99": GATHER})
+    with pytest.raises(CostError, match="at most 0 are read"):
+        read_transfers(path)

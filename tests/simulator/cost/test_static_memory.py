@@ -1,0 +1,65 @@
+"""Static memory, counted by hand."""
+
+import pytest
+
+from mindswap.errors import CostError
+from mindswap.simulator.cost.static_memory import (
+    OPTIMIZERS,
+    Parameter,
+    StaticMemory,
+    estimate_static_memory,
+    find_optimizer,
+)
+from tests.simulator.cost.builders import step_settings
+
+# A float32 matrix of 1 MiB and a norm weight of 1 KiB, which the parallel optimizer leaves whole.
+MATRIX = Parameter("w", 2**20, 2**18)
+NORM = Parameter("norm", 2**10, 2**8, is_cut=False)
+HALF = Parameter("h", 2**20, 2**19)
+ADAMW = step_settings()
+MIB, KIB = 2**20, 2**10
+
+
+def test_float32_weights_with_adamw():
+    memory = estimate_static_memory([MATRIX, NORM], ADAMW)
+    assert memory == StaticMemory(MIB + KIB, 0, 2 * (MIB + KIB), 0)
+    assert memory.total_bytes == 3 * (MIB + KIB)
+
+
+def test_states_of_half_precision_weights_are_float32():
+    # 2^19 numbers, two states of 4 bytes each.
+    assert estimate_static_memory([HALF], ADAMW) == StaticMemory(MIB, 0, 4 * MIB, 0)
+    # mindspore.nn.AdamWeightDecay clones the weight, type and all.
+    assert estimate_static_memory([HALF], step_settings(optimizer="AdamWeightDecay")).optimizer_bytes == 2 * MIB
+
+
+def test_pma_keeps_a_third_state():
+    assert estimate_static_memory([MATRIX], step_settings(optimizer="PmaAdamW")).optimizer_bytes == 3 * MIB
+
+
+def test_the_parallel_optimizer_cuts_weights():
+    memory = estimate_static_memory([MATRIX, NORM], step_settings(8))
+    assert memory == StaticMemory(MIB // 8 + KIB, 0, 2 * (MIB // 8 + KIB), 0)
+
+
+def test_micro_batches_need_a_sum_of_gradients():
+    assert estimate_static_memory([MATRIX], step_settings(8, 2)).gradient_bytes == MIB
+    sharded = estimate_static_memory([MATRIX], step_settings(8, 2, is_accumulator_sharded=True))
+    assert sharded.gradient_bytes == MIB // 8
+
+
+def test_state_in_host_memory_and_workspace():
+    memory = estimate_static_memory([MATRIX], step_settings(is_state_offloaded=True), 5)
+    assert (memory.optimizer_bytes, memory.workspace_bytes) == (0, 5)
+
+
+def test_llama2_7b_on_eight_cards():
+    # 6,738,415,616 numbers in float32, weights and two states, all cut by 8: 9.41 GiB.
+    memory = estimate_static_memory([Parameter("all", 4 * 6_738_415_616, 6_738_415_616)], step_settings(8))
+    assert memory.total_bytes == 3 * 4 * 6_738_415_616 // 8
+
+
+def test_an_unknown_optimizer_lists_the_known_ones():
+    assert find_optimizer("PmaAdamW") == OPTIMIZERS["PmaAdamW"]
+    with pytest.raises(CostError, match="closest: AdamW; known: AdamW, FusedAdamW"):
+        find_optimizer("AdamX")

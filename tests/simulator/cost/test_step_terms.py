@@ -1,0 +1,121 @@
+"""Work on weights and gradients, counted by hand on the generic device: 1 TB/s, no cache, no fixed cost."""
+
+from mindswap.simulator.cost.static_memory import Parameter
+from mindswap.simulator.cost.step_terms import (
+    accumulate_ns,
+    clip_ns,
+    exchange_gradient_ns,
+    move_states_ns,
+    optimize_ns,
+    overflow_ns,
+    scale_ns,
+)
+from tests.simulator.cost.builders import GENERIC, device, step_settings
+
+MIB = 2**20
+# A float32 matrix and a float16 one, 1 MiB each.
+FULL = Parameter("f", MIB, 2**18)
+HALF = Parameter("h", MIB, 2**19)
+ALONE, FUSED = step_settings(), step_settings(is_fused=True)
+SUMMED = step_settings(num_micro_batches=4, is_accumulating=True)
+FUSED_SUM = step_settings(num_micro_batches=4, is_accumulating=True, is_fused=True)
+
+
+def test_gradients_of_each_micro_batch_are_added():
+    # Read the sum and the gradient, write the sum: 3 MiB, 3,145.7 ns, four times.
+    assert accumulate_ns([HALF], SUMMED, GENERIC) == 4 * 3146
+    assert accumulate_ns([HALF], ALONE, GENERIC) == 0
+
+
+def test_sums_may_be_cut():
+    # A cut sum: an eighth of 3 MiB, 393.2 ns.
+    cut = step_settings(8, 2, is_accumulating=True, is_accumulator_sharded=True)
+    assert accumulate_ns([HALF], cut, GENERIC) == 2 * 394
+    assert accumulate_ns([HALF], step_settings(8, 2, is_accumulating=True), GENERIC) == 2 * 3146
+
+
+def test_interleaved_halves_of_a_batch_add_to_each_other():
+    assert accumulate_ns([HALF], step_settings(8, 2), GENERIC) == 3146
+
+
+def test_one_micro_batch_scales_into_float32():
+    # Cast 2 + 4, product 4 + 4 bytes for each of 2^19 numbers: 7,340,032 bytes. One kernel: 2 + 4.
+    assert scale_ns([HALF], ALONE, GENERIC) == 7341
+    assert scale_ns([HALF], FUSED, GENERIC) == 3146
+    # A float32 gradient needs no cast: 4 + 4 bytes for 2^18 numbers.
+    assert scale_ns([FULL], ALONE, GENERIC) == 2098
+
+
+def test_sums_are_scaled_in_their_type_and_cleared():
+    # Scaled: two products of 2 + 2 bytes; cleared: compare 2 + 1, cast 1 + 2, product and assignment 2 + 2 each.
+    assert scale_ns([HALF], SUMMED, GENERIC) == 4195 + 7341
+    # One kernel of 2 + 2 bytes for each of both.
+    assert scale_ns([HALF], FUSED_SUM, GENERIC) == 2 * 2098
+    # The parallel optimizer cuts what is scaled, not the sum that is cleared: 524,288 bytes and 7,340,032.
+    assert scale_ns([HALF], step_settings(8, 4, is_accumulating=True), GENERIC) == 525 + 7341
+
+
+def test_clipping():
+    # float32: square 8, sum 4, product 8 bytes: 20 for 2^19 numbers. One kernel for each of both: 4 and 8.
+    assert clip_ns([HALF], ALONE, GENERIC) == 10_486
+    assert clip_ns([HALF], FUSED, GENERIC) == 6292
+    # float16: square 4, sum 2, cast 6, product 8, cast 6: 26.
+    assert clip_ns([HALF], SUMMED, GENERIC) == 13_632
+
+
+def test_the_overflow_check_reads_every_gradient():
+    assert overflow_ns([HALF], ALONE, GENERIC) == 2098
+    assert overflow_ns([HALF], SUMMED, GENERIC) == 1049
+
+
+def test_a_fused_optimizer_goes_once_through_memory():
+    # Read weight 2, gradient 4, states 8 bytes, write weight and states: 24 for 2^19 numbers: 12,582,912 bytes.
+    assert optimize_ns([HALF], FUSED, GENERIC) == 12_583
+    assert optimize_ns([HALF], step_settings(optimizer="FusedAdamW"), GENERIC) == 12_583
+    # Two gradients of sums have the type of the weight: 22 bytes.
+    assert optimize_ns([HALF], FUSED_SUM, GENERIC) == 11_535
+
+
+def test_adamw_as_single_operations():
+    # To float32 6, decay 8, first moment 8 + 8 + 12 + 8, second 8 + 16 + 8, corrected 3 x 8, step 12 + 8 + 12,
+    # to float16 6, assigned 4: 148 bytes for 2^19 numbers, by 17 kernels.
+    assert optimize_ns([HALF], ALONE, GENERIC) == 77_595
+    slow = device(op_latency_ns={"vector": 2000})
+    assert optimize_ns([HALF], ALONE, slow) == 77_595 + 17 * 2000
+
+
+def test_results_stay_in_the_cache():
+    # 24 of the 148 bytes are weights, gradients and states: 12,583 ns; 124 at 2 TB/s: 32,506 ns.
+    cached = device(cache_bytes=64 * MIB, cache_bandwidth_bytes_per_s=2 * 10**12)
+    assert optimize_ns([HALF], ALONE, cached) == 12_583 + 32_506
+    # It does not hold what one kernel moves.
+    small = device(cache_bytes=MIB, cache_bandwidth_bytes_per_s=2 * 10**12)
+    assert optimize_ns([HALF], ALONE, small) == 77_595
+
+
+def test_the_parallel_optimizer_cuts_the_work():
+    # An eighth of 12,582,912 bytes.
+    assert optimize_ns([HALF], step_settings(8, is_fused=True), GENERIC) == 1573
+
+
+def test_states_in_host_memory_come_and_go():
+    # Two states of 2 MiB at 10 GB/s, 209,715.2 ns, in and out.
+    assert move_states_ns([HALF], ALONE, GENERIC) == 4 * 209_716
+
+
+def test_a_gradient_is_a_message():
+    # 40 MiB. AllReduce of 2 ranks sends 2 * 1/2 of it at 100 GB/s, ReduceScatter half of that.
+    weight = Parameter("a", 40 * MIB, 10 * MIB)
+    latency = device(op_latency_ns={"communication": 1000})
+    two, cut = step_settings(data_parallel=2), step_settings(2, data_parallel=2)
+    assert exchange_gradient_ns(weight, two, GENERIC) == 419_431
+    assert exchange_gradient_ns(weight, two, latency) == 419_431 + 1000
+    assert exchange_gradient_ns(weight, cut, GENERIC) == 209_716
+    assert exchange_gradient_ns(weight, ALONE, GENERIC) == 0
+    # With 8 ranks between them the two are in different nodes: 10 GB/s.
+    assert exchange_gradient_ns(weight, step_settings(data_parallel=2, model_parallel=8), GENERIC) == 4_194_304
+
+
+def test_a_weight_that_stays_whole_is_summed_whole():
+    norm = Parameter("n", 40 * MIB, 10 * MIB, is_cut=False)
+    assert exchange_gradient_ns(norm, step_settings(2, data_parallel=2), GENERIC) == 419_431

@@ -1,0 +1,156 @@
+"""Gradients of weights over time: the rule in bytes by hand, and in a step made by hand."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from benchmarks.reference.program_check import check_program
+from mindswap.config.pipeline import Pipeline
+from mindswap.config.weight_sharding import WeightSharding
+from mindswap.graph.model import Graph, TensorType
+from mindswap.policy.model import ALL_LAYERS, Policy
+from mindswap.simulator.cost.table import CostTable
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.gradients import GradientRule
+from mindswap.simulator.memory import interval_times, profile_memory
+from mindswap.simulator.program import MemoryKind, OpKind
+from mindswap.simulator.step_model import StepModel
+from tests.graph.builders import KIB, node
+from tests.simulator.cost.builders import device
+from tests.simulator.steps import SETTINGS, captured, gradient_of, hand_graph
+
+CUT_BY_4 = WeightSharding(num_ranks=4, threshold_bytes=KIB)
+KEEP_ALL = Policy(True)
+KEPT, CUT, SUMMED = GradientRule(), GradientRule(sharding=CUT_BY_4), GradientRule(True, CUT_BY_4)
+
+
+@pytest.mark.parametrize(
+    "rule,is_cut,passing,kept,final",
+    [
+        # 1024 bytes of 512 numbers: the optimizer gets 2048 bytes of float32, or a quarter of them.
+        (KEPT, False, 0, 1024, 2048),
+        (CUT, True, 1024, 256, 512),
+        (CUT, False, 0, 1024, 2048),
+        # With a sum the optimizer gets a new tensor of its type, and nothing of the gradient stays.
+        (SUMMED, True, 1024, 0, 256),
+    ],
+)
+def test_what_becomes_of_a_gradient(rule, is_cut, passing, kept, final):
+    assert rule.passing_bytes(1024, is_cut) == passing
+    assert rule.kept_bytes(1024, is_cut) == kept
+    assert rule.final_bytes(1024, 512, is_cut) == final
+
+
+def test_small_weights_and_odd_first_dimensions_are_whole():
+    assert CUT.is_cut(TensorType((4, 64), "float32", 1024))
+    assert not CUT.is_cut(TensorType((4, 32), "float32", 512))
+    assert not CUT.is_cut(TensorType((5, 64), "float32", 1280))
+
+
+def with_gradients(casts: bool = False) -> Graph:
+    """The step of `steps.py` with a gradient of 1 KiB for each layer behind its `matmul_grad`, and of the embedding."""
+    plain = hand_graph()
+    backward, gradients = [], ["embed_grad"]
+    for made in plain.backward:
+        backward.append(made)
+        if made.name.startswith("matmul_grad"):
+            index = made.layer_index
+            backward.append(gradient_of(f"dw{index}", "MatMul", f"gelu_grad{index}", index, f"matmul{index}"))
+            gradients.append(f"dw{index}")
+            if casts:
+                backward.append(gradient_of(f"cast{index}", "Cast", f"dw{index}", index, f"matmul{index}"))
+                gradients[-1] = f"cast{index}"
+    backward.append(node("out", "MakeTuple", " ".join(gradients), 0, layer=None))
+    return replace(plain, backward=tuple(backward))
+
+
+def model(casts: bool = False, **settings) -> StepModel:
+    step = replace(captured(), graph=with_gradients(casts))
+    return StepModel(step, CostTable(device()), replace(SETTINGS, **settings))
+
+
+def gradient_bytes(own: StepModel, policy: Policy = KEEP_ALL) -> list[int]:
+    """Memory of gradients whenever it changes, from the first one on."""
+    timeline = simulate(own.program(policy))
+    over_time = profile_memory(timeline, 0).by_kind_bytes[MemoryKind.GRADIENT]
+    return over_time[np.flatnonzero(np.diff(over_time, prepend=0))].tolist()
+
+
+def test_gradients_stay_from_their_maker_to_the_end():
+    # Layers 2, 1, 0, then the embedding, whose gradient in float32 is what it is already.
+    assert gradient_bytes(model()) == [KIB, 2 * KIB, 3 * KIB, 4 * KIB, 0]
+    assert gradient_bytes(model(), Policy(True, layer_recompute=ALL_LAYERS)) == [KIB, 2 * KIB, 3 * KIB, 4 * KIB, 0]
+
+
+def test_the_parallel_optimizer_keeps_a_part_of_each():
+    # The whole and a quarter of it for two operators, then the quarter. The embedding comes right behind layer 0.
+    whole, part = KIB, KIB // 4
+    expected = [whole + part, part, whole + 2 * part, 2 * part, whole + 3 * part, whole + 4 * part, 0]
+    assert gradient_bytes(model(sharding=CUT_BY_4)) == expected
+
+
+def test_the_whole_gradient_is_cast_and_sent():
+    # As without casts: what a cast makes is what the ReduceScatter takes. What the cast reads is no gradient.
+    assert gradient_bytes(model(casts=True, sharding=CUT_BY_4)) == gradient_bytes(model(sharding=CUT_BY_4))
+
+
+def test_sums_take_gradients_at_once():
+    # Layers 2 and 1, then layer 0 and right behind it the embedding, twice. The one weight of the step is the
+    # embedding: at last the optimizer gets a copy of its sum.
+    own = model(num_micro_batches=2)
+    assert gradient_bytes(own) == [KIB, 0] * 5 + [KIB, 2 * KIB, 0]
+    assert own.static[0].gradient_bytes == KIB
+
+
+def test_half_precision_weights_get_gradients_of_float32():
+    """One weight of 1 KiB with 512 numbers: 2 KiB for the optimizer, of which 1 KiB is there."""
+    step = captured()
+    half = TensorType((512,), "float16", KIB)
+    forward = [replace(made, outputs=(half,)) if made.op == "Load" else made for made in with_gradients().forward]
+    step = replace(step, graph=replace(with_gradients(), forward=tuple(forward)))
+    own = StepModel(step, CostTable(device()), SETTINGS)
+    assert own.layout.closing_bytes == (KIB,)
+    assert gradient_bytes(own) == [KIB, 2 * KIB, 3 * KIB, 5 * KIB, 0]
+
+
+def test_memory_ends_at_the_static_level_and_is_never_negative():
+    for own in (model(), model(sharding=CUT_BY_4), model(num_micro_batches=3), model(casts=True)):
+        for policy in (Policy(True), Policy(True, layer_recompute=ALL_LAYERS)):
+            profile = profile_memory(simulate(own.program(policy)), 0)
+            assert (profile.by_kind_bytes >= 0).all()
+            assert (profile.by_kind_bytes[:, -1] == 0).all()
+
+
+def test_zero_bubble_v_computes_gradients_of_weights_apart():
+    """Two stages of two layers; stage 1 has layers 1 and 2, the turn of the V.
+
+    Its micro-batch 3 is cut in both chunks, the others are not: per layer 5 operators of backward, one of them `dw`.
+    """
+    step = replace(captured(4), graph=with_gradients())
+    pipeline = Pipeline(2, 2, 0, "zero_bubble_v")
+    own = StepModel(step, CostTable(device()), replace(SETTINGS, pipeline=pipeline, num_micro_batches=4))
+    program = own.program(KEEP_ALL)
+    check_program(program)
+    stage = np.arange(program.stage_starts[1], program.stage_starts[2])
+    is_last = stage[(program.ops.micro_batch[stage] == 3) & (program.ops.kind[stage] == OpKind.BACKWARD)]
+    labels = [str(program.labels[label]) for label in program.ops.label[is_last]]
+    # Layers are 2 and 1; mul, gelu, matmul, add of each, then the two products that were left.
+    each = ["mul", "mlp.gelu", "mlp.matmul", "add"]
+    assert labels == [*each, *each, "mlp.matmul", "mlp.matmul"]
+    # `dw` reads the gradient of gelu, which is there until then.
+    profile = profile_memory(simulate(program), 1)
+    assert (profile.by_kind_bytes >= 0).all() and (profile.by_kind_bytes[:, -1] == 0).all()
+    (begins, ends) = interval_times(simulate(program))
+    intervals = program.intervals
+    gelu = (intervals.stage == 1) & (intervals.label == program.labels.index(("mlp.gelu",)))
+    is_made_back = gelu & (intervals.kind == MemoryKind.TRANSIENT) & np.isin(intervals.begin, is_last)
+    assert sorted(intervals.end[is_made_back]) == sorted(is_last[-2:])
+    assert (begins[is_made_back] < ends[is_made_back]).all()
+
+
+def test_tensors_are_aligned():
+    # 1 KiB in pieces of 768 bytes: 1536.
+    own = StepModel(replace(captured(), graph=with_gradients()), CostTable(device(pool_alignment_bytes=768)), SETTINGS)
+    assert gradient_bytes(own)[0] == 1536
+    assert own.simulate(Policy(True)).activation_bytes[0] % 768 == 0

@@ -1,0 +1,43 @@
+"""Compiled loops work where nothing can be kept on disk."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from mindswap.simulator.jit import compiled
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_function_without_a_file_is_compiled_all_the_same():
+    # Numba finds no place to keep code whose source is in no file, and raises if asked to keep it.
+    names = {}
+    exec(compile("def double(number):\n    return 2 * number\n", "<nowhere>", "exec"), names)
+    double = compiled(names["double"])
+    assert double(21) == 42
+    assert double.signatures  # compiled, not interpreted
+
+
+def test_what_an_earlier_version_left_on_disk_is_made_anew(tmp_path):
+    """Its index names a class that is gone: numba itself fails with an AttributeError."""
+    program = """
+from typing import NamedTuple
+from mindswap.simulator.jit import compiled
+
+class {name}(NamedTuple):
+    number: int
+
+@compiled
+def double(pair):
+    return 2 * pair.number
+
+print(double({name}(21)), list(double.stats.cache_hits.values()))
+"""
+    for name, found in (("Early", "42 []"), ("Early", "42 [1]"), ("Later", "42 []"), ("Later", "42 [1]")):
+        (tmp_path / "kept.py").write_text(program.format(name=name))
+        result = subprocess.run(
+            [sys.executable, "-c", "import kept"], cwd=tmp_path, capture_output=True, text=True, check=True,
+            env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}", "NUMBA_CACHE_DIR": str(tmp_path / "nb")},
+        )  # fmt: skip
+        assert result.stdout.strip() == found

@@ -1,0 +1,36 @@
+"""Weights and gradients of the stages of `steps.py`, by hand."""
+
+from mindswap.config.pipeline import Pipeline
+from mindswap.policy.model import Policy
+from tests.graph.builders import KIB
+from tests.simulator.steps import model
+
+NUM_LAYERS = 6
+MODEL = model(NUM_LAYERS)
+KEEP_ALL = Policy(True)
+
+
+def test_static_memory_is_that_of_the_weights_of_each_stage():
+    # The one weight is the embedding table: 1 KiB of float32, two states of AdamW.
+    (static,) = MODEL.static
+    assert (static.parameter_bytes, static.gradient_bytes, static.optimizer_bytes) == (KIB, 0, 2 * KIB)
+    first, second = model(NUM_LAYERS, pipeline=Pipeline(num_stages=2), num_micro_batches=2).static
+    assert (first.parameter_bytes, second.total_bytes) == (KIB, 0)
+    assert first.gradient_bytes == KIB  # summed up over micro-batches
+
+
+def test_terms_by_name():
+    # The weight has 256 numbers in float32. Scaled 8 bytes each, checked 4; clipped only if asked for. One micro-batch:
+    # nothing to add up.
+    names = {term.name: term.duration_ns for term in MODEL.simulate(KEEP_ALL).terms}
+    assert list(names) == ["gradient accumulation", "gradient scaling", "overflow check", "optimizer"]
+    assert names["gradient accumulation"] == 0 < names["gradient scaling"]
+    clipped = model(NUM_LAYERS, is_clipping=True, is_state_offloaded=True).simulate(KEEP_ALL).terms
+    assert [term.name for term in clipped][3:] == ["gradient clipping", "optimizer", "optimizer states, copied"]
+
+
+def test_accumulation_counts_each_micro_batch_of_the_step():
+    two = model(NUM_LAYERS, num_micro_batches=2, is_accumulating=True)
+    terms = {term.name: term.duration_ns for term in two.simulate(KEEP_ALL).terms}
+    short = two.with_micro_batches(1)
+    assert terms["gradient accumulation"] == 2 * short.terms(short.simulate(KEEP_ALL).timeline)[0].duration_ns > 0

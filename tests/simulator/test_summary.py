@@ -1,0 +1,134 @@
+"""Figures of a simulated step; the times of the small one are worked out in `simulated.py`."""
+
+from dataclasses import replace
+
+import numpy as np
+
+from mindswap.simulator.engine import simulate
+from mindswap.simulator.host import host_bytes_per_node
+from mindswap.simulator.program import MemoryKind
+from mindswap.simulator.summary import group_layer_rows, measure_layers
+from mindswap.simulator.summary_model import Cause, Holder, LayerRow, Moment
+from mindswap.simulator.timeline import StallCause
+from tests.report.simulated import GIB, MIB, MS, large_program, pipeline_report, report_of, small_report
+from tests.simulator.builders import Span, program_of
+
+
+def test_the_step_and_what_it_yields():
+    report = small_report()
+    assert report.step_time_ns == 25 * MS  # 20 of operators, 5 of the optimizer
+    assert report.tokens_per_s == 4096 / 0.025
+    assert report.mfu == 0.4  # 1e12 of the 2.5e12 that 1e14 per second do in 25 ms
+    assert report.peak_bytes == 4 * GIB + 64 * MIB
+    assert report.fits is True
+    assert small_report(budget_bytes=4 * GIB).fits is False
+    assert small_report(budget_bytes=None).fits is None
+
+
+def test_tokens_are_per_card_and_flops_of_all_cards():
+    report = small_report(num_cards=8)
+    assert report.tokens_per_s == 4096 / 0.025 / 8
+    assert report.mfu == 0.05
+
+
+def test_the_time_of_a_stage_is_compute_and_waiting():
+    (stage,) = small_report().stages
+    assert (stage.compute_ns, stage.copy_out_ns, stage.copy_in_ns) == (12 * MS, 3 * MS, 5 * MS)
+    assert (stage.communication_ns, stage.bubble_ns, stage.recompute_ns) == (0, 0, 0)
+    assert stage.swapped_bytes == 64 * MIB
+    assert (stage.offload_busy_ns, stage.prefetch_busy_ns) == (3 * MS, 5 * MS)
+
+
+def test_host_memory_is_taken_from_copy_out_to_the_end_of_copy_in():
+    assert small_report().stages[0].host_bytes == 64 * MIB
+
+
+def test_the_peak_has_a_moment_and_holders():
+    (stage,) = small_report().stages
+    assert stage.moment == Moment(0, "forward", 0, 0, "ffn Mul")
+    assert stage.holders == (Holder("ffn Mul", MemoryKind.OFFLOADING, 64 * MIB, 1, (0,)),)
+
+
+def test_causes_of_waiting_are_sorted_by_time():
+    assert small_report().causes == (
+        Cause("ffn Mul", StallCause.COPY_IN, (0,), 5 * MS),
+        Cause("ffn Mul", StallCause.COPY_OUT, (0,), 3 * MS),
+    )
+
+
+def test_one_row_per_layer():
+    assert small_report().layers == (
+        LayerRow(0, 0, 0, 64 * MIB, 0, 1, 2 * MS, 4 * MS, 0, 8 * MS),
+        LayerRow(1, 0, 32 * MIB, 0, 0, 0, 2 * MS, 4 * MS, 0, 0),
+    )
+
+
+def test_what_never_comes_back_is_not_swapped():
+    step = small_report().timeline
+    copies = replace(step.program.copies, in_ns=np.zeros_like(step.program.copies.in_ns))
+    first, _ = measure_layers(replace(step, program=replace(step.program, copies=copies)))
+    assert (first.swapped_bytes, first.num_copies, first.out_only_bytes) == (0, 0, 64 * MIB)
+
+
+def test_a_stage_that_waits_for_another_has_a_bubble():
+    first, second = pipeline_report().stages
+    # 64 ms each; 30 ms of operators. Sends and receives run beside compute, waiting for them is no compute.
+    assert (first.compute_ns, first.bubble_ns, first.communication_ns) == (30 * MS, 34 * MS, 0)
+    assert (second.compute_ns, second.bubble_ns, second.communication_ns) == (30 * MS, 34 * MS, 0)
+
+
+def test_the_peak_is_of_the_stage_that_needs_most():
+    report = pipeline_report()
+    assert report.peak_stage.stage == 0
+    assert report.peak_bytes == 4 * GIB + 8 * MIB
+
+
+def test_layers_of_all_micro_batches_and_stages():
+    report = report_of(large_program(num_stages=2, num_micro_batches=3, num_layers=4, num_ops=6))
+    assert [(row.layer, row.stage) for row in report.layers] == [(layer, layer // 4) for layer in range(8)]
+    assert {row.num_copies for row in report.layers} == {3}  # of one micro-batch
+    assert sum(row.exposed_ns for row in report.layers) == sum(cause.exposed_ns for cause in report.causes) > 0
+    assert sum(stage.exposed_copy_ns for stage in report.stages) == sum(row.exposed_ns for row in report.layers)
+    for stage in report.stages:
+        waits = stage.copy_out_ns + stage.copy_in_ns + stage.communication_ns + stage.bubble_ns
+        assert stage.compute_ns + waits == report.timeline.step_time_ns
+
+
+def test_what_is_outside_the_layers_has_a_row_per_stage():
+    program = program_of(
+        "F3 F10 B20", "F5 F7 B1", spans=[Span(8, 1, 2), Span(9, 4, 5, stage=1), Span(4, 2, 2, MemoryKind.RECOMPUTED)]
+    )
+    program = replace(
+        program,
+        ops=replace(program.ops, layer=np.array([-1, 0, 0, 1, -1, 1], np.int32)),
+        intervals=replace(program.intervals, layer=np.array([0, -1, 0], np.int32)),
+    )
+    rows = [
+        (row.layer, row.stage, row.kept_bytes, row.recomputed_bytes, row.forward_ns, row.backward_ns)
+        for row in measure_layers(simulate(program))
+    ]
+    assert rows == [(0, 0, 8, 4, 10, 20), (1, 1, 0, 0, 5, 1), (-1, 0, 0, 0, 3, 0), (-1, 1, 9, 0, 7, 0)]
+
+
+def test_equal_layers_are_one_group_with_all_their_waiting():
+    rows = [
+        LayerRow(0, 0, 5, 0, 0, 0, 1, 2, 0, 10),
+        LayerRow(1, 0, 5, 0, 0, 0, 1, 2, 0, 20),
+        LayerRow(2, 1, 7, 0, 0, 0, 1, 2, 0, 40),
+        LayerRow(-1, 0, 5, 0, 0, 0, 1, 2, 0, 0),
+        LayerRow(-1, 1, 5, 0, 0, 0, 1, 2, 0, 0),
+    ]
+    assert [(group.name, group.exposed_ns) for group in group_layer_rows(rows)] == [
+        ("layers 0-1", 30),
+        ("layer 2", 40),
+        ("outside the layers, stage 0", 0),
+        ("outside the layers, stage 1", 0),
+    ]
+
+
+def test_host_memory_of_a_node_is_that_of_its_cards():
+    # Stages 0 and 1 have 4 cards each, a node has 8: 4 * 3 + 4 * 1.
+    assert host_bytes_per_node([3, 1], num_cards=8, num_cards_per_node=8) == 16
+    # 8 cards each: the first node is all stage 0.
+    assert host_bytes_per_node([3, 1], num_cards=16, num_cards_per_node=8) == 24
+    assert host_bytes_per_node([3], num_cards=2, num_cards_per_node=8) == 6

@@ -1,0 +1,137 @@
+"""A folder with a stub training, and the real command running in it."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mindswap.cli import main
+
+ROOT = Path(__file__).parents[3]
+GIB = 1 << 30
+CONFIG = """\
+# A comment of the user.
+output_dir: './output'
+run_mode: train
+context: {device_target: CPU}
+callbacks:
+  - type: CheckpointMonitor
+model: {model_config: {num_layers: 4}}
+recompute_config: {recompute: False}
+swap_config: {swap: False}
+"""
+# The stand-in planner: recompute-all is said to be faster and larger, so that it is what a plan is loosened to.
+POLICIES = [["keep", 2 * GIB, 400_000_000], ["recompute", 3 * GIB, 100_000_000]]
+
+
+def wait_for(condition, timeout_s=60):
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert found
+    return found
+
+
+class Place:
+    """The folder of one test."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        (folder / "mindswap").mkdir()
+        # What the stub does not replace is of the real package.
+        (folder / "mindswap" / "__init__.py").write_text(f"__path__.append({str(ROOT / 'mindswap')!r})\n")
+        stub = (Path(__file__).parent / "stub_training.py").read_text()
+        (folder / "mindswap" / "__main__.py").write_text(stub)
+        (folder / "c.yaml").write_text(CONFIG)
+        self.stub = {"num_steps": 12, "step_s": 0.02, "save_every": 2}
+        self.run_dir = folder / "run"
+        self.environment = {}
+
+    def start(self, *options, policies=POLICIES, command=("--config", "c.yaml"), memory="4GiB"):
+        words = ["--memory", memory, "--run-dir", str(self.run_dir), "--measured-steps", "4", *options]
+        return self.start_words("--adaptive-memory-optimization", *words, "--", *command, policies=policies)
+
+    def start_words(self, *words, policies=POLICIES):
+        path = [str(ROOT), *filter(None, [self.environment.get("EXTRA_PATH")])]
+        environment = {**os.environ, **self.environment, "PYTHONPATH": ":".join(path), "STUB": json.dumps(self.stub)}
+        environment.setdefault("POLL_S", "0.05")
+        runner = str(Path(__file__).parent / "run_by_hand.py")
+        return subprocess.Popen(
+            [sys.executable, runner, json.dumps(policies), *words],
+            cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )  # fmt: skip
+
+    def run(self, *options, timeout_s=120, **arguments):
+        """Exit code and output."""
+        return finish(self.start(*options, **arguments), timeout_s)
+
+    def workers(self):
+        """Processes of the run, from the marker in their environment."""
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                words = (place / "environ").read_bytes().split(b"\0")
+                if f"MINDSWAP_ADAPTIVE_RUN={self.run_dir}".encode() in words:
+                    state = (place / "stat").read_text().rpartition(")")[2].split()[0]
+                    found += [(int(place.name), dict(w.split(b"=", 1) for w in words if b"=" in w))] * (state != "Z")
+            except OSError:
+                pass
+        return found
+
+    def guardians(self, process):
+        """Processes that were forked from this one and are no longer its children: its command line, another parent."""
+        words = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+        found = []
+        for place in Path("/proc").glob("[0-9]*"):
+            try:
+                parent = int((place / "stat").read_text().rpartition(")")[2].split()[1])
+                if (place / "cmdline").read_bytes() == words and process.pid not in (int(place.name), parent):
+                    found.append(int(place.name))
+            except OSError:
+                pass
+        return found
+
+    def log(self, attempt=1, worker=0):
+        path = self.run_dir / f"attempt_{attempt}" / f"worker_{worker}.log"
+        return path.read_text() if path.exists() else ""
+
+    def steps(self, attempt=1):
+        """First and last step of an attempt."""
+        found = [int(part.split("/")[0]) for part in self.log(attempt).split("step:[")[1:]]
+        return found[0], found[-1]
+
+    def status(self):
+        """What `mindswap status --json` prints."""
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert main(["status", "--json", str(self.run_dir)]) == 0
+        return json.loads(printed.getvalue())
+
+    def outcomes(self):
+        return [attempt["outcome"] for attempt in self.status()["attempts"]]
+
+
+def finish(process, timeout_s=120):
+    try:
+        out, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        raise
+    assert "Traceback" not in out and "a bug" not in out, out
+    return process.returncode, out
+
+
+@pytest.fixture
+def place(tmp_path):
+    place = Place(tmp_path)
+    yield place
+    left = place.workers()
+    for pid, _ in left:
+        os.kill(pid, signal.SIGKILL)
+    assert not left, "the run left processes behind"

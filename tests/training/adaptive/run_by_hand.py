@@ -1,0 +1,32 @@
+"""`mindswap run --adaptive-memory-optimization` with the stand-in planner: python run_by_hand.py POLICIES WORDS...
+
+POLICIES is JSON: [[name, peak_bytes, step_time_ns], ...].
+"""
+
+import json
+import os
+import sys
+import time
+from functools import partial
+
+from mindswap import cli
+from mindswap.commands import adaptive
+from mindswap.training.adaptive import workers
+from mindswap.training.launch.processes import stop_descendants
+from tests.training.adaptive import policies
+
+if __name__ == "__main__":
+    makers = {"keep": policies.keep_all, "swap": policies.swap_default, "recompute": policies.recompute_all}
+    table = [makers[name](peak, time_ns) for name, peak, time_ns in json.loads(sys.argv[1])]
+    plan = policies.planner_of(table)
+
+    def plan_slowly(*arguments):
+        time.sleep(float(os.environ.get("SLOW_PLAN_S", "0")))
+        return plan(*arguments)
+
+    adaptive.AdaptiveRun = partial(adaptive.AdaptiveRun, poll_s=float(os.environ.get("POLL_S", "1")))
+    # As patient as a stub needs: it dies at once, and its last lines are there at once.
+    workers.DRAIN_S = 0.3
+    workers.stop_descendants = partial(stop_descendants, grace_s=1.5)
+    adaptive.find_planner = lambda run_dir: plan_slowly
+    sys.exit(cli.main(["run", *sys.argv[2:]]))

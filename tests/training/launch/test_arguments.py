@@ -1,0 +1,106 @@
+import pytest
+
+from mindswap.errors import LaunchError
+from mindswap.training.launch.arguments import Job, parse_arguments
+
+ORDER = "run_mindformer.py --config x.yaml"
+
+
+@pytest.mark.parametrize(
+    ("words", "job"),
+    [
+        ([], Job(ORDER)),
+        (["4"], Job(ORDER, num_workers=4, num_local_workers=4)),
+        (["1"], Job(ORDER, num_workers=1, num_local_workers=1)),
+        (
+            ["4", "8200", "logs", "True", "60"],
+            Job(ORDER, 4, 4, master_port=8200, log_dir="logs", join=True, timeout_s=60),
+        ),
+        (
+            ["8", "8", "10.0.0.7", "8118", "0", "output/msrun", "False", "300"],
+            Job(ORDER, 8, 8, "10.0.0.7", 8118, 0, "output/msrun", False, 300),
+        ),
+        (
+            ["16", "8", "host-a", "8118", "1", "output/msrun", "False", "-1"],
+            Job(ORDER, 16, 8, "host-a", 8118, 1, "output/msrun", False, -1),
+        ),
+    ],
+)
+def test_forms(words, job):
+    assert parse_arguments([ORDER, *words]) == job
+
+
+def test_defaults_are_those_of_upstream():
+    job = parse_arguments([ORDER])
+    assert (job.num_workers, job.master_addr, job.master_port) == (8, "127.0.0.1", 8118)
+    assert (job.log_dir, job.join, job.timeout_s) == ("output/msrun_log", False, 7200)
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_local", "node", "ranks"),
+    [(8, 8, 0, range(8)), (16, 8, 1, range(8, 16)), (16, 8, -1, range(8))],
+)
+def test_ranks_of_this_machine(num_workers, num_local, node, ranks):
+    assert Job("x", num_workers, num_local, node_rank=node).ranks == ranks
+
+
+@pytest.mark.parametrize("count", [0, 3, 4, 5, 7, 8, 10])
+def test_other_counts_are_refused(count):
+    with pytest.raises(LaunchError, match=f"^{count} arguments\n    allowed: 1, 2, 6 or 9"):
+        parse_arguments(["1"] * count)
+
+
+NINE = dict(
+    EXECUTE_ORDER=ORDER, WORKER_NUM="8", LOCAL_WORKER="4", MASTER_ADDR="h", MASTER_PORT="8118",
+    NODE_RANK="0", LOG_DIR="logs", JOIN="True", CLUSTER_TIME_OUT="60",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        ("EXECUTE_ORDER", " "),
+        ("WORKER_NUM", "0"),
+        ("WORKER_NUM", "8.0"),
+        ("WORKER_NUM", "٨"),
+        ("WORKER_NUM", ""),
+        ("LOCAL_WORKER", "all"),
+        ("LOCAL_WORKER", "-4"),
+        ("MASTER_ADDR", ""),
+        ("MASTER_PORT", "80"),
+        ("MASTER_PORT", "65536"),
+        ("MASTER_PORT", "8118 "),
+        ("NODE_RANK", "-2"),
+        ("NODE_RANK", "first"),
+        ("LOG_DIR", ""),
+        ("JOIN", "true"),
+        ("JOIN", "1"),
+        ("CLUSTER_TIME_OUT", "5min"),
+        ("CLUSTER_TIME_OUT", "9" * 20),
+    ],
+)
+def test_wrong_words_are_named(name, word):
+    with pytest.raises(LaunchError, match="(?s)^" + name + " is .*allowed: "):
+        parse_arguments(list({**NINE, name: word}.values()))
+
+
+@pytest.mark.parametrize(
+    ("total", "local", "node", "message"),
+    [
+        ("4", "8", "0", "LOCAL_WORKER is 8, WORKER_NUM is 4"),
+        ("12", "8", "1", "the same number of workers on every machine"),
+        ("16", "8", "2", "NODE_RANK is 2\n    allowed: 0 to 1"),
+        ("8", "8", "1", "NODE_RANK is 1\n    allowed: a larger WORKER_NUM, or 0"),
+    ],
+)
+def test_counts_that_do_not_fit_together(total, local, node, message):
+    with pytest.raises(LaunchError, match=message):
+        parse_arguments(list({**NINE, "WORKER_NUM": total, "LOCAL_WORKER": local, "NODE_RANK": node}.values()))
+
+
+def test_all_problems_come_at_once():
+    with pytest.raises(LaunchError) as error:
+        parse_arguments(["x", "a", "1", "l", "yes", "b"])
+    assert [line.split()[0] for line in str(error.value).splitlines() if not line.startswith(" ")] == [
+        "WORKER_NUM", "MASTER_PORT", "JOIN", "CLUSTER_TIME_OUT",
+    ]  # fmt: skip

@@ -1,0 +1,43 @@
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mindswap.training.logs.steps import LoggedStep, StepScanner
+from tests.training.logs.samples import STEP, info, log_text, scan
+
+LINES = [info(STEP.format(step=step)) for step in (1, 2, 3)]
+
+
+def fed(text, size=1 << 20):
+    data, scanner = text.encode(), StepScanner()
+    for start in range(0, len(data), size):
+        scanner.feed(data[start : start + size])
+    return scanner
+
+
+def test_the_first_step_compiles_and_is_no_measure():
+    scanner = fed("".join(LINES))
+    assert scanner.last == LoggedStep(3, 40)
+    assert list(scanner.times_ns) == [309_000_000] * 2
+
+
+def test_steps_count_over_epochs():
+    """Epoch 2 of 3 with 40 steps each: step 5 is number 45 of 120."""
+    assert fed("{ Epoch:[  2/  3], step:[    5/   40], loss:[1.0/1.0]\n").last == LoggedStep(45, 120)
+
+
+def test_a_line_without_an_end_does_not_count_yet():
+    text = "".join(LINES)
+    assert fed(text[:-1]).last == LoggedStep(2, 40)
+
+
+@given(st.integers(1, 400))
+def test_blocks_of_any_size_give_the_same(size):
+    text = "".join(["noise " * 60 + "\n", *LINES, "x" * 10_000 + "\n", *LINES])
+    assert list(fed(text, size).times_ns) == [309_000_000] * 5
+
+
+def test_a_report_while_training_is_the_peak():
+    text = log_text(end=[info("mindswap: peak memory 1000 bytes used, 3000 bytes reserved"),
+                         info("mindswap: peak memory 2000 bytes used, 2500 bytes reserved")])  # fmt: skip
+    memory = scan(text).memory
+    assert (memory.used_peak_bytes, memory.actual_peak_bytes) == (2000, 3000)
